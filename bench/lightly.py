@@ -24,7 +24,7 @@ from fastsiam.console import Console
 from fastsiam.distributed import Place, StopSignals
 from fastsiam.environment import environment
 from fastsiam.errors import FastSiamError, TrainingError
-from fastsiam.files import explained, write_json, written_for_user
+from fastsiam.files import atomic_write_for_user, os_errors_as, write_json
 from fastsiam.interchange import weight_files
 from fastsiam.interchange.export import plain_content
 from fastsiam.interchange.pretrained import Input, Pretrained
@@ -70,7 +70,7 @@ def train(config: TrainConfig, recipe: str, *, loader: str = "lightly") -> dict[
         FastSiamError: the folder cannot be written, or has an unfinished run with other settings.
     """
     out, optim, seed = Path(config.run.out), config.optim, config.numerics.seed
-    with explained(FastSiamError, f"cannot write {out}"):
+    with os_errors_as(FastSiamError, f"cannot write {out}"):
         out.mkdir(parents=True, exist_ok=True)
     use_gpu = config.run.device != "cpu" and torch.cuda.is_available()
     device = torch.device("cuda" if use_gpu else "cpu")
@@ -135,7 +135,7 @@ def _train_epochs(step: Step, batches: Any, config: TrainConfig) -> dict[str, An
             raise TrainingError(f"the loss is {loss} in epoch {epoch + 1}: lower --lr")
         state["losses"] += [loss]
         console.say(f"epoch {epoch + 1}/{epochs}: loss {loss:.4f}")
-        with written_for_user(path) as temporary:
+        with atomic_write_for_user(path) as temporary:
             torch.save({"config": config.to_dict(), **step.state(), **state}, temporary)
     path.unlink(missing_ok=True)
     return state
@@ -147,7 +147,7 @@ def _unfinished(path: Path, config: TrainConfig, step: Step) -> dict[str, Any]:
     Raises:
         FastSiamError: its file cannot be read, or it had other settings.
     """
-    with explained(FastSiamError, f"cannot read {path}"):
+    with os_errors_as(FastSiamError, f"cannot read {path}"):
         state: dict[str, Any] = torch.load(path, map_location=step.device, weights_only=True)
     if changed := differences(TrainConfig.from_dict(state.pop("config")), config):
         raise FastSiamError(

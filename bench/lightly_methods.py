@@ -37,7 +37,7 @@ Views = Sequence[Tensor]
 """Views of a batch: (N, 3, S, S) each, normalised."""
 
 
-class Composed(nn.Module, ABC):
+class LightlyMethod(nn.Module, ABC):
     """A run's method, built from lightly's components."""
 
     settings: tuple[str, ...] = ()
@@ -71,7 +71,7 @@ class Composed(nn.Module, ABC):
         return heads.ProjectionHead([*blocks, (widths[-1], method.dim, last, None)])
 
 
-class SimSiam(Composed):
+class SimSiam(LightlyMethod):
     """SimSiam, or FastSiam if there are more than two views."""
 
     settings = "projector_dim", "predictor_dim", "predictor_lr"
@@ -92,7 +92,7 @@ class SimSiam(Composed):
         return torch.stack(losses).mean()
 
 
-class SimCLR(Composed):
+class SimCLR(LightlyMethod):
     """SimCLR."""
 
     settings = "projector_dim", "temperature", "predictor_dim"
@@ -108,7 +108,7 @@ class SimCLR(Composed):
         return loss
 
 
-class MoCoV2(Composed):
+class MoCoV2(LightlyMethod):
     """MoCo v2, symmetrised: each view is a query whose key is the other view.
 
     The loss is called once for both, so no query is compared with its own batch's keys in the bank.
@@ -141,7 +141,7 @@ class MoCoV2(Composed):
         return keys
 
 
-class BYOL(Composed):
+class BYOL(LightlyMethod):
     """BYOL, with four times the loss of lightly's examples, to match the gradients of the paper.
 
     The paper sums 2 - 2 cos over both directions. The examples take the mean of -cos, which would
@@ -170,7 +170,7 @@ class BYOL(Composed):
         return 2 * loss
 
 
-class SwAV(Composed):
+class SwAV(LightlyMethod):
     """SwAV: prototype assignments of the first two views are predicted from all other views."""
 
     settings = (
@@ -206,7 +206,7 @@ class SwAV(Composed):
         return loss.squeeze()
 
 
-COMPOSED: dict[str, type[Composed]] = {
+COMPOSED: dict[str, type[LightlyMethod]] = {
     "simsiam": SimSiam,
     "fastsiam": SimSiam,
     "simclr": SimCLR,
@@ -217,7 +217,7 @@ COMPOSED: dict[str, type[Composed]] = {
 """The methods that can be built from lightly's components, by name."""
 
 
-def composed(config: TrainConfig, *, steps_per_epoch: int) -> Composed:
+def composed(config: TrainConfig, *, steps_per_epoch: int) -> LightlyMethod:
     """Build a run's method from lightly's components; the caller seeds torch first.
 
     Raises:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from fastsiam.environment import environment
 from fastsiam.errors import DataError
-from fastsiam.files import explained, parsed_json, written_whole
+from fastsiam.files import atomic_write, os_errors_as, parse_json
 from fastsiam.pipelines.backends import BASELINE
 
 Thing = TypeVar("Thing")
@@ -178,7 +178,7 @@ def write(path: Path, records: Sequence[Record]) -> None:
         DataError: the file cannot be written.
     """
     lines = ",\n".join(json.dumps(asdict(one)) for one in records)
-    with explained(DataError, f"cannot write {path}"), written_whole(path) as temporary:
+    with os_errors_as(DataError, f"cannot write {path}"), atomic_write(path) as temporary:
         temporary.write_text(f"[\n{lines}\n]\n")
 
 
@@ -190,8 +190,8 @@ def read(path: Path) -> list[Record]:
     """
     known = {f.name for f in fields(Record)}
     try:
-        with explained(DataError, f"cannot read {path}"):
-            found = parsed_json(path.read_text())
+        with os_errors_as(DataError, f"cannot read {path}"):
+            found = parse_json(path.read_text())
         records = [Record(**{k: v for k, v in one.items() if k in known}) for one in found]
     except (ValueError, TypeError, AttributeError):
         records = []

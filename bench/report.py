@@ -16,7 +16,7 @@ from fastsiam.bench.finding import finding
 from fastsiam.bench.records import Record, grouped, read
 from fastsiam.bench.tables import caption, differences, rows_of, table
 from fastsiam.errors import DataError
-from fastsiam.files import explained, values_used, written_whole
+from fastsiam.files import atomic_write, os_errors_as, value_errors_as_data_error
 from fastsiam.report.drawing import png
 from fastsiam.report.page import Figure, Section, Table, flat, render, text_of
 from fastsiam.study import record as studies_of
@@ -46,7 +46,7 @@ def write_report(files: Sequence[Path], out: Path) -> list[Path]:
     pictures: dict[str, bytes] = {}
     sections, tables, facts = [], [], []
     for number, (file, run) in enumerate(zip(files, runs, strict=True), 1):
-        with values_used(file):
+        with value_errors_as_data_error(file):
             prefix = f"{number}-{plain_name(file.stem)}-" if len(files) > 1 else ""
             for case, records in grouped(run, lambda one: one.case).items():
                 figure = chart(records)
@@ -62,9 +62,9 @@ def write_report(files: Sequence[Path], out: Path) -> list[Path]:
             facts.append(f"{machine['cpu']}; fastsiam {machine['fastsiam']}; {run[0].date}")
     whole = render("fastsiam bench", " / ".join(dict.fromkeys(facts)), sections)
     written = {"index.html": whole.encode(), "tables.md": "\n".join(tables).encode(), **pictures}
-    with explained(DataError, f"cannot write the report to {out}"):
+    with os_errors_as(DataError, f"cannot write the report to {out}"):
         for name, content in written.items():
-            with written_whole(out / name) as temporary:
+            with atomic_write(out / name) as temporary:
                 temporary.write_bytes(content)
     return [out / name for name in written]
 
@@ -89,7 +89,7 @@ def renew(readme: Path, root: Path) -> list[str]:
         DataError: a file or a case is missing, or a marker is not closed. Nothing is changed.
     """
     try:
-        with explained(DataError, f"cannot read {readme}"):
+        with os_errors_as(DataError, f"cannot read {readme}"):
             before = readme.read_text("utf-8")
     except UnicodeDecodeError as error:
         raise DataError(f"{readme} is not UTF-8 text") from error
@@ -102,7 +102,7 @@ def renew(readme: Path, root: Path) -> list[str]:
             raise DataError(f"{place}: not a table marker, or not closed: {found[1]}")
         kind, path, case, rows = opening.groups()
         renewed.append(f"{path} {case}" if case else path)
-        with values_used(root / path):
+        with value_errors_as_data_error(root / path):
             if kind == "study":
                 block = studies.as_markdown(studies_of.read_record(root / path))
             elif kind == "soak":
@@ -117,7 +117,7 @@ def renew(readme: Path, root: Path) -> list[str]:
     if 2 * len(renewed) != len(re.findall(r"^<!-- /?(?:bench|study|soak)\b", before, re.M)):
         raise DataError(f"{readme}: a table marker is not closed, or not opened")
     if after != before:
-        with explained(DataError, f"cannot write {readme}"), written_whole(readme) as temporary:
+        with os_errors_as(DataError, f"cannot write {readme}"), atomic_write(readme) as temporary:
             temporary.write_text(after, "utf-8")
     return renewed
 

@@ -28,7 +28,7 @@ from fastsiam.errors import BackendError
 from fastsiam.pipelines.backends import BACKENDS, BASELINE
 from fastsiam.pipelines.workers import count as count_workers
 from fastsiam.run.records import check_targets
-from fastsiam.signals import leave_at_once, stops_handled
+from fastsiam.signals import exit_immediately, handle_stop_signals
 
 _REPEATS, _FEW_REPEATS = 5, 3
 """Default number of repeats; ``all`` uses the smaller one."""
@@ -91,7 +91,7 @@ class Session:
         return torch.cuda.device_count() if self.gpu else 2
 
     @property
-    def more_of_small_views(self) -> int:
+    def small_view_factor(self) -> int:
         """Factor by which there are more images if views are smaller than 224 pixels."""
         return max(1, min(16, (224 // self.config.augment.crop) ** 2))
 
@@ -100,7 +100,7 @@ class Session:
 
         Unless ``--images`` is given, all workers get the same number of batches.
         """
-        few = (4096 if self.gpu else 512) * self.more_of_small_views
+        few = (4096 if self.gpu else 512) * self.small_view_factor
         one_each = self.workers * batch
         shared = min(_FOR_EACH_WORKER * one_each, _FOR_EACH_WORKER * few)
         wanted = self.config.images or math.ceil(max(few, shared) / one_each) * one_each
@@ -185,9 +185,9 @@ def session(config: BenchConfig) -> Iterator[Session]:
     check_devices(RunConfig(device=config.device))
     gpu = config.device != "cpu" and torch.cuda.is_available()
     with (
-        stops_handled(
+        handle_stop_signals(
             lambda number: sys.exit(128 + number),
-            again=leave_at_once,
+            again=exit_immediately,
             numbers=[signal.SIGTERM, signal.SIGHUP],
         ),
         tempfile.TemporaryDirectory(prefix="fastsiam-bench-") as folder,

@@ -33,11 +33,11 @@ from fastsiam.bench.records import circumstances
 from fastsiam.config import Pipeline
 from fastsiam.console import Console, duration
 from fastsiam.errors import BackendError, CheckpointError, DataError, FastSiamError
-from fastsiam.files import explained, parsed_json, write_json
+from fastsiam.files import os_errors_as, parse_json, write_json
 from fastsiam.pipelines.backends import BACKENDS, CEILING
 from fastsiam.report.markdown import markdown
 from fastsiam.run.records import check_targets
-from fastsiam.signals import stops_handled
+from fastsiam.signals import handle_stop_signals
 
 _IMAGES = 96
 _PATIENCE = 180.0
@@ -339,7 +339,7 @@ def soak(config: SoakConfig) -> Path:
         )
     with (
         # A second signal is ignored: killing the runs and deleting their folder is quick.
-        stops_handled(lambda number: sys.exit(128 + number), again=lambda _: None),
+        handle_stop_signals(lambda number: sys.exit(128 + number), again=lambda _: None),
         tempfile.TemporaryDirectory(prefix="fastsiam-soak-") as folder,
     ):
         work = Soak(config, Path(folder), began + 60 * config.minutes)
@@ -361,10 +361,10 @@ def read_record(path: Path) -> dict[str, Any]:
     Raises:
         DataError: the file is missing, or is not a record of a soak.
     """
-    with explained(DataError, f"cannot read {path}"):
+    with os_errors_as(DataError, f"cannot read {path}"):
         text = path.read_text()
     with contextlib.suppress(ValueError):
-        record = parsed_json(text)
+        record = parse_json(text)
         if isinstance(record, dict) and record.keys() >= _KEYS:
             return record
     raise DataError(f"{path} holds no record of fastsiam bench soak")

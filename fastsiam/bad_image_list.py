@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fastsiam.config.setting import checked
 from fastsiam.errors import CheckpointError
-from fastsiam.files import parsed_json, quoted
+from fastsiam.files import parse_json, quoted
 
 FILE = "bad_images.jsonl"
 """Name of the list: JSON lines with the fields of ``BadImage``."""
@@ -62,6 +62,6 @@ def parse_list(text: str) -> list[BadImage]:
         ValueError: the text is not a list of bad images.
     """
     try:
-        return [checked(BadImage, parsed_json(x), "image") for x in text.splitlines()]
+        return [checked(BadImage, parse_json(x), "image") for x in text.splitlines()]
     except TypeError as error:
         raise ValueError(f"fields are missing: {error}") from error

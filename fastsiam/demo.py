@@ -26,7 +26,7 @@ from fastsiam.config.recipes import RECIPES
 from fastsiam.console import tally
 from fastsiam.errors import DataError
 from fastsiam.evaluate.command import evaluate_knn, evaluate_linear
-from fastsiam.files import explained, require_local
+from fastsiam.files import os_errors_as, require_local
 from fastsiam.pipelines.convert.command import convert_data
 from fastsiam.report.pictures import save_picture
 from fastsiam.report.run import write_report
@@ -135,7 +135,7 @@ def make_images_once(folder: Path) -> None:
         FastSiamError: the folder cannot be written.
     """
     require_local(folder.parent)
-    with explained(DataError, f"cannot write images in {folder}"):
+    with os_errors_as(DataError, f"cannot write images in {folder}"):
         if (folder / "done").exists():
             return
         print(f"generating {len(CLASSES) * (TRAIN + VAL):,} images in {folder}", file=sys.stderr)

@@ -110,7 +110,7 @@ _NO_MEMORY = (
 system and DALI."""
 
 
-def in_a_line(name: object) -> str:
+def as_one_line(name: object) -> str:
     """Return a name for a message, escaped if it has line breaks or unprintable characters."""
     text = str(name)
     return text if text.isprintable() else repr(text)

@@ -41,7 +41,7 @@ _PROBE = 1 << 20
 
 
 @contextlib.contextmanager
-def written_whole(path: Path, *, by_many: bool = False) -> Iterator[Path]:
+def atomic_write(path: Path, *, by_many: bool = False) -> Iterator[Path]:
     """Write a file atomically: yield a temporary path, which replaces ``path`` at the end.
 
     After an error the temporary file is deleted and the old file stays. Missing parent folders are
@@ -135,7 +135,7 @@ def write_at(file: int, data: bytes | memoryview, offset: int) -> None:
 
 
 @contextlib.contextmanager
-def explained(kind: type[FastSiamError], what: str) -> Iterator[None]:
+def os_errors_as(kind: type[FastSiamError], what: str) -> Iterator[None]:
     """Convert an ``OSError`` in the block to an error with a one-line message and advice.
 
     Args:
@@ -152,7 +152,7 @@ def explained(kind: type[FastSiamError], what: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def values_used(path: Path) -> Iterator[None]:
+def value_errors_as_data_error(path: Path) -> Iterator[None]:
     """Convert errors of a block that uses values from a file, which may have been edited by hand.
 
     Raises:
@@ -192,14 +192,14 @@ def why(error: BaseException) -> str:
 
 
 @contextlib.contextmanager
-def written_for_user(path: Path) -> Iterator[Path]:
-    """Write a local file atomically, like ``written_whole``, with error messages for users.
+def atomic_write_for_user(path: Path) -> Iterator[Path]:
+    """Write a local file atomically, like ``atomic_write``, with error messages for users.
 
     Raises:
         FastSiamError: the file cannot be written.
     """
     require_local(path)
-    with explained(FastSiamError, f"cannot write {path}"), written_whole(path) as temporary:
+    with os_errors_as(FastSiamError, f"cannot write {path}"), atomic_write(path) as temporary:
         yield temporary
 
 
@@ -238,7 +238,7 @@ def tilde_hint(path: object) -> str:
     return f" (the shell did not expand ~: pass {os.path.expanduser(name)})"
 
 
-def parsed_json(
+def parse_json(
     text: str | bytes, *, table: Callable[[list[tuple[str, Any]]], Any] | None = None
 ) -> Any:
     """Parse JSON.
@@ -263,11 +263,11 @@ def write_json(path: Path, value: Any) -> None:
         FastSiamError: the file cannot be written.
     """
     text = json.dumps(value, indent=2, allow_nan=False) + "\n"
-    with written_for_user(path) as temporary:
+    with atomic_write_for_user(path) as temporary:
         temporary.write_text(text)
 
 
-def require_own(folder: Path, *, what: str, instead: str) -> None:
+def check_private_folder(folder: Path, *, what: str, instead: str) -> None:
     """Check that no other user can write to a cache of compiled code.
 
     Args:

@@ -24,7 +24,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 @contextlib.contextmanager
-def handled(
+def handle_signals(
     numbers: Iterable[signal.Signals], handler: Callable[[int, FrameType | None], object]
 ) -> Iterator[None]:
     """Handle signals within the block, except those that are ignored (nohup)."""
@@ -40,7 +40,7 @@ def handled(
 
 
 @contextlib.contextmanager
-def stops_handled(
+def handle_stop_signals(
     first: Callable[[int], object],
     *,
     again: Callable[[int], object],
@@ -64,7 +64,7 @@ def stops_handled(
         elif time.monotonic() - since > echo(number):
             again(number)
 
-    with handled(numbers, stop):
+    with handle_signals(numbers, stop):
         yield
 
 
@@ -76,7 +76,7 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def ending_with(parent: int, number: signal.Signals = signal.SIGTERM) -> Callable[[], None]:
+def die_with_parent(parent: int, number: signal.Signals = signal.SIGTERM) -> Callable[[], None]:
     """Return a function that makes its process receive a signal when its parent thread ends.
 
     It is safe to call between fork and exec, because it imports and loads nothing.
@@ -97,7 +97,7 @@ def ending_with(parent: int, number: signal.Signals = signal.SIGTERM) -> Callabl
     return ask
 
 
-def leave_at_once(number: int) -> NoReturn:
+def exit_immediately(number: int) -> NoReturn:
     """Kill the worker processes and exit immediately, with the exit code of a signal.
 
     Workers that survive would print errors about a broken pipe.

@@ -1,4 +1,4 @@
-"""From a data set to batches of views, by one of several pipelines.
+"""Data loading: pipelines that read a data set and yield batches of augmented views.
 
     from fastsiam.pipelines import ViewLoader
 
@@ -8,7 +8,7 @@
             loss = model(batch.view1, batch.view2)
 
 Every pipeline applies the parameters from ``fastsiam.views.draws.draw_views`` to the images that
-``order.Order`` names, so they differ in speed, not in what they show. ``backends`` lists them.
+``order.Order`` selects. They differ in speed, not in what they load. ``backends`` lists them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from .view_loader import (
     transformers_batch,
 )
 
-if TYPE_CHECKING:  # torch is loaded with a loader: fastsiam convert does without
+if TYPE_CHECKING:  # torch is imported when a loader opens, not by fastsiam convert
     import torch
 
     from fastsiam.views.batch import EvalLoader, Loader
@@ -86,32 +86,32 @@ def build_loader(
     """Open a data set's training images as a loader of batches of views.
 
     Args:
-        data: which images, by which pipeline, with how many workers. Each process chooses what the
-            pipeline ``auto`` is: see ``automatic``.
-        augment: ranges and probabilities; the paper's by default.
+        data: the images, the pipeline and the number of workers. With pipeline ``auto``, each
+            process chooses one; see ``automatic``.
+        augment: ranges and probabilities of the augmentations; the SimSiam paper's by default.
         batch: *global* batch size, in images; each rank gets ``batch // world`` of them.
-        seed: decides the order and the augmentations.
-        rank: this process's number.
-        world: number of processes.
+        seed: seed of the order and of the augmentations.
+        rank: rank of this process.
+        world: number of ranks.
         device: device of the views.
         dtype: floating type of the views; float32 by default.
-        chosen: ascending positions of the images to train on, as ``choose`` and ``read_list``
-            return them; all by default.
-        store: the training images, if they are open already; opened by default.
-        bad: the bad images that are known, which others replace; by default those that this loader
-            finds, if ``data.bad_images`` says so.
-        shuffle: shuffles the images; by default as ``data`` says, by how the images lie now.
-        crop_transform: is called with the uint8 crops of each batch on the device, one tensor
-            (V, N, S, S, 3) for each side of the views, and returns tensors like them, on which the
-            colour operations then work. Later batches overwrite the crops: clone what you keep. The
-            pipelines ``torchvision`` and ``synthetic`` have none.
+        chosen: ascending positions of the images to train on, as returned by ``choose`` and
+            ``read_list``; all by default.
+        store: the training images, if they are already open; by default they are opened here.
+        bad: known bad images, which other images replace. By default the loader collects its own
+            if ``data.bad_images`` is "replace".
+        shuffle: how epochs are shuffled; by default derived from ``data`` and the current files.
+        crop_transform: function that is called with the uint8 crops of each batch on the device,
+            one tensor (V, N, S, S, 3) for each view size. It returns tensors of the same shapes
+            and dtype, to which the colour operations are then applied. Later batches overwrite the
+            crops, so clone what you keep. ``torchvision`` and ``synthetic`` do not support it.
 
     Raises:
         BackendError: the pipeline's package is missing.
-        DataError: the data cannot be read, or holds fewer images than a batch.
-        ValueError: the batch cannot be shared equally among the ranks, ``rank`` is not one of them,
-            ``chosen`` is not ascending, ``dtype`` is not a floating type of two bytes or more, or
-            the pipeline has no crops that ``crop_transform`` could change.
+        DataError: the data cannot be read, or has fewer images than a batch.
+        ValueError: ``batch`` is not divisible by ``world``, ``rank`` is out of range, ``chosen`` is
+            not ascending, ``dtype`` is not a floating type of two bytes or more, or the pipeline
+            does not support ``crop_transform``.
     """
     import torch
 
@@ -119,7 +119,7 @@ def build_loader(
 
     augment, dtype = augment or AugmentConfig(), dtype or torch.float32
     if not dtype.is_floating_point or dtype.itemsize == 1:
-        raise ValueError(f"views are of a floating type of two bytes or more, not {dtype}")
+        raise ValueError(f"dtype must be a floating type of two bytes or more, not {dtype}")
     device = _with_index(device)
     chosen = None if chosen is None else np.asarray(chosen)
     images = NOISE_IMAGES if chosen is None else len(chosen)
@@ -153,16 +153,16 @@ def build_loader(
 
 
 def _with_index(device: torch.device | str) -> torch.device:
-    """Return the device; "cuda" is this thread's current GPU, and would be another thread's own.
+    """Return the device with an index, because plain "cuda" depends on the calling thread.
 
     Raises:
-        ValueError: images cannot be loaded to such a device.
+        ValueError: the device is neither a CPU nor a CUDA GPU.
     """
     import torch
 
     device = torch.device(device)
     if device.type not in ("cpu", "cuda"):
-        raise ValueError(f"images are loaded to cpu or cuda, not to {device}: move them there")
+        raise ValueError(f"device must be cpu or cuda, not {device}; move the batches to it")
     if device.type == "cuda" and device.index is None:
         return torch.device("cuda", torch.cuda.current_device())
     return device
@@ -178,15 +178,15 @@ def open_training_images(
     """Open the training images, and check that the pipeline can run and read them.
 
     Args:
-        data: which images, by which pipeline.
+        data: the images and the pipeline.
         batch: global batch size, in images.
         chosen: positions of the images to train on; all by default.
-        store: the images, if they are open already.
+        store: the images, if they are already open.
 
     Raises:
         BackendError: the pipeline's package is missing.
-        DataError: the pipeline cannot read the images, or they are fewer than ``batch``.
-        ValueError: ``chosen`` holds no ascending positions.
+        DataError: the pipeline cannot read the images, or there are fewer than ``batch``.
+        ValueError: ``chosen`` is not ascending.
     """
     backend = None if data.pipeline == "auto" else backend_of(data)
     if backend:
@@ -207,7 +207,7 @@ def open_training_images(
 
 
 def _positions(store: Store, chosen: NDArray[np.int64] | None) -> NDArray[np.int64]:
-    """Return the positions of the chosen images, or of all."""
+    """Check and return ``chosen``; by default return all positions."""
     if chosen is None:
         return np.arange(len(store))
     chosen = np.asarray(chosen)
@@ -230,28 +230,28 @@ def build_eval_loader(
     dtype: torch.dtype | None = None,
     chosen: NDArray[np.int64] | None = None,
 ) -> EvalLoader:
-    """Open one split as a loader of central crops, as kNN and linear evaluation use them.
+    """Open one split as a loader of central crops, for kNN and linear evaluation.
 
-    The crops are those of torchvision's ``Resize(resize)`` and ``CenterCrop`` on PIL images. DALI
-    makes them if ``dali`` is chosen on a GPU and installed; else the engine does, to the last bit.
+    The crops are those of torchvision's ``Resize(resize)`` and ``CenterCrop`` on PIL images. With
+    pipeline ``dali`` on a GPU, DALI makes them if installed; else the engine does, bit-identical.
 
     Args:
-        data: which images, by which pipeline, with how many workers.
-        split: "train" or "val"; the latter are the images that ``data.holdout`` holds out, if any.
-        augment: for the crop's side and the normalisation.
+        data: the images, the pipeline and the number of workers.
+        split: "train" or "val". With ``data.holdout``, "val" is the holdout set.
+        augment: size of the crops, and their normalisation.
         resize: shorter side in pixels before the crop is taken.
         batch: images in a batch of this rank.
-        rank: this process's number; it gets every ``world``-th part of the images.
-        world: number of processes.
-        in_turn: whether the processes take batches in turn; else each takes one contiguous part.
+        rank: rank of this process, which gets a ``1 / world`` share of the images.
+        world: number of ranks.
+        in_turn: whether ranks take batches in turn; otherwise each takes one contiguous part.
         device: device of the images.
         dtype: floating type of the images; float32 by default.
-        chosen: ascending positions of the images to show; all by default.
+        chosen: ascending positions of the images to load; all by default.
 
     Raises:
         BackendError: fastsiam's kernels are missing and cannot be compiled.
-        DataError: the split is missing or cannot be read, or has fewer images than there are
-            processes, each of which takes a part.
+        DataError: the split is missing or cannot be read, or, without ``in_turn``, has fewer
+            images than there are ranks.
         ValueError: ``chosen`` is not ascending.
     """
     import torch
@@ -262,7 +262,7 @@ def build_eval_loader(
     chosen = _positions(store, chosen)
     if not in_turn and len(chosen) < world:
         raise DataError(
-            f"{store} has too few {split} images for {world} processes, {len(chosen)}: run with "
+            f"{store} has {len(chosen)} {split} images, too few for {world} processes: run with "
             "fewer GPUs, or evaluate on more images"
         )
     own = chosen if in_turn else np.array_split(chosen, world)[rank]

@@ -1,7 +1,7 @@
-"""Which pipeline ``--pipeline auto`` is.
+"""Choice of the pipeline for ``--pipeline auto``.
 
 ``memory`` if all images fit, because it decodes nothing while training. Otherwise ``native``, or
-``dali`` on a GPU with fewer than ``CORES_PER_GPU`` cores, because it decodes there.
+``dali`` for a GPU with fewer than ``CORES_PER_GPU`` CPU cores, because DALI decodes on the GPU.
 """
 
 from __future__ import annotations
@@ -27,26 +27,25 @@ if TYPE_CHECKING:
     import torch
 
 CORES_PER_GPU = 6
-"""Cores from which on ``native`` feeds a GPU.
+"""Fewest CPU cores with which ``native`` keeps up with a GPU.
 
-On the host of an H100 a pair of crops takes 1.5 ms of a core, from ImageNet's photographs (``native
-crops`` in bench/results/h100/loader-imagenet.json). The GPU trains 3,019 images a second, which
-keeps 4.4 cores busy, and the training process another one."""
+On the host of an H100, a pair of crops of an ImageNet photograph takes 1.5 ms of one core
+(``native crops`` in bench/results/h100/loader-imagenet.json). The GPU trains on 3,019 images per
+second, which keeps 4.4 cores busy. The training process takes another one."""
 _WHILE_LOADING = USABLE / LOADING_PEAK
-"""Share of the free memory that pixels may take, so that there is enough to load them."""
+"""Share of the free memory that decoded images may take, given the peak while loading."""
 _BESIDE_THE_MODEL = 0.9
-"""Share of the free memory that pixels and model may take together."""
+"""Share of the free memory that decoded images and the model may take together."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A pipeline that was chosen, and why."""
+    """A chosen pipeline and the reason for it."""
 
     name: Pipeline
     why: str
 
     def __str__(self) -> str:
-        """One line for people."""
         return f"pipeline {self.name}: {self.why}"
 
 
@@ -59,16 +58,16 @@ def choose_pipeline(
     model: float | None = None,
     keeps: bool = True,
 ) -> Choice:
-    """Choose the pipeline of a data set's images.
+    """Choose the pipeline for a data set.
 
     Args:
         store: the images.
         device: device of the views.
-        chosen: positions of the images that are wanted; all by default.
-        free: bytes of the device that this rank may take; by default what is free now, shared
-            equally among the ranks of this machine that are on a CPU.
-        model: bytes that training needs there besides; by default half of ``free``.
-        keeps: whether all images are wanted often enough to keep them decoded.
+        chosen: positions of the images to load; all by default.
+        free: bytes of device memory that this rank may use; by default the memory that is free
+            now. The ranks of a machine share a CPU's memory equally.
+        model: bytes that training needs in addition to the images; by default half of ``free``.
+        keeps: whether images are used often enough to keep them all decoded in memory.
     """
     reasons: list[str] = []
     if keeps:
@@ -89,7 +88,7 @@ def choose_pipeline(
 
 
 def with_pipeline(data: DataConfig, store: Store, device: torch.device) -> DataConfig:
-    """Replace the pipeline "auto" by one that keeps no images; see ``choose_pipeline``."""
+    """Replace pipeline "auto" by one that keeps no images; see ``choose_pipeline``."""
     if data.pipeline != "auto":
         return data
     return replace(data, pipeline=choose_pipeline(store, device=device, keeps=False).name)
@@ -102,7 +101,7 @@ def _fit(
     free: float | None,
     model: float | None,
 ) -> tuple[bool, str]:
-    """Tell whether all images fit the device's memory, decoded; and say how much they take."""
+    """Return whether the decoded images fit the device's memory, and how much they take."""
     if free is None:
         free = free_bytes(device)
     beside = free / 2 if model is None else model
@@ -111,10 +110,10 @@ def _fit(
     count = len(store) if chosen is None else len(chosen)
     taken, exact = decoded_bytes(store, chosen)
     if not taken:
-        return False, "sizes of the images are unknown: no header of them can be read"
+        return False, "image sizes are unknown: no header can be read"
     take = "1 image takes" if count == 1 else f"{count:,} images take"
     text = f"{take} {'' if exact else 'about '}{size(taken)}"
     if taken > budget:
-        much = f"more than the {size(budget)} that {where} has for them beside the model"
+        much = f"more than the {size(budget)} that {where} can hold besides the model"
         return False, f"{text} decoded, {much}"
     return True, f"{text} of {size(budget)} on {where}"

@@ -1,9 +1,9 @@
-"""The table of pipelines: what each one needs, how to open it, and what it can do.
+"""Table of the pipelines: how to open each one, what it needs, and what it supports.
 
-To add a pipeline, add a module beside this one, a row to this table and its name to
-``ImagePipeline`` in ``fastsiam.config.data``. Code that treats pipelines differently asks the
-table; only ``automatic``, which chooses a pipeline, refers to some by name. Importing this module
-loads neither torch nor the package of a pipeline.
+To add a pipeline, add a module next to this one, a row to this table and its name to
+``ImagePipeline`` in ``fastsiam.config.data``. Code that treats pipelines differently looks them up
+in the table; only ``automatic``, which chooses a pipeline, refers to some by name. Importing this
+module imports neither torch nor the package of a pipeline.
 """
 
 from __future__ import annotations
@@ -31,54 +31,54 @@ if TYPE_CHECKING:
     from .loaders import LoaderSpec
 
 BASELINE: Pipeline = "torchvision"
-"""The pipeline that others are compared with; it also replaces pipelines that cannot run."""
+"""The pipeline that others are compared with, and the fallback if others cannot run."""
 ENGINE: Pipeline = "native"
-"""The pipeline that needs no optional package; it makes all central crops on a CPU."""
+"""The pipeline without optional packages, which also makes all central crops on a CPU."""
 CEILING: Pipeline = "synthetic"
-"""The pipeline whose batches cost nothing: the upper limit of training speed."""
+"""The pipeline without loading cost, which gives the upper limit of training speed."""
 NOISE_IMAGES = 1_281_167
-"""Number of images in an epoch of it: that of ImageNet's training set."""
+"""Images in an epoch of the synthetic pipeline: as many as in ImageNet's training set."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backend:
-    """One pipeline: its loader class, the settings that it takes, and its capabilities."""
+    """The loader class, requirements and capabilities of a pipeline."""
 
     name: Pipeline
     loader: str
-    """The loader class, or what opens one, as "MODULE.NAME"; the module lies beside this one."""
+    """The loader class or a factory, as "MODULE.NAME" with a module next to this one."""
     about: str
     """Description for ``fastsiam info``; {device} is replaced by CPU or GPU."""
     package: str | None = None
-    """Optional package that it imports; the extra with the pipeline's name installs it."""
+    """Optional package that it imports; the extra named like the pipeline installs it."""
     extra_cuda13: str = ""
     """Extra that installs the package for CUDA 13, if it differs."""
     prefetches: bool = False
     """Whether it prepares ``DataConfig.prefetch`` batches ahead, on any device."""
     needs_beton: bool = False
-    """Whether it only reads .beton files, on a local disk."""
+    """Whether it reads only .beton files on a local disk."""
     crops: bool = True
-    """Whether its loader also yields uint8 crops, as a ``loaders.CropLoader``."""
+    """Whether its loader is a ``loaders.CropLoader``, which also yields uint8 crops."""
     resident: bool = False
-    """Whether it decodes once and keeps all images in the memory of the device."""
+    """Whether it decodes all images once and keeps them in the memory of the device."""
     decoder: str | None = None
-    """Row of ``bench decode`` for its decoder on a CPU; None if training decodes nothing."""
+    """Row of ``bench decode`` for its CPU decoder; None if it decodes nothing in training."""
     decodes_on_gpu: bool = False
-    """Whether it decodes on a GPU; its module then has a function ``central_crops``."""
+    """Whether it decodes on a GPU; its module then needs a function ``central_crops``."""
 
     @property
     def installed(self) -> bool:
         """Whether its package is installed; the package may still be broken."""
         try:
             return self.package is None or find_spec(self.package) is not None
-        except ModuleNotFoundError:  # the package that it is part of
+        except ModuleNotFoundError:  # its parent package is missing
             return False
 
     def trouble(self) -> str:
-        """Import the pipeline; return why it cannot run here and what to do, or "" if it can."""
+        """Import the pipeline. Return why it cannot run and how to fix that, or "" if it can."""
         try:
             self._module()
-        except Exception as error:  # a package of an unexpected version raises anything
+        except Exception as error:  # an incompatible version may raise any exception
             also = f" or, with CUDA 13, 'fastsiam[{self.extra_cuda13}]'" * bool(self.extra_cuda13)
             return (
                 f"the {self.name} pipeline cannot be loaded ({why(error)}); "
@@ -87,19 +87,19 @@ class Backend:
         return ""
 
     def reads(self, store: Store) -> bool:
-        """Return whether it can read a store."""
+        """Return whether the pipeline can read a store."""
         whole = isinstance(store, BetonStore) and len(store.files) == 1
         return not self.needs_beton or (whole and not store.is_remote)
 
     def works_on(self, store: Store) -> bool:
-        """Tell whether it can run here and read a store."""
+        """Return whether the pipeline can run here and read a store."""
         return self.reads(store) and not self.trouble()
 
     def check(self, store: Store | None = None) -> None:
-        """Check that it can run here, and read a store.
+        """Check that the pipeline can run here and, if given, read a store.
 
         Raises:
-            BackendError: it cannot be loaded; the message says how to install its package.
+            BackendError: it cannot be imported; the message says how to install its package.
             DataError: it cannot read the store; the message says what to do.
         """
         if trouble := self.trouble():
@@ -108,11 +108,11 @@ class Backend:
             ways = f"choose --pipeline {ENGINE}"
             if store.sets is None:
                 ways += (
-                    ", or make one with fastsiam convert folder --source "
+                    ", or create one with fastsiam convert folder --source "
                     f"{quoted(store.origin or store.root)} --out DIR and train with --data DIR"
                 )
             raise DataError(
-                f"--pipeline {self.name} reads one .beton file on a disk, not {store}: {ways}"
+                f"--pipeline {self.name} reads one .beton file on a local disk, not {store}: {ways}"
             )
 
     def open(self, spec: LoaderSpec) -> Loader:
@@ -120,7 +120,7 @@ class Backend:
 
         Raises:
             DataError: the data cannot be read.
-            ValueError: it has no crops that could be transformed.
+            ValueError: ``spec.crop_transform`` is set, but the pipeline has no crops.
         """
         if spec.crop_transform is not None and not self.crops:
             raise ValueError(f"the {self.name} pipeline has no crops for crop_transform")
@@ -130,10 +130,10 @@ class Backend:
     def central_crops(
         self, data: DataConfig, store: Store, resize: int, side: int, device: torch.device
     ) -> MakeCrops:
-        """Return what makes central crops, with the arguments of ``native_backend.central_crops``.
+        """Return a function that makes central crops; see ``native_backend.central_crops``.
 
-        This pipeline makes them if it decodes on a GPU; otherwise the engine does. The engine also
-        makes crops that are larger than the resized images, which get a black border.
+        The pipeline makes them itself if it decodes on the GPU; otherwise the engine does. The
+        engine also makes crops that are larger than the resized images: they get a black border.
         """
         own = device.type == "cuda" and self.decodes_on_gpu and resize >= side
         backend = self if own and not self.trouble() else BACKENDS[ENGINE]
@@ -147,7 +147,7 @@ class Backend:
 
 
 def readiness() -> dict[Pipeline, str]:
-    """Return a line for each pipeline: whether it can run here, and what it does."""
+    """Return the status of each pipeline: whether it can run here, and what it does."""
     import torch
 
     device = "GPU" if torch.cuda.is_available() else "CPU"
@@ -173,14 +173,14 @@ BACKENDS: dict[Pipeline, Backend] = {
             name="native",
             loader="native_backend.NativeLoader",
             prefetches=True,
-            about="any data, decoded and cropped by compiled code in threads of the CPU",
+            about="any data, decoded and cropped by compiled code in CPU threads",
             decoder="fastsiam: the boxes' part",
         ),
         Backend(
             name="ffcv",
             loader="ffcv_backend.FfcvLoader",
             prefetches=True,
-            about=".beton files, decoded and cropped in threads of the CPU",
+            about=".beton files, decoded and cropped in CPU threads",
             package="ffcv",
             needs_beton=True,
             decoder="fastsiam: the boxes' part",
@@ -204,15 +204,15 @@ BACKENDS: dict[Pipeline, Backend] = {
         Backend(
             name="synthetic",
             loader="synthetic_backend.SyntheticLoader",
-            about="tensors on the {device}, the ceiling of training speed",
+            about="random tensors on the {device}, the upper limit of training speed",
             crops=False,
         ),
     )
 }
-"""All pipelines by their names."""
+"""All pipelines by name."""
 
 
 def backend_of(data: DataConfig) -> Backend:
-    """Return the pipeline that the settings name; it must not be "auto"."""
+    """Return the pipeline of the settings, which must not be "auto"."""
     assert data.pipeline != "auto"
     return BACKENDS[data.pipeline]

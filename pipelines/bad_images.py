@@ -1,8 +1,8 @@
-"""The bad images of a run, which no decoder can decode and loaders replace.
+"""The bad images of a run: images that no decoder can decode, and that loaders replace.
 
-A run keeps the list of them in its folder. Which image replaces a bad one is a function of the list
-alone (``order.Order``), so a resumed run shows what it would have shown, by any pipeline on any
-number of processes. An image of the list stays replaced, even if its file is repaired meanwhile.
+A run keeps a list of them in its folder. Which image replaces a bad one depends only on the list
+(see ``order.Order``). So a resumed run loads the same images as an uninterrupted one, with any
+pipeline and any number of ranks. A listed image stays replaced even if its file is repaired.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from fastsiam.bad_image_list import BadImage, format_list, parse_list
 from fastsiam.errors import DataError, ImageError
 
 _FEW, _SHARE = 8, 100
-"""Any data set may have so many bad images, and a large one may have one in so many."""
+"""Any data set may have ``_FEW`` bad images, and a large one may have one in ``_SHARE``."""
 
 Exchange = Callable[[str], list[str]]
-"""Returns every rank's text on every rank; all of them call it."""
+"""Function that gathers every rank's text on every rank; all ranks must call it."""
 
 
 class BadImages:
-    """The bad images of a run, as one rank knows them.
+    """The bad images of a run that are known to one rank.
 
     Args:
-        images: in an epoch, good or bad.
-        known: those that the run found before.
-        takes_more: whether another one is replaced too; else it is an error.
-        exchange: passes texts between ranks.
+        images: number of images in an epoch, good or bad.
+        known: bad images that the run found earlier.
+        takes_more: whether further bad images are replaced too; otherwise they are errors.
+        exchange: gathers a text from every rank.
         keep: stores the text of the list (``fastsiam.bad_image_list``) when it has grown.
     """
 
@@ -48,29 +48,28 @@ class BadImages:
         self._has_grown = False
 
     def __len__(self) -> int:
-        """Return how many are known."""
         return len(self._known)
 
     @property
     def matter(self) -> bool:
-        """Whether there are any, or may be."""
+        """Whether any bad images are known or may still be added."""
         return self._takes_more or bool(self._known)
 
     def list(self) -> list[BadImage]:
-        """Return them in the order in which they were found."""
+        """Return the known bad images in the order in which they were found."""
         return sorted(self._known.values())
 
     def among(self, images: NDArray[np.int64], *, at: int) -> NDArray[np.bool_]:
-        """Tell which of N images were known to be bad after ``at`` steps of the run: (N,)."""
+        """Return which of N images were known to be bad after ``at`` steps of the run: (N,)."""
         found = map(self._known.get, images.tolist())
         return np.array([own is not None and own.step <= at for own in found], np.bool_)
 
     def note(self, error: ImageError, *, epoch: int, step: int) -> BadImage:
-        """Add an image that could not be shown, after so many steps of the run, to the list.
+        """Add an image that could not be decoded after ``step`` steps of the run.
 
         Raises:
-            ImageError: the error, if bad images are not replaced.
-            DataError: there are too many.
+            ImageError: ``error`` itself, if this image is not to be replaced.
+            DataError: there are too many bad images.
         """
         known = self._known.get(error.index)
         if not self._takes_more or (known is not None and known.step <= step):
@@ -80,10 +79,12 @@ class BadImages:
         return own
 
     def share(self) -> None:
-        """Tell all ranks what each has found, before a run is saved; every rank calls it.
+        """Exchange bad images between all ranks, each of which must call this.
+
+        It is called at the start of each epoch and before a run is saved.
 
         Raises:
-            DataError: there are too many.
+            DataError: there are too many bad images.
         """
         if not self.matter:
             return
@@ -93,16 +94,16 @@ class BadImages:
             self.write()
 
     def write(self) -> None:
-        """Store the list, if this rank keeps it."""
+        """Store the list, if this rank has a ``keep`` function."""
         self._has_grown = False
         if self._keep is not None:
             self._keep(format_list(self.list()).encode())
 
     def add(self, found: Sequence[BadImage]) -> None:
-        """Add some to the list: of two with one index the one that was found first.
+        """Add bad images to the list. Of two with the same index, the earlier one is kept.
 
         Raises:
-            DataError: there are too many.
+            DataError: there are too many bad images.
         """
         merged = self._known.copy()
         for own in found:
@@ -110,16 +111,16 @@ class BadImages:
         if merged == self._known:
             return
         check_number(len(merged), self._images, max(merged.values()))
-        self._known = merged  # not before: the run that is saved then has not too many
+        self._known = merged  # after the check: a run that is then saved is within the limit
         self._has_grown = True
 
 
 def check_number(bad: int, images: int, last: BadImage | ImageError) -> None:
-    """Raise a ``DataError`` if so many images are bad that something else must be wrong."""
+    """Raise a ``DataError`` if so many images are bad that there must be another cause."""
     most = min(max(_FEW, images // _SHARE), images - 1)
     if bad > most:
         raise DataError(
             f"{bad:,} of {images:,} images cannot be decoded, the last one {last.name} "
-            f"({last.reason}), and --bad-images replace accepts at most {most:,}: check what is "
-            "wrong with the data; fastsiam convert folder --skip-bad lists and leaves out all"
+            f"({last.reason}), and --bad-images replace accepts at most {most:,}: check the data; "
+            "fastsiam convert folder --skip-bad lists and skips all bad images"
         )

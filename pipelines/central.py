@@ -1,4 +1,4 @@
-"""Central crops for evaluation: images that are resized and cropped in the middle."""
+"""Loader of central crops for evaluation: images are resized, then cropped in the centre."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from .workers import close_at_exit
 log = logging.getLogger(__name__)
 
 MakeCrops = Callable[[Sequence[NDArray[np.int64]]], Generator[Tensor]]
-"""Yields the crops of batches of positions in the data set: (N, S, S, 3) uint8, on the device. The
-next batch may overwrite them. It raises a DataError if an image cannot be read or
-decoded. Its threads end with the generator."""
+"""Function that yields the crops of batches of positions: (N, S, S, 3) uint8, on the device. The
+next batch may overwrite them. It raises a DataError if an image cannot be read or decoded. Its
+threads end with the generator."""
 
 _KEEP_BYTES = 2**29
-"""Crops up to this size stay on the device between passes; CIFAR-10's two splits have 184 MB."""
+"""Crops up to this size stay on the device between passes; CIFAR-10's two splits take 184 MB."""
 
 
 class CentralCrops:
@@ -35,8 +35,8 @@ class CentralCrops:
 
     Args:
         store: the images.
-        crops: yields their crops.
-        augment: for the normalisation.
+        crops: function that yields their crops.
+        augment: size and normalisation of the crops.
         chosen: positions of all ranks' images.
         batches: positions of the images in each of this rank's batches.
         device: device of the batches.
@@ -80,7 +80,6 @@ class CentralCrops:
             )
 
     def _crops(self) -> Iterator[tuple[NDArray[np.int64], Tensor]]:
-        """Yield the positions and the crops of each batch, on the device."""
         if len(self._kept) == len(self._batches):
             yield from zip(self._batches, self._kept, strict=True)
             return
@@ -88,13 +87,13 @@ class CentralCrops:
         close_at_exit(batches)
         for index, crops in batches:
             if self._keep:
-                crops = crops.clone()  # the next overwrites it
+                crops = crops.clone()  # the next batch overwrites them
                 kept.append(crops)
             yield index, crops
         self._kept = kept
 
     def _made(self) -> Generator[tuple[NDArray[np.int64], Tensor]]:
-        """Yield the positions and the crops of each batch, without bad images."""
+        """Yield the positions and the crops of each batch, leaving out bad images."""
         done, known = 0, self._left_out
         while done < len(self._batches):
             try:

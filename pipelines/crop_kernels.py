@@ -1,25 +1,25 @@
-"""The geometric stage on a GPU: crops of images that lie there, cut, resized as PIL does.
+"""Triton kernels for the geometric stage: crop and resize images in GPU memory.
 
-The result equals PIL's to the last bit. PIL resizes in two passes, one along each axis, with a
-triangle filter that widens when it shrinks, stays inside the crop, and has weights that are whole
-2**-22ths; each pass rounds to whole levels. So there are two kernels:
+The result is bit-identical to PIL's. PIL resizes in two passes, one along each axis. Its triangle
+filter widens when it shrinks an image, stays inside the crop, and has weights that are multiples of
+2**-22. Each pass rounds to integer levels. So there are two kernels:
 
-- ``_weigh`` computes every crop's weights in float64, as PIL does in double, one row of them for
-  each axis. It is compiled without fused multiply-adds, which would round differently.
-- ``_resize`` makes one pixel of a crop in integers. The first pass's value is computed for each tap
-  of the second, so nothing lies between the passes in memory. That is at most about twice the
-  work: a crop that shrinks k times has 2k taps along an axis, so 4k**2 for a pixel, where a
-  stored first pass takes k rows of 2k taps and then 2k.
+- ``_weigh`` computes the weights of every crop in float64, like PIL, one row for each axis. It is
+  compiled without fused multiply-adds, which would round differently.
+- ``_resize`` computes one pixel of a crop in integers. It recomputes the first pass for each tap of
+  the second, so no intermediate result is stored. That is at most about twice the work: a crop that
+  shrinks k times has 2k taps along an axis, so 4k**2 per pixel, while a stored first pass takes
+  k rows of 2k taps and then 2k.
 
-Which pass comes first decides some roundings. The order is Pillow 13's. Where an older one takes
-the horizontal pass first, pixels differ by one level, in crops that shrink more in height.
+The order of the passes affects the rounding. It is that of Pillow 13. If an older Pillow runs the
+horizontal pass first, pixels differ by one level in crops that shrink more in height.
 
-The host does not wait for what a batch launches on the current stream: an upload from pinned memory
-(88 bytes a crop), ``_weigh``, ``_resize``. The weights take 4 S (2 + taps) bytes a crop, where S is
-its side, and the taps those of both passes.
+The host does not wait for the work that a batch launches on the current stream: an upload from
+pinned memory (88 bytes per crop), ``_weigh`` and ``_resize``. The weights take 4 S (2 + taps) bytes
+per crop, where S is its side and taps counts those of both passes.
 """
 
-# The parameters of kernels have types that are Triton's own, found out when they are compiled.
+# Triton infers the types of kernel parameters when it compiles the kernels.
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ from fastsiam.views.batch import to_device
 
 from .cuts import Cuts
 
-_BLOCK = 256  # pixels, or weights' rows, of one program
+_BLOCK = 256  # output pixels, or positions along an axis, per program
 _COMPILER: dict[str, Any] = {"enable_fp_fusion": False}
 
 # Columns of the table of crops, int64.
-_ORIGIN = tl.constexpr(0)  # of the crop's first byte among all pixels
+_ORIGIN = tl.constexpr(0)  # offset of the crop's first byte in ``pixels``
 _FLIP = tl.constexpr(1)
 _VERTICAL_FIRST = tl.constexpr(2)
-_PASSES = tl.constexpr(3)  # of each of the two passes, in their order:
-_LENGTH = tl.constexpr(0)  # of the crop along the axis, in pixels
-_STRIDE = tl.constexpr(1)  # from one pixel to the next, in bytes
-_TAPS = tl.constexpr(2)  # at most, of one pixel of the result
-_WEIGHTS = tl.constexpr(3)  # where the pass's weights begin
+_PASSES = tl.constexpr(3)  # two groups of these columns, in the order of the passes:
+_LENGTH = tl.constexpr(0)  # size of the crop along the axis, in pixels
+_STRIDE = tl.constexpr(1)  # bytes from one pixel to the next along the axis
+_TAPS = tl.constexpr(2)  # maximum number of taps of an output pixel
+_WEIGHTS = tl.constexpr(3)  # offset of the pass's weights
 _PASS_COLUMNS = tl.constexpr(4)
 _COLUMNS = tl.constexpr(11)
 
@@ -56,21 +56,21 @@ _COLUMNS = tl.constexpr(11)
 def crop_side(
     pixels: Tensor, start: NDArray[np.int64], size: NDArray[np.int64], cuts: Cuts, side: int
 ) -> Tensor:
-    """Cut the crops of one side out of N images that lie one after the other.
+    """Make the crops of one size from N images in a flat buffer.
 
     Args:
         pixels: (bytes,) uint8: the images, each H x W x 3, on a GPU; in Triton's interpreter, on
             the CPU.
-        start: (N,) where each begins.
-        size: (N, 2) height and width of each.
-        cuts: V of each, whole boxes.
-        side: of the result, in pixels.
+        start: (N,) offset of each image in ``pixels``, in bytes.
+        size: (N, 2) height and width of each image.
+        cuts: V cuts of each image, whose boxes are resized to ``side`` x ``side``.
+        side: side of the crops, in pixels.
 
     Returns:
         (V, N, side, side, 3) uint8.
 
     Raises:
-        ValueError: the kernels would read or write outside of these arrays.
+        ValueError: ``pixels`` is not contiguous uint8, or a cut is not a complete resized box.
     """
     if pixels.dtype != torch.uint8 or not pixels.is_contiguous():
         raise ValueError(f"pixels are {pixels.dtype}, or not contiguous: pass contiguous uint8")
@@ -92,7 +92,7 @@ def crop_side(
 def _plan(
     start: NDArray[np.int64], size: NDArray[np.int64], cuts: Cuts, side: int
 ) -> tuple[NDArray[np.int64], int]:
-    """Return a row of numbers for each of the V * N crops, and how many weights they have."""
+    """Return the table with a row for each of the V * N crops, and the number of weights."""
     box, width = cuts.box.astype(np.int64), np.asarray(size, np.int64)[:, 1]
     top, left = box[..., 0], box[..., 1]
     extent = box[..., 2:].reshape(-1, 2)  # vertical, horizontal
@@ -118,7 +118,7 @@ def _plan(
 
 @triton.jit
 def _weigh(table, weights, SIDE: tl.constexpr, BLOCKS: tl.constexpr, BLOCK: tl.constexpr):
-    """Compute one pass's first taps and weights: (1 + taps, SIDE) int32."""
+    """Compute the first tap and the weights of each position of a pass: (1 + taps, SIDE) int32."""
     number = (tl.program_id(0) // BLOCKS).to(tl.int64)
     at = (tl.program_id(0) % BLOCKS) * BLOCK + tl.arange(0, BLOCK)
     row = table + (number // 2) * _COLUMNS + _PASSES + (number % 2) * _PASS_COLUMNS
@@ -161,7 +161,7 @@ def _resize(
     BLOCKS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Make a block of a crop's pixels."""
+    """Compute a block of pixels of one crop."""
     PIXELS: tl.constexpr = SIDE * SIDE
     crop = (tl.program_id(0) // BLOCKS).to(tl.int64)
     at = (tl.program_id(0) % BLOCKS) * BLOCK + tl.arange(0, BLOCK)
@@ -217,5 +217,5 @@ def _pass(row, weights):
 
 @triton.jit
 def _level(total):
-    """Round a sum of levels in 2**-22ths; thousands of rounded weights can exceed 1 together."""
+    """Round a sum in units of 2**-22; thousands of rounded weights can sum to more than 1."""
     return tl.minimum((total + (1 << 21)) >> 22, 255)

@@ -1,4 +1,4 @@
-"""Cuts: which box of an image becomes a crop, how it is resized, and what is cut out of that."""
+"""Crop geometry: a box in the image, its size after resizing, and the square to cut from it."""
 
 from __future__ import annotations
 
@@ -13,27 +13,26 @@ from fastsiam.views.draws import ViewParams
 
 @dataclass(frozen=True, slots=True)
 class Cuts:
-    """V crops of each of N images: a box of the image is resized, and a square is cut out of that.
+    """V crops of each of N images: a box of the image is resized, then a square is cut out.
 
     All arrays are numpy, on the host.
     """
 
     box: NDArray[np.int32]
-    """(V, N, 4): top, left, height, width in pixels of the image. The filter sees no others."""
+    """(V, N, 4): top, left, height, width in pixels of the image. Other pixels are not used."""
     flip: NDArray[np.bool_]
-    """(V, N): mirror the crop left to right."""
+    """(V, N): whether to mirror the crop left to right."""
     resized: NDArray[np.int32]
-    """(V, N, 2): height and width that the box gets."""
+    """(V, N, 2): height and width of the resized box."""
     corner: NDArray[np.int32]
-    """(V, N, 2): top and left of the square in the resized box; what lies outside that is black."""
+    """(V, N, 2): top and left of the square in the resized box; pixels outside are black."""
 
 
 def cut_views(params: ViewParams, config: AugmentConfig) -> tuple[Cuts, ...]:
-    """Return the views of N images as cuts, of one side after the other.
+    """Return the cuts for the views of N images.
 
     Returns:
-        For each side of ``config.by_side`` the boxes of its views, resized to that many pixels
-        square.
+        For each side of ``config.by_side``, the boxes of its views, resized to side x side pixels.
     """
     sides = []
     for side, numbers in config.by_side.items():
@@ -44,12 +43,12 @@ def cut_views(params: ViewParams, config: AugmentConfig) -> tuple[Cuts, ...]:
 
 
 def cut_centres(size: NDArray[np.int64], *, resize: int, side: int) -> Cuts:
-    """Return the central crops of N images as cuts, with torchvision's roundings.
+    """Return the cuts for central crops of N images, with torchvision's rounding.
 
     Args:
         size: (N, 2) height and width of each image.
-        resize: what its shorter side becomes, as in ``Resize(resize)``.
-        side: of the result, as in ``CenterCrop(side)``; a smaller image gets a black border.
+        resize: shorter side after resizing, as in ``Resize(resize)``.
+        side: side of the crop, as in ``CenterCrop(side)``; a smaller image gets a black border.
     """
     short, long = size.min(1), size.max(1)
     resized = np.where(size > short[:, None], (resize * long / short)[:, None], resize)

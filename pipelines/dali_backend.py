@@ -1,14 +1,14 @@
 """The DALI pipeline: NVIDIA DALI decodes each image once, on the GPU if there is one.
 
 DALI decodes, crops, resizes and flips. Threads feed it the images, boxes and flips of each batch.
-It reads no files and draws no random numbers, so its epochs are those of every pipeline and can
-start at any step. The same graph makes central crops for evaluation. Pillow decodes the images that
-DALI refuses.
+DALI itself reads no files and draws no random numbers. So its epochs have the same order and views
+as those of other pipelines, and can start at any step. The same graph makes central crops for
+evaluation. Pillow decodes the images that DALI rejects.
 
-On a GPU, DALI resizes by PIL's triangle filter in floating point and rounds once, so a pixel of a
+On a GPU, DALI resizes with PIL's triangle filter in floating point and rounds once, so a pixel of a
 crop differs from PIL's by at most one level. The outermost pixels of a box that is shrunk can
-differ more: DALI repeats the edge of the box where PIL uses fewer pixels. On a CPU, where DALI
-resizes slowly, it only decodes, and the engine makes crops that are bit-identical to PIL's.
+differ more: DALI repeats the edge of the box where PIL uses fewer pixels. On a CPU, DALI resizes
+slowly, so it only decodes, and the engine makes crops that are bit-identical to PIL's.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ from .native_backend import NativeLoader
 from .store import Store
 from .store.base import warn_once
 from .store.decode import MOST_PIXELS
-from .store.probe import Bytes, is_all_code
-from .workers import count, made_ahead
+from .store.probe import Bytes, has_only_entropy_data
+from .workers import count, prefetch_map
 
 # The decoders' own messages do not name the image; fastsiam's error does.
 os.environ.setdefault("DALI_NVIMGCODEC_LOG_LEVEL", "1")
@@ -53,45 +53,45 @@ os.environ.setdefault("DALI_NVIMGCODEC_LOG_LEVEL", "1")
 _PART = 16
 """Images that a reader thread reads per call."""
 _REFUSED = re.compile(
-    # nvImageCodec's numbers: bad or unsupported code streams, of its own and of its extensions.
+    # nvImageCodec's status codes for bad or unsupported code streams, also of its extensions.
     r"`nvidia\.dali\.fn\.decoders\.image`.*encountered:.*"
     r"(Failed to decode sample #\d|nvImageCodec failure: '#(3|4|9|13|14|18|19)')",
     re.DOTALL,
 )
-"""DALI 2.4's text where its decoder refuses an image: its executor names the operator."""
+"""Error of DALI 2.4 when its decoder rejects an image: the executor names the operator."""
 
 Result = TypeVar("Result")
 
 Cut = Callable[[NDArray[np.int64]], tuple[tuple[Cuts, ...], Any]]
-"""Returns the cuts of each side for a batch whose images have the sizes (N, 2), none if DALI only
-decodes; and anything that is to be yielded with its crops."""
+"""Function that takes the sizes (N, 2) of a batch's images. It returns the cuts for each view size,
+or () if DALI only decodes, and a value to yield together with the crops."""
 Task = tuple[NDArray[np.int64], Cut]
-"""Positions of a batch's images, and how to cut them."""
+"""Positions of a batch's images, and the function that cuts them."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """A batch that was read, and that DALI may be working on."""
+    """A batch that was read and may be in progress in DALI."""
 
     task: Task
     encoded: list[NDArray[np.uint8]]
     cuts: tuple[Cuts, ...]
     extra: Any
-    """What ``Cut`` returned with the cuts."""
+    """Value that ``Cut`` returned with the cuts."""
 
 
 class Cropper:
-    """DALI's graph, the threads that read for it, and the batches in flight.
+    """DALI's graph, the threads that read images for it, and the batches in flight.
 
-    It yields crops on a GPU, or decoded images on a CPU. End or close a generator before the next
-    one is begun. Generators raise a DataError if an image cannot be read or decoded, whose message
-    names it, and a RuntimeError if CUDA fails or DALI runs out of memory.
+    It yields crops on a GPU, or decoded images on a CPU. Finish or close one generator before you
+    start the next. Generators raise a DataError that names the image if one cannot be read or
+    decoded, and a RuntimeError if CUDA fails or DALI runs out of memory.
 
     Args:
         data: number of threads, batches to prepare ahead, and load of the GPU's JPEG engine.
         store: the images.
-        shapes: shape (V, N, S, S, 3) of a batch's crops, for each side; the last batch may have
-            fewer images.
+        shapes: shape (V, N, S, S, 3) of a batch's crops, for each view size; the last batch may
+            have fewer images.
         device: device of the crops.
         dali_resizes: whether DALI crops and resizes too, or only decodes.
     """
@@ -120,17 +120,17 @@ class Cropper:
             resizes=dali_resizes,
         )
         self._dali: Any = self._build()
-        """The graph while no batch is in it; None while one is, or after an error may be."""
+        """The graph while no batch is in flight; None otherwise, and after an error."""
 
     def crops(self, tasks: Iterable[Task]) -> Generator[tuple[NDArray[np.int64], Any, Crops]]:
-        """Yield each batch's positions, what ``Cut`` added, and crops; the next overwrite them."""
+        """Yield each batch's positions, value of ``Cut`` and crops, which the next overwrites."""
         crops = [torch.empty(own, dtype=torch.uint8, device=self._device) for own in self._shapes]
 
         def copied(batch: _Batch, outputs: Any) -> tuple[NDArray[np.int64], Any, Crops]:
             index, _ = batch.task
             sides = tuple(own[:, : len(index)] for own in crops)
-            # Shared without a copy. When torch releases the memory, a thread of DALI waits for the
-            # device before DALI reuses it.
+            # DLPack shares the memory without a copy. When torch releases it, a thread of DALI
+            # waits for the device before DALI reuses it.
             views = (from_dlpack(view.as_tensor()) for view in outputs)
             for own in sides:
                 torch.stack(list(islice(views, len(own))), out=own)
@@ -139,7 +139,7 @@ class Cropper:
         return self._run(tasks, copied)
 
     def decoded(self, indices: Iterable[NDArray[np.int64]]) -> Generator[Images]:
-        """Yield each batch's images, in memory of DALI's that is theirs while they live."""
+        """Yield each batch's images, in buffers that DALI does not reuse while the images live."""
 
         def images(batch: _Batch, outputs: Any) -> Images:
             rows = range(len(batch.encoded))  # DALI's ``at`` would copy
@@ -150,14 +150,14 @@ class Cropper:
     def _run(
         self, tasks: Iterable[Task], finish: Callable[[_Batch, Any], Result]
     ) -> Generator[Result]:
-        """Yield what ``finish`` makes of each batch and DALI's outputs, in order."""
+        """Run DALI on each task; yield ``finish(batch, outputs)`` for each, in order."""
         dali, self._dali = self._dali or self._build(), None
         flight, failed = deque[_Batch](), list[DataError]()
         ahead = self._prefetch + 1
-        batches = made_ahead(self._read, tasks, count=ahead, threads=ahead)
+        batches = prefetch_map(self._read, tasks, count=ahead, threads=ahead)
 
         def fill() -> None:
-            """Have ``prefetch`` batches in flight; keep the error of one that cannot be read."""
+            """Keep ``prefetch`` batches in flight; record the error of one that cannot be read."""
             while len(flight) < self._prefetch and not failed:
                 try:
                     batch = next(batches, None)
@@ -178,10 +178,10 @@ class Cropper:
                     if not _REFUSED.search(str(error)):
                         raise
                     warn_once(
-                        "DALI cannot decode an image, but PIL may: such batches are decoded by "
+                        "DALI cannot decode some images: batches with such images are decoded by "
                         "PIL, which is slower"
                     )
-                    # DALI does not report which image it refuses, and loses batches.
+                    # DALI does not report which image it rejects, and loses the batches in flight.
                     dali, flight[0] = self._build(), self._read(flight[0].task, by_pil=True)
                     for batch in flight:
                         self._send(dali, batch)
@@ -207,7 +207,6 @@ class Cropper:
         backend.ReleaseUnusedMemory()  # type: ignore[attr-defined]
 
     def _read(self, task: Task, *, by_pil: bool = False) -> _Batch:
-        """Read the images of a batch, and compute its cuts."""
 
         def read(images: list[int]) -> list[tuple[NDArray[np.uint8], int, int]]:
             with span("read"):
@@ -221,21 +220,21 @@ class Cropper:
         return _Batch(task, encoded, *cut(size))
 
     def _encoded(self, index: int) -> tuple[NDArray[np.uint8], int, int]:
-        """Return bytes that DALI decodes to Pillow's pixels, and the height and width."""
+        """Return bytes that DALI decodes like Pillow, and the image's height and width."""
         data = self._store.read(index)
         try:
             head = self._store.header(index, data)
-        except ImageError:  # Pillow may read headers that ``probe`` refuses
+        except ImageError:  # Pillow may read headers that ``probe`` rejects
             return self._by_pil(index)
         rules = self._store.rules_of(index)
         height, width = rules.size(head)
         if self._dimensions is not None and (height, width) != tuple(self._dimensions[index]):
-            return self._by_pil(index)  # it may refuse the image for that
+            return self._by_pil(index)  # the store may reject the image for that
         if self._store.raw_size(index) is not None:
             return _ppm(data, height, width), height, width
-        # Pillow refuses truncated or damaged images; DALI's decoders may fill in pixels.
+        # Pillow rejects truncated or corrupt images; DALI's decoders may fill in pixels.
         odd = rules.needs_pillow(head) or width * height > MOST_PIXELS
-        if not odd and is_all_code(data, head):
+        if not odd and has_only_entropy_data(data, head):
             return np.frombuffer(data, np.uint8), height, width
         return self._by_pil(index)
 
@@ -244,14 +243,13 @@ class Cropper:
         return _ppm(image.tobytes(), image.height, image.width), image.height, image.width
 
     def _send(self, dali: Any, batch: _Batch) -> None:
-        """Send a batch to DALI."""
         inputs = cut_arguments(batch.cuts, self._shapes) if batch.cuts else {}
         for name, data in {"encoded": batch.encoded, **inputs}.items():
             dali.feed_input(name, data)
         dali.schedule_run()
 
     def _outputs(self, dali: Any) -> Any:
-        """Wait for what DALI makes of the first batch that was sent."""
+        """Wait for DALI's outputs of the oldest batch in flight."""
         gpu = self._device.type == "cuda"
         stream = torch.cuda.current_stream(self._device) if gpu else None
         with span("decode"):
@@ -273,8 +271,8 @@ def build_graph(
 ) -> Any:
     """Build a graph that takes encoded images and cuts, and returns the crops of each view.
 
-    If it does not resize, it takes no cuts and returns whole images. The device is the number of
-    the GPU, or None for the CPU.
+    Without ``resizes``, the graph takes no cuts and returns complete images. ``device`` is the
+    index of the GPU, or None for the CPU.
     """
     dali = Pipeline(
         batch_size=shapes[0][1],
@@ -301,7 +299,7 @@ def build_graph(
 def decoded(encoded: Any, *, gpu: bool, hw_decoder_load: float) -> Any:
     """Add the decoder to a graph: encoded images in, pixels out.
 
-    On a CPU pixels are PIL's, on a GPU within the rounding of another transform.
+    On a CPU, pixels equal PIL's. On a GPU, they differ by the rounding of another transform.
     """
     load: dict[str, Any] = {"hw_decoder_load": hw_decoder_load} if gpu else {}
     return fn.decoders.image(
@@ -310,28 +308,28 @@ def decoded(encoded: Any, *, gpu: bool, hw_decoder_load: float) -> Any:
         device="mixed" if gpu else "cpu",
         output_type=types.RGB,
         adjust_orientation=False,
-        jpeg_fancy_upsampling=True,  # as PIL, not nvJPEG's own way
+        jpeg_fancy_upsampling=True,  # like PIL, unlike nvJPEG's default
     )
 
 
 def _fed(name: str, kind: Any) -> Any:
-    """Add an input: a one-dimensional array for each image, used without a copy."""
+    """Add an input to the graph: a one-dimensional array for each image, used without a copy."""
     return fn.external_source(name=name, dtype=kind, ndim=1, no_copy=True)
 
 
 def _view(image: Any, view: int, side: int) -> Any:
-    """Crop a box of an image, resize it or its middle to a square, and flip it if asked."""
+    """Crop a box of an image, resize it or its centre to a square, and flip it if requested."""
     size, start, end, first, last = (
         _fed(f"{name}{view}", types.FLOAT) for name in ("size", "start", "end", "from", "to")
     )
-    # The box is copied first, because PIL's filter sees no pixels outside of it. A resize to the
-    # same size by nearest neighbours copies it twice as fast as DALI's slice.
+    # The box is copied first, because PIL's filter uses no pixels outside it. A nearest-neighbour
+    # resize to the same size copies it twice as fast as DALI's slice.
     box = fn.resize(image, size=size, roi_start=start, roi_end=end, interp_type=types.INTERP_NN)
     return fn.resize(box, size=[side, side], roi_start=first, roi_end=last, roi_relative=True)
 
 
 def cut_arguments(cuts: Sequence[Cuts], shapes: Sequence[Shape]) -> dict[str, NDArray[Any]]:
-    """Return the graph's inputs: boxes in pixels; flips are boxes from right to left."""
+    """Return the graph's inputs by name; a flip is a box that runs from right to left."""
     arguments, view = dict[str, NDArray[Any]](), 0
     for own, (_, _, side, *_) in zip(cuts, shapes, strict=True):
         start, size = own.box[..., :2], own.box[..., 2:]
@@ -352,9 +350,9 @@ def cut_arguments(cuts: Sequence[Cuts], shapes: Sequence[Shape]) -> dict[str, ND
 
 
 def dali_loader(spec: LoaderSpec) -> CropLoader:
-    """Open the loader of the DALI pipeline, with as many reader threads as threads of DALI.
+    """Open the loader of the DALI pipeline, which has as many reader threads as DALI has threads.
 
-    On a CPU the engine crops, because it is three times as fast, and bit-identical to PIL.
+    On a CPU the engine crops, because it is three times as fast as DALI and bit-identical to PIL.
     """
     return (GraphLoader if spec.device.type == "cuda" else DecodingLoader)(spec)
 
@@ -411,7 +409,7 @@ def central_crops(
     side: int,
     device: torch.device,
 ) -> Generator[Tensor]:
-    """Yield batches of central crops on the device, as ``native_backend.central_crops``.
+    """Yield batches of central crops on the device, like ``native_backend.central_crops``.
 
     ``resize`` must be at least ``side``: DALI adds no black border.
     """

@@ -1,10 +1,10 @@
-"""The engine: decodes, crops and augments the images of any store on a CPU.
+"""The CPU engine: decodes, crops and augments the images of any store.
 
-A thread decodes an image once, and only the part that its crops need. It then makes each crop and,
-where views are wanted, applies the photometric stage while the crop is in the cache. Compiled code
-(``fastsiam/kernels/source``) decodes JPEGs, crops and augments. Pillow decodes other images, and
-JPEGs that the compiled code refuses, in the same threads. Crops are bit-identical to Pillow's, and
-views to torchvision's before the normalisation.
+A thread decodes each image once, and only the region that its crops need. It then makes each crop
+and, if views are requested, applies the photometric stage while the crop is in the CPU cache.
+Compiled code (``fastsiam/kernels/source``) decodes JPEGs, crops and augments. Pillow decodes other
+images, and JPEGs that the compiled code rejects, in the same threads. Crops are bit-identical to
+Pillow's, and views to torchvision's before the normalisation.
 """
 
 from __future__ import annotations
@@ -29,39 +29,39 @@ from .cuts import Cuts
 from .headers import Headers
 from .job import PILLOW, Images, Job
 from .store import Store
-from .workers import count, made_ahead
+from .workers import count, prefetch_map
 
 Result = TypeVar("Result")
 
 _READERS = 8
-"""Reader threads: the number of requests that a disk or a server gets at once."""
+"""Number of reader threads, and so of concurrent requests to a disk or a server."""
 _PART = 32
 """Images that a reader thread reads per call."""
 _AHEAD = 2**27
-"""Bytes of coming batches that are requested ahead from another machine."""
+"""Bytes of upcoming batches to prefetch from a remote store."""
 _CHUNK = 2**21
-"""Bytes of a chunk of memory, which several images share; a larger image gets its own memory."""
+"""Bytes of a buffer that several images share; a larger image gets its own buffer."""
 _MOST_CHUNKS = 256
-"""Chunks that are kept while no batch uses them: half a gigabyte, of 5,000 photographs."""
+"""Unused chunks to keep for later batches: 512 MiB, enough for 5,000 photographs."""
 
 
 Submitted = tuple["PendingBatch", Callable[[], Result]]
-"""A batch, and a function that returns the result once the batch is complete."""
+"""A pending batch, and a function that returns its result once the batch is complete."""
 Read = Callable[[NDArray[np.int64]], Images]
 """Reads images at N positions in the store."""
 
 
 def batches_ahead(prefetch: int) -> int:
-    """Return how many batches to submit beyond the one that is completed ahead of the caller."""
+    """Return how many batches to submit in addition to the one completed ahead of the caller."""
     return max(1, prefetch - 1)
 
 
-def requested_ahead(
+def prefetch_remote(
     store: Store, batches: Iterator[NDArray[np.int64]]
 ) -> Iterator[NDArray[np.int64]]:
-    """Yield the images of each batch, after images of coming batches were requested.
+    """Yield each batch's positions, after prefetching images of upcoming batches.
 
-    Only from a remote store: the operating system reads local files ahead.
+    Only remote stores are prefetched: the operating system reads ahead in local files.
     """
     if not store.is_remote:
         yield from batches
@@ -81,10 +81,10 @@ def requested_ahead(
 class Engine:
     """Threads that read, decode, crop and augment the images of a store.
 
-    Call ``read`` first. It returns the encoded images and their sizes, which drawing the crop boxes
-    needs. Then pass them with the boxes to ``submit``, and wait for the ``result`` of the pending
-    batch. Several batches may be pending: a thread that finds no work left in one starts the next.
-    ``batches`` does all this for the steps of an epoch.
+    Call ``read`` first. It returns the encoded images and their sizes, from which crop boxes are
+    drawn. Pass both to ``submit``, and wait for the ``result`` of the pending batch. Several
+    batches may be pending: a thread that finds no work left in one starts on the next. ``batches``
+    does all this for the steps of an epoch.
 
     Args:
         store: the images.
@@ -100,9 +100,9 @@ class Engine:
         self._last: Callable[[], PendingBatch | None] = lambda: None
 
     def use(self, workers: int) -> None:
-        """Decode and crop the batches that are submitted from now on in another number of threads.
+        """Set the number of threads for batches that are submitted from now on.
 
-        Threads of batches that are pending end with these.
+        Pending batches keep their threads, which end after them.
         """
         self.workers = workers
         self.threads = ThreadPoolExecutor(workers, "fastsiam-engine")
@@ -116,10 +116,11 @@ class Engine:
         prefetch: int,
         read: Read | None = None,
     ) -> Generator[Result]:
-        """Yield the results of batches in order; one thread submits them, another one awaits them.
+        """Yield the results of batches in order; one thread submits them, another awaits them.
 
-        Of ``prefetch`` batches, at least two, the first one is completed ahead of the caller.
-        When the generator is closed, no thread writes to the batches' memory.
+        ``prefetch`` batches, at least two, are in progress. The first of them is completed ahead of
+        the caller.
+        Once the generator is closed, no thread writes to the batches' memory.
 
         Args:
             index_of: returns the positions of a step's images.
@@ -130,14 +131,14 @@ class Engine:
         """
         indices: Iterator[NDArray[np.int64]] = map(index_of, steps)
         if read is None:
-            read, indices = self.read, requested_ahead(self.store, indices)
+            read, indices = self.read, prefetch_remote(self.store, indices)
         running: set[PendingBatch] = set()
 
         def start(step: int) -> Submitted[Result] | Exception:
             try:
                 index = next(indices)
                 pending, finish = submit(step, index, read(index))
-            except Exception as error:  # raised in its turn, after the batches before it
+            except Exception as error:  # raised after the batches before it
                 return error
             running.add(pending)
             return pending, finish
@@ -155,20 +156,20 @@ class Engine:
             for pending in tuple(running):
                 pending.cancel()
 
-        submitted = made_ahead(start, steps, count=batches_ahead(prefetch))
-        completed = made_ahead(complete, submitted, count=1)
+        submitted = prefetch_map(start, steps, count=batches_ahead(prefetch))
+        completed = prefetch_map(complete, submitted, count=1)
         try:
-            # "yield from" would close it first and wait for work that is to be cancelled.
+            # "yield from" would close `completed` before the work is cancelled, and wait for it.
             for batch in completed:  # noqa: UP028
                 yield batch
         finally:
             cancel()
             completed.close()
             submitted.close()
-            cancel()  # batches that were submitted meanwhile
+            cancel()  # batches submitted since the first call
 
     def read(self, index: NDArray[np.int64]) -> Images:
-        """Read the encoded images at N positions, and the headers that are not known yet.
+        """Read the encoded images at N positions, and any headers not read yet.
 
         Raises:
             DataError: a file cannot be read or is not an image; the message names it.
@@ -202,7 +203,7 @@ class Engine:
     ) -> PendingBatch:
         """Queue a batch for the threads, and return without waiting.
 
-        The images are those at N positions; the other arguments are those of ``Job``.
+        ``images`` are those at the N positions of ``index``; for the other arguments see ``Job``.
         """
         job = Job(images, cuts, crops, stages, decode=self.headers.decode)
         pending = PendingBatch(self, index, images, job)
@@ -213,7 +214,7 @@ class Engine:
         return self._chunks.array((_CHUNK,), np.uint8).data  # its slices keep the array
 
     def wait(self) -> None:
-        """Wait until no thread uses the memory of the batch that was submitted last."""
+        """Wait until no thread uses the memory of the last submitted batch."""
         if (pending := self._last()) is not None:
             pending.wait()
 
@@ -224,7 +225,7 @@ class Engine:
 
 
 class PendingBatch:
-    """A batch that the engine's threads work on; see ``Engine.submit``."""
+    """A batch in progress in the engine's threads; see ``Engine.submit``."""
 
     def __init__(self, engine: Engine, index: NDArray[np.int64], images: Images, job: Job) -> None:
         self._engine, self._index, self._images, self._job = engine, index, images, job
@@ -247,12 +248,12 @@ class PendingBatch:
             raise self._errors[min(self._errors)]
 
     def wait(self) -> None:
-        """Wait until no thread uses the batch's memory; Ctrl-C is raised after that."""
+        """Wait until no thread uses the batch's memory; a Ctrl-C meanwhile is raised afterwards."""
         if stopped := wait_all(self._running):
             raise stopped
 
     def cancel(self) -> None:
-        """Drop the images that no thread has started, and wait for the others."""
+        """Skip the images that no thread has started, and wait for the others."""
         self._for_pillow.clear()
         self._job.cancel()
         for future in self._running:
@@ -264,7 +265,6 @@ class PendingBatch:
         self._job.run()
 
     def _decode_by_pillow(self) -> None:
-        """Decode and crop the images that are left to Pillow, one after the other."""
         while True:
             try:
                 row = self._for_pillow.popleft()
@@ -281,7 +281,7 @@ class PendingBatch:
         if pixels.shape[:2] != (images.height[row], images.width[row]):
             raise store.cannot_decode(
                 index,
-                f"it has {pixels.shape[1]} x {pixels.shape[0]} pixels, and its header says "
+                f"it has {pixels.shape[1]} x {pixels.shape[0]} pixels, but its header says "
                 f"{images.width[row]} x {images.height[row]}",
             )
         return pixels

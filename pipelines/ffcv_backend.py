@@ -1,6 +1,6 @@
-"""The engine over one .beton file, which the system maps or FFCV's page cache reads.
+"""The FFCV pipeline: the engine on one .beton file, memory-mapped or read by FFCV's page cache.
 
-The first import of FFCV sets torch's and numba's numbers of threads to one; they are set back.
+Importing FFCV sets the thread counts of torch and numba to one; this module restores them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .native_backend import NativeLoader
 from .store import BetonStore
 
 _threads = torch.get_num_threads(), numba.get_num_threads()
-_typed, numba.typed.Dict = numba.typed.Dict, dict  # for two names, it would compile for seconds
+_typed, numba.typed.Dict = numba.typed.Dict, dict  # numba would compile FFCV's for seconds
 from ffcv.fields import RGBImageField  # noqa: E402
 from ffcv.memory_managers import ProcessCacheManager  # noqa: E402
 from ffcv.reader import Reader  # noqa: E402
@@ -34,14 +34,14 @@ numba.typed.Dict = _typed
 torch.set_num_threads(_threads[0])
 numba.set_num_threads(_threads[1])
 
-_SECONDS_BETWEEN_LOOKS = 1.0  # at whether FFCV's readers still live
+_SECONDS_BETWEEN_LOOKS = 1.0  # between checks that FFCV's reader threads are alive
 
 
 class FfcvLoader(NativeLoader):
-    """Batches of a .beton file that ``fastsiam convert`` or FFCV's own writer made.
+    """Loader of a .beton file that was written by ``fastsiam convert`` or by FFCV.
 
-    With ``os_cache`` the file is mapped, and the system caches it. Otherwise FFCV reads the pages
-    that the epoch needs, each once, into memory of its own.
+    With ``os_cache`` the file is memory-mapped and in the OS page cache. Otherwise FFCV reads the
+    pages that the epoch needs, each once, into its own memory.
     """
 
     def __init__(self, spec: LoaderSpec) -> None:
@@ -62,11 +62,11 @@ class FfcvLoader(NativeLoader):
         pages = _Pages(self._beton, self._manager, batches)
         with contextlib.closing(made), contextlib.closing(pages):
             self._read = partial(self._load, pages)
-            for batch in made:  # noqa: UP028  # a read that waits for a page ends first
+            for batch in made:  # noqa: UP028  # closes `pages` first, which ends a blocked read
                 yield batch
 
     def _load(self, pages: _Pages, index: NDArray[np.int64]) -> Images:
-        """Read the images of the next batch into the memory of the batch before it."""
+        """Read the images of the next batch into the memory of the previous batch."""
         self._engine.wait()
         memory, start = pages.load(index)
         address, size = memory.ctypes.data + start, self._store.sizes()[index]
@@ -74,11 +74,11 @@ class FfcvLoader(NativeLoader):
 
 
 class _Pages:
-    """The pages of an epoch, which FFCV reads whole and ahead, batch by batch.
+    """The pages of an epoch, which FFCV reads ahead, batch by batch.
 
     Args:
-        store: the file.
-        manager: FFCV's cache of its pages.
+        store: the .beton file.
+        manager: FFCV's cache of the file's pages.
         batches: positions of each batch's images.
     """
 
@@ -86,22 +86,22 @@ class _Pages:
         self, store: BetonStore, manager: Any, batches: Sequence[NDArray[np.int64]]
     ) -> None:
         self._store, self._batch, self._closed = store, 0, False
-        self._context = manager.schedule_epoch([store.in_whole(index) for index in batches])
+        self._context = manager.schedule_epoch([store.full_positions(index) for index in batches])
         self._context.__enter__()
         self._loaded = self._context.executor.loaded_queue
-        self._get, self._loaded.get = self._loaded.get, self._next_page  # FFCV's waits for ever
+        self._get, self._loaded.get = self._loaded.get, self._next_page  # FFCV's own blocks forever
 
     def load(self, index: NDArray[np.int64]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-        """Wait for the pages of the next batch; those of the batch before it are overwritten.
+        """Wait for the pages of the next batch, which overwrite those of the previous batch.
 
         Args:
-            index: (N,) positions of its images.
+            index: (N,) positions of the batch's images.
 
         Returns:
-            The memory that holds the pages, and (N,) where each record begins in it.
+            The memory that holds the pages, (bytes,), and the offset of each record in it, (N,).
 
         Raises:
-            DataError: the file cannot be read any more.
+            DataError: the file can no longer be read.
         """
         self._context.start_batch(self._batch)
         self._batch += 1
@@ -111,7 +111,7 @@ class _Pages:
         return memory.reshape(-1), slot * page_size + start % page_size
 
     def close(self) -> None:
-        """End FFCV's readers; a ``load`` that waits for them raises an error."""
+        """End FFCV's reader threads; a ``load`` that waits for them raises an error."""
         self._closed = True
         self._context.__exit__(None, None, None)
 

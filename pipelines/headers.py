@@ -1,4 +1,4 @@
-"""Headers of a store's images: their sizes, and which decoder each image needs."""
+"""Image headers of a store: the size of each image, and the decoder that it needs."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from .store.decode import MOST_PIXELS
 from .store.probe import Bytes
 
 _UNKNOWN = 254
-"""Marks an image whose header was not read yet."""
+"""Marks an image whose header has not been read yet."""
 
 
 class Headers:
-    """Reads each image's header once, and remembers its size and form (``Images.form``)."""
+    """Reads each image's header once, and caches its size and form (``Images.form``)."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        if isinstance(store, BetonStore):  # its table has them all
+        if isinstance(store, BetonStore):  # the table of the file has all sizes
             self._height, self._width, self._form = store.height, store.width, store.modes
         else:
             images = len(store)
@@ -44,14 +44,14 @@ class Headers:
         size: NDArray[np.int64],
         owner: object = None,
     ) -> Images:
-        """Return images at N positions, whose headers were read; see ``Images`` for the rest."""
+        """Return the images at N positions, with known headers; see ``Images`` for the rest."""
         height, width, form = (own[index] for own in (self._height, self._width, self._form))
         if not self.decode:
             form[form == JPEG] = PILLOW
         return Images(address, size, height, width, form, owner)
 
     def read(self, index: NDArray[np.int64]) -> None:
-        """Read the headers of images that are not known yet.
+        """Read the headers of images at N positions, unless they are known.
 
         Raises:
             DataError: a file is not an image; the message names it.
@@ -62,10 +62,10 @@ class Headers:
     def read_images(
         self, index: NDArray[np.int64], new_chunk: NewChunk
     ) -> dict[int, NDArray[np.uint8]]:
-        """Read images, except those that Pillow decodes, and headers that are not known yet.
+        """Read the images at N positions that Pillow does not decode, and any unknown headers.
 
         Returns:
-            The bytes of images, by their place among the N of ``index``.
+            The bytes of each image that was read, by its row in ``index``.
 
         Raises:
             DataError: a file cannot be read or is not an image; the message names it.
@@ -80,7 +80,7 @@ class Headers:
         return dict(zip(places.tolist(), arrays, strict=True))
 
     def size(self, index: int) -> tuple[int, int]:
-        """Return the height and width of an image once it is decoded.
+        """Return the height and width of a decoded image.
 
         Raises:
             DataError: the file cannot be read or is not an image; the message names it.
@@ -89,7 +89,7 @@ class Headers:
         return int(self._height[index]), int(self._width[index])
 
     def decoded(self, index: int) -> NDArray[np.uint8]:
-        """Read and decode a whole image: (H, W, 3) uint8, bit-identical to Pillow's pixels.
+        """Read and decode a complete image: (H, W, 3) uint8, bit-identical to Pillow's pixels.
 
         Raises:
             DataError: it cannot be read or decoded; the message names it.
@@ -108,7 +108,7 @@ class Headers:
         store = self._store
         try:
             head = store.header(index, data)
-        except ImageError:  # Pillow reads some files whose headers ``probe`` refuses
+        except ImageError:  # Pillow reads some files whose headers ``probe`` rejects
             image = store.decode(index)
             (height, width), form = (image.height, image.width), PILLOW
         else:
@@ -120,4 +120,4 @@ class Headers:
             elif rules.needs_pillow(head):
                 form = PILLOW
         self._height[index], self._width[index] = height, width
-        self._form[index] = form  # last, because other threads read it first
+        self._form[index] = form  # last, because other threads check it first

@@ -1,9 +1,9 @@
-"""Jobs of the compiled kernels: crops and views of a batch of images on a CPU.
+"""Jobs for the compiled kernels, which make crops and views of a batch of images on a CPU.
 
-The kernels resample as PIL does, so crops are bit-identical to PIL's: a triangle filter, widened
-when it shrinks, along one axis and then along the other, with weights in 2**-22ths, integer sums,
-and rounding to whole levels after each axis. The code is in ``fastsiam/kernels/source``: job.cpp
-distributes the images among threads, geometric.cpp makes the crops.
+The kernels resample like PIL, so crops are bit-identical to PIL's. A triangle filter, widened when
+it shrinks an image, runs along one axis and then along the other. Weights are multiples of 2**-22,
+sums are integers, and each axis rounds to integer levels. In ``fastsiam/kernels/source``, job.cpp
+distributes the images among threads, and geometric.cpp makes the crops.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from fastsiam.views.photometric.operations import operations
 from .cuts import Cuts, cut_views
 
 JPEG, PIXELS = range(2)
-"""How an image is stored in memory; the modes of a .beton file are the same numbers."""
+"""How an image is encoded in memory; the modes of a .beton file are the same numbers."""
 PILLOW = 255
-"""Marks an image that compiled code skips: pass it to ``Job.make_pixels`` once it is decoded."""
+"""Marks an image that compiled code skips; decode it and call ``Job.make_pixels``."""
 _STAGES = "decode", "crop", "photometric"
 
 
@@ -51,7 +51,7 @@ class Images:
     form: NDArray[np.uint8]
     """(N,) JPEG, PIXELS (H x W x 3, RGB) or PILLOW."""
     owner: object = None
-    """Owns the memory; it lives as long as this."""
+    """Owner of the memory, which is kept alive as long as this object."""
 
     @property
     def size(self) -> NDArray[np.int64]:
@@ -62,7 +62,7 @@ class Images:
     def of_pixels(
         address: NDArray[np.int64], size: NDArray[np.integer[Any]], owner: object = None
     ) -> Images:
-        """Return images that are decoded: H x W x 3 uint8 each, of the sizes (N, 2)."""
+        """Return N decoded images: H x W x 3 uint8 each, with the sizes (N, 2)."""
         height, width = (np.ascontiguousarray(side, np.int32) for side in np.asarray(size).T)
         count = 3 * height.astype(np.int64) * width
         form = np.full(len(height), PIXELS, np.uint8)
@@ -70,25 +70,26 @@ class Images:
 
     @staticmethod
     def of_arrays(arrays: Sequence[NDArray[np.uint8]], owner: object = None) -> Images:
-        """Return images that are contiguous arrays, H x W x 3 uint8 each, of another owner's."""
+        """Return images from contiguous (H, W, 3) uint8 arrays, whose memory ``owner`` has."""
         address = np.array([library.at(array, np.uint8) for array in arrays], np.int64)
         size = np.array([array.shape[:2] for array in arrays])
         return Images.of_pixels(address, size, (arrays, owner))
 
 
 class Job:
-    """Makes a batch's crops and views; several threads may call ``run`` at once.
+    """Makes a batch's crops and views; several threads may call ``run`` concurrently.
 
     Args:
         images: N images.
-        cuts: crop boxes and flips, for each side of the crops.
-        crops: output for each side, (V, N, S, S, 3) uint8, contiguous; None if only views are
-            wanted.
-        stages: photometric stage for each side, if views are wanted; it holds the views.
+        cuts: crop boxes and flips, for each view size.
+        crops: output for each view size, (V, N, S, S, 3) uint8, contiguous; None if only views are
+            requested.
+        stages: photometric stage for each view size, with memory for the views; empty if only
+            crops are requested.
         decode: address of the function that decodes JPEGs; 0 if no image is a JPEG.
 
     Raises:
-        ValueError: compiled code would read or write outside of these arrays.
+        ValueError: an argument is missing, or compiled code would access memory outside arrays.
     """
 
     def __init__(
@@ -103,12 +104,12 @@ class Job:
         self.count = count = len(images.address)
         """Number of images."""
         if crops is None and not stages:
-            raise ValueError("neither crops nor views are wanted: pass crops or stages")
+            raise ValueError("neither crops nor views are requested: pass crops or stages")
         if not decode and (images.form == JPEG).any():
             raise ValueError("some images are JPEGs: pass the address of a decoder")
         self._refused = np.zeros(count, np.uint8)
         self._times, self._threads = np.zeros((count, 4), np.int64), np.zeros(count, np.int64)
-        turn = np.argsort(-images.bytes, kind="stable")  # no thread is left with a long one
+        turn = np.argsort(-images.bytes, kind="stable")  # largest first, to balance threads
         taken, at = np.zeros(1, np.int64), library.at
         self._taken, self._images = taken, images
         sides = (library.SideOf * len(cuts))()
@@ -127,7 +128,7 @@ class Job:
                 None if target is None else target.data_ptr(),
                 ctypes.pointer(stages[number].compiled) if stages else None,
             )
-        self._kept = turn, cuts, crops, stages, sides  # whose addresses are used
+        self._kept = turn, cuts, crops, stages, sides  # keeps the arrays alive
         self._job = library.JobOf(
             count,
             at(taken, np.int64),
@@ -148,15 +149,15 @@ class Job:
         self._make_pixels = library.kernels().fastsiam_make_pixels
 
     def run(self) -> None:
-        """Process images until none is left; after a MemoryError the batch is incomplete."""
+        """Process images until all are taken; after a MemoryError the batch is incomplete."""
         self._check_memory(self._make(ctypes.byref(self._job)))
 
     def make_pixels(self, row: int, pixels: NDArray[np.uint8]) -> None:
-        """Make the crops and views of one image that was decoded elsewhere: (H, W, 3) uint8.
+        """Make the crops and views of one image from its decoded pixels, (H, W, 3) uint8.
 
         Raises:
-            MemoryError: it needs more memory than is free.
-            ValueError: it has another size than ``images`` states.
+            MemoryError: there is not enough free memory.
+            ValueError: the size differs from the one in ``images``.
         """
         size = (int(self._images.height[row]), int(self._images.width[row]), 3)
         if pixels.shape != size:
@@ -178,7 +179,7 @@ class Job:
         self._taken[0] = self.count
 
     def refused(self) -> NDArray[np.int64]:
-        """Return the rows of images that compiled code refused; call it after all threads end."""
+        """Return the rows of images that compiled code rejected; call it after all threads end."""
         note_stages(_STAGES, self._times, self._threads)
         return np.flatnonzero(self._refused)
 
@@ -199,13 +200,13 @@ def _check_cuts(cuts: Cuts, images: Images) -> None:
 
 
 def stages_of(params: ViewParams, config: AugmentConfig, dtype: torch.dtype) -> list[Stage]:
-    """Return the photometric stage of each side of the views, of a floating type."""
+    """Return the photometric stage for each view size; ``dtype`` is that of the views."""
     sides = zip(operations(params, config), config.by_side, strict=True)
     return [Stage(what, config, side, side, dtype) for what, side in sides]
 
 
 def run_in_threads(job: Job) -> None:
-    """Run a job whose images are decoded, in as many threads as torch uses."""
+    """Run a job of decoded images in as many threads as torch uses."""
     in_threads(job.run, job.count)
     job.refused()
 

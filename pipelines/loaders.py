@@ -1,4 +1,4 @@
-"""What loaders of images share: epochs, draws, bad images, and copies to a GPU."""
+"""Base classes of image loaders: epochs, augmentation parameters and bad images."""
 
 from __future__ import annotations
 
@@ -28,37 +28,37 @@ from .workers import Closes, close_at_exit
 log = logging.getLogger(__name__)
 
 CropTransform = Callable[[Crops], Crops]
-"""Changes the uint8 crops of a batch on the device, before the colours are changed."""
+"""Function that changes a batch's uint8 crops on the device, before the colour operations."""
 Augmented = tuple[NDArray[np.int64], ViewParams, tuple[Tensor, ...]]
-"""Of a batch: (N,) positions in the data set of the images that were read, the parameters that were
+"""A batch: (N,) positions in the data set of the images that were read, the parameters that were
 applied, and the crops or the views on the device."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoaderSpec:
-    """What the loader of one rank is opened with."""
+    """Arguments for opening the loader of one rank."""
 
     data: DataConfig
-    """Threads or processes, batches to prepare ahead, and the pipeline's own settings."""
+    """Number of threads or processes, batches to prefetch, and settings of the pipeline."""
     store: Store | None
     """The images; None for noise."""
     order: Order
-    """Which images make up which batch of this rank."""
+    """Order of the images, which determines the batches of this rank."""
     augment: AugmentConfig
-    """How views are drawn."""
+    """Ranges and probabilities of the augmentations."""
     device: torch.device
     """Device of the views."""
     dtype: torch.dtype = torch.float32
     """Floating type of the views."""
     crop_transform: CropTransform | None = None
-    """Is applied to the crops of each batch, before the photometric stage."""
+    """Function to apply to the crops of each batch, before the photometric stage."""
 
 
 class StoreLoader(ABC):
     """Base class of loaders that read a store; see ``fastsiam.views.batch.Loader``.
 
-    It makes one epoch at a time. A bad image is replaced if ``order.bad`` says so: the epoch starts
-    again at its step, where the order has another image.
+    It runs one epoch at a time. If ``order.bad`` is set, bad images are replaced: the epoch
+    restarts at the current step, where the order now has another image.
     """
 
     reads_files: ClassVar[bool] = True
@@ -70,23 +70,24 @@ class StoreLoader(ABC):
         self.pipeline = spec.data.pipeline
         self.source, self.images, self.steps = str(store), order.images, order.steps
         self.bad = order.bad
-        """The bad images that are known, which others replace; None if one is an error."""
+        """Known bad images, which are replaced; None if a bad image is an error."""
         self._store, self._order, self._augment = store, order, spec.augment
         self._device, self._dtype = spec.device, spec.dtype
         self._shapes = crop_shapes(spec.augment, order.batch // order.world)
         self._labels = torch.tensor(store.labels, device=spec.device)
         self._running: Generator[Augmented] | None = None
         self._owned: list[Closes] = []
-        """What is closed with the loader."""
+        """Objects that ``close`` closes too."""
         self._closed = False
         close_at_exit(self)
 
     def epoch(self, number: int, *, skip: int = 0) -> Iterator[Batch]:
-        """Yield the batches of an epoch from step ``skip`` on; one epoch at a time.
+        """Yield the batches of an epoch from step ``skip`` on; only one epoch can run at a time.
 
         Raises:
             DataError: an image cannot be read or decoded; the message names it.
             FileLostError: a mapped file was truncated, so images may contain zeros.
+            RuntimeError: the loader is closed, or another epoch was started.
         """
         if self.bad is not None:
             self.bad.share()
@@ -95,7 +96,7 @@ class StoreLoader(ABC):
         return batches
 
     def close(self) -> None:
-        """End the epoch and the threads or processes, and free memory."""
+        """End the current epoch and the threads or processes, and free memory."""
         self._closed = True
         self._end_epoch()
         for own in self._owned:
@@ -103,10 +104,10 @@ class StoreLoader(ABC):
 
     @abstractmethod
     def _views(self, epoch: int, skip: int) -> Generator[Augmented]:
-        """Yield the images, the parameters and the normalised views of each batch."""
+        """Yield the positions, the parameters and the normalised views of each batch."""
 
     def _draw(self, epoch: int, step: int, size: NDArray[np.integer]) -> ViewParams:
-        """Draw the augmentation parameters of a batch, whose images have the sizes (N, 2)."""
+        """Draw the augmentation parameters of a batch; ``size`` is (N, 2), height and width."""
         return draw_views(
             self._augment,
             seed=self._order.seed,
@@ -127,7 +128,7 @@ class StoreLoader(ABC):
     def _run(
         self, start: Callable[[int, int], Generator[Augmented]], epoch: int, skip: int
     ) -> Generator[Augmented]:
-        """Yield what ``start(epoch, step)`` yields, and start again at a step with a bad image."""
+        """Yield from ``start(epoch, step)``, and restart it at any step with a bad image."""
         if self._closed:
             raise RuntimeError("this loader is closed")
         self._end_epoch()
@@ -142,8 +143,8 @@ class StoreLoader(ABC):
                         raise
                     bad = self.bad.note(error, epoch=epoch, step=epoch * self.steps + step)
                     log.warning(
-                        f"bad image {bad.index:,} ({bad.name}): {bad.reason}; another one is shown "
-                        "in its place"
+                        f"bad image {bad.index:,} ({bad.name}): {bad.reason}; another image "
+                        "replaces it"
                     )
                     self._running = running = start(epoch, step)
                     continue
@@ -154,7 +155,7 @@ class StoreLoader(ABC):
         finally:
             running.close()
         if not self._closed:
-            raise RuntimeError("another epoch of this loader was begun; it makes one at a time")
+            raise RuntimeError("another epoch of this loader was started; it runs one at a time")
 
     def _end_epoch(self) -> None:
         if self._running is not None:
@@ -163,7 +164,7 @@ class StoreLoader(ABC):
 
 
 class CropLoader(StoreLoader):
-    """Base class of loaders whose photometric stage comes after them, where the model runs."""
+    """Base class of loaders of uint8 crops; the photometric stage runs on the model's device."""
 
     def __init__(self, spec: LoaderSpec) -> None:
         if spec.device.type == "cuda":
@@ -184,7 +185,7 @@ class CropLoader(StoreLoader):
 
     @abstractmethod
     def _crops(self, epoch: int, skip: int) -> Generator[Augmented]:
-        """Yield the images, the parameters and the crops of each batch."""
+        """Yield the positions, the parameters and the crops of each batch."""
 
     def _views(self, epoch: int, skip: int) -> Generator[Augmented]:
         with contextlib.closing(self._crops(epoch, skip)) as made:
@@ -195,28 +196,28 @@ class CropLoader(StoreLoader):
 
 
 def _transformed(crops: Crops, transform: CropTransform) -> Crops:
-    """Apply the user's transform, and check that it returns crops like those that it got.
+    """Apply the user's transform to the crops.
 
     Raises:
-        ValueError: it does not.
+        ValueError: it returns other shapes or another dtype.
     """
     made = transform(crops)
     if made is None:
-        raise ValueError("crop_transform must return the crops, and returned None")
+        raise ValueError("crop_transform must return the crops, not None")
     made = tuple(made)
     found = [(tuple(own.shape), own.dtype) for own in made]
     if found != [(own.shape, torch.uint8) for own in crops]:
         shapes = [tuple(own.shape) for own in crops]
         raise ValueError(
-            f"crop_transform must return uint8 tensors of shapes {shapes}, and returned {found}"
+            f"crop_transform must return uint8 tensors of shapes {shapes}, but returned {found}"
         )
     return made
 
 
 def current_gpu(device: torch.device) -> contextlib.AbstractContextManager[object]:
-    """Make a GPU the current one of this thread, in which it is GPU 0 at first.
+    """Make a GPU the current device of this thread, which is GPU 0 by default.
 
-    Otherwise torch would return to GPU 0 after each use of a stream of another GPU, and its
-    DataLoader would pin memory there. Either takes half a gigabyte there for each process.
+    Otherwise torch would switch back to GPU 0 after each use of another GPU's stream, and its
+    DataLoader would pin memory there. Either takes 0.5 GB of GPU 0's memory per process.
     """
     return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()

@@ -1,4 +1,4 @@
-"""The memory pipeline: a data set that is decoded once and kept as uint8 on the training device.
+"""The memory pipeline: decodes a data set once and keeps it as uint8 on the training device.
 
 An epoch decodes nothing; it only copies augmentation parameters to the device.
 """
@@ -23,7 +23,7 @@ from .loaders import Augmented, LoaderSpec
 from .native_backend import NativeLoader
 from .store import Store
 from .store.decode import MOST_PIXELS
-from .workers import count, made_ahead
+from .workers import count, prefetch_map
 
 
 class MemoryLoader(NativeLoader):
@@ -42,7 +42,7 @@ class MemoryLoader(NativeLoader):
         super().close()
         self._pixels = self._read = None
         if self._device.type == "cuda":
-            torch.cuda.empty_cache()  # torch's allocator would keep them, and they count as used
+            torch.cuda.empty_cache()  # torch keeps freed memory, which counts as used
 
     def _crops(self, epoch: int, skip: int) -> Generator[Augmented]:
         pixels = self._pixels
@@ -67,8 +67,8 @@ class Pixels:
     """Decoded images of a store in one tensor on the device, H x W x 3 uint8 each.
 
     Raises:
-        DataError: an image cannot be decoded, and bad ones are not replaced; or the pixels do not
-            fit.
+        DataError: an image cannot be decoded and bad images are not replaced, or the decoded
+            images do not fit.
     """
 
     def __init__(self, spec: LoaderSpec, store: Store) -> None:
@@ -76,12 +76,12 @@ class Pixels:
         self._threads, device = max(1, count(spec.data.workers)), spec.device
         wanted = np.arange(len(store)) if spec.order.chosen is None else spec.order.chosen
         self.size = np.zeros((len(store), 2), np.int64)
-        """(images of the store, 2) height and width; 0 for images that were not loaded."""
+        """(images of the store, 2) height and width; 0 for images that are not loaded."""
         if (known := store.dimensions()) is not None:
             self.size[wanted] = known[wanted]
         pixels = self.size[wanted].prod(1)
         unknown = wanted[(pixels == 0) | (pixels > MOST_PIXELS)]
-        for index, size in self._each(self._size, unknown, "reading sizes of images"):
+        for index, size in self._each(self._size, unknown, "reading image sizes"):
             self.size[index] = size
         end = np.cumsum(3 * self.size.prod(1))
         self.start, used, free = end - 3 * self.size.prod(1), int(end[-1]), free_bytes(device)
@@ -94,7 +94,7 @@ class Pixels:
         self.flat = torch.empty(used, dtype=torch.uint8, device=device)
         """All pixels."""
         self.refused: dict[int, ImageError] = {}
-        """The error of each bad image."""
+        """Error of each bad image, by position."""
         for index, refused in self._each(self._load, wanted, "decoding images"):
             if refused:
                 if spec.order.bad is None:
@@ -102,7 +102,7 @@ class Pixels:
                 self.refused[index], self.size[index] = refused, 0
 
     def images(self, index: NDArray[np.int64]) -> Images:
-        """Return N images, which have addresses if they lie on a CPU.
+        """Return the images at N positions; only those on a CPU have addresses.
 
         Raises:
             ImageError: one of them could not be decoded.
@@ -119,7 +119,7 @@ class Pixels:
             height, width = self._headers.size(index)
             if height * width > MOST_PIXELS:
                 self._store.decode(index)
-        except ImageError:  # decoding will raise it again, where it is expected
+        except ImageError:  # decoding raises it again, where it is handled
             return 0, 0
         return height, width
 
@@ -135,7 +135,7 @@ class Pixels:
         self.size[index] = height, width
         target = self.flat[self.start[index] :][: pixels.size]
         if target.device.type == "cpu":
-            target.numpy()[:] = pixels.reshape(-1)  # torch would start threads in each thread
+            target.numpy()[:] = pixels.reshape(-1)  # torch would start more threads in each thread
         else:
             target.copy_(torch.from_numpy(np.require(pixels.reshape(-1), requirements="W")))
         return None
@@ -143,7 +143,7 @@ class Pixels:
     def _each(
         self, make: Callable[[int], Made], images: NDArray[np.int64], what: str
     ) -> Iterator[tuple[int, Made]]:
-        """Yield images with ``make(image)``, computed in threads, and show the progress."""
+        """Yield each image with ``make(image)``, computed in threads; report the progress."""
 
         def parts() -> Iterator[list[int]]:
             for first in range(0, len(images), _PART):
@@ -155,7 +155,7 @@ class Pixels:
             return [(index, make(index)) for index in part]
 
         with tally(what, len(images)) as done:
-            for made in made_ahead(
+            for made in prefetch_map(
                 make_part, parts(), count=2 * self._threads, threads=self._threads
             ):
                 self._store.check()

@@ -1,7 +1,7 @@
-"""The native pipeline: batches of any store by the engine, without optional packages.
+"""The native pipeline: the engine loads any store, without optional packages.
 
-It uses threads only, so it needs no fork and no shared memory. On a CPU the threads finish the
-views. For a GPU they write uint8 crops to a ring of pinned buffers, which are copied on separate
+It uses only threads, so it needs neither fork nor shared memory. On a CPU, the threads complete the
+views. For a GPU, they write uint8 crops to a ring of pinned buffers, which are copied on separate
 streams, and the photometric stage runs on the GPU.
 """
 
@@ -22,7 +22,7 @@ from fastsiam.config import DataConfig
 from fastsiam.trace import span
 from fastsiam.views.batch import Crops
 from fastsiam.views.draws import ViewParams
-from fastsiam.views.photometric.operations import in_views_order
+from fastsiam.views.photometric.operations import split_by_view
 
 from .cuts import cut_centres, cut_views
 from .engine import Engine, Read, Submitted, batches_ahead
@@ -34,14 +34,14 @@ from .tuning import WorkerTuner
 log = logging.getLogger(__name__)
 
 OnDevice = tuple[tuple[Tensor, ...], torch.cuda.Event | None]
-"""Crops or views, and the event after which they are complete; None if they are complete."""
+"""Crops or views, and the CUDA event after which they are complete; None if they already are."""
 
 
 class NativeLoader(CropLoader):
     """The loader of the native pipeline."""
 
     tunes_workers: ClassVar[bool] = True
-    """Whether ``--workers auto`` finds the fewest threads that suffice; see ``tuning``."""
+    """Whether ``--workers auto`` searches for the fewest threads that suffice; see ``tuning``."""
 
     def __init__(self, spec: LoaderSpec) -> None:
         super().__init__(spec)
@@ -50,11 +50,11 @@ class NativeLoader(CropLoader):
         self._owned.append(self._engine)
         _ = self._engine.headers.decode  # compiles the kernels, or raises, before training
         self._read: Read | None = None
-        """Reads the images of the next batch; None means the engine."""
+        """Reads the images of the next batch; None means ``Engine.read``."""
         tunes = workers == "auto" and self.tunes_workers
         self._tuner = WorkerTuner(self._engine.workers) if tunes else None
         self.tuned_workers: int | None = None
-        """The number of threads that was found; None where none is to be found, or not yet."""
+        """Number of threads that the tuner chose; None before that or without a tuner."""
         self._slots: list[_Slot] = []
 
     def close(self) -> None:
@@ -71,7 +71,7 @@ class NativeLoader(CropLoader):
 
     def _crops(self, epoch: int, skip: int) -> Generator[Augmented]:
         if not self._slots:
-            # One for each batch in progress, and one for the caller's on a CPU; a GPU has its own.
+            # One for each batch in progress. The caller's batch takes another one, except on a GPU.
             count = batches_ahead(self._prefetch) + (1 if self._device.type == "cuda" else 2)
             self._slots = [
                 _Slot(self._shapes, self._device, copy_stream(self._device)) for _ in range(count)
@@ -79,14 +79,14 @@ class NativeLoader(CropLoader):
         return self._made(epoch, skip, finished=False)
 
     def _made(self, epoch: int, skip: int, *, finished: bool) -> Generator[Augmented]:
-        """Yield views if they are to be finished on the CPU, else crops on the device."""
+        """Yield views made on the CPU if ``finished``, or else crops on the device."""
         if self._tuner is not None:
             self._tuner.pause()
         batches = self._engine.batches(
             partial(self._order.indices, epoch),
             range(skip, self.steps),
             partial(self._submit, epoch, finished),
-            # More batches made ahead would hide for long that a number of threads is too low.
+            # With more batches ahead, too few threads would go unnoticed for longer.
             prefetch=self._prefetch if self._tuner is None else min(2, self._prefetch),
             read=self._read,
         )
@@ -97,7 +97,7 @@ class NativeLoader(CropLoader):
                 self._tune()
 
     def _tune(self) -> None:
-        """Time the loop, which asks for the next batch; try another number of threads."""
+        """Let the tuner time the loop, and use the number of threads that it proposes."""
         if (tuner := self._tuner) is None:
             return
         tuner.note_batch()
@@ -116,7 +116,7 @@ class NativeLoader(CropLoader):
             stages = stages_of(params, self._augment, self._dtype)
             pending = self._engine.submit(index, images, cuts, stages=stages)
             made = (stage.views() for stage in stages)
-            return pending, lambda: (index, params, (in_views_order([*made], self._augment), None))
+            return pending, lambda: (index, params, (split_by_view([*made], self._augment), None))
         slot = self._slots[step % len(self._slots)]
         slot.wait()
         pending = self._engine.submit(index, images, cuts, crops=slot.crops)
@@ -124,7 +124,7 @@ class NativeLoader(CropLoader):
 
 
 class _Slot:
-    """Host memory for the crops of a batch, and the stream that copies them to a GPU."""
+    """Host buffer for the crops of a batch, and the stream that copies it to a GPU."""
 
     def __init__(
         self,
@@ -139,7 +139,7 @@ class _Slot:
             )
 
     def copied(self) -> OnDevice:
-        """Start copying the crops to the device."""
+        """Start copying the crops to the device; return the copies."""
         if self.stream is None:
             return self.crops, None
         with span("copy"), current_gpu(self._device), torch.cuda.stream(self.stream):
@@ -147,7 +147,7 @@ class _Slot:
         return crops, self.stream.record_event()
 
     def wait(self) -> None:
-        """Wait until no copy reads the memory."""
+        """Wait until no copy reads the buffer."""
         if self.stream is not None:
             self.stream.synchronize()
 
@@ -161,10 +161,10 @@ def copy_stream(device: torch.device) -> torch.cuda.Stream | None:
 
 
 def take_over(tensors: Iterable[Tensor], copied: torch.cuda.Event | None) -> None:
-    """Make the current stream wait for tensors that another stream copies; the host does not wait.
+    """Make the current stream, but not the host, wait for tensors that another stream copies.
 
-    The allocator reuses the tensors' memory only after the work that the current stream has queued
-    when they are freed.
+    The allocator reuses the tensors' memory only after the work that is queued on the current
+    stream when they are freed.
     """
     if copied is not None:
         for tensor in tensors:
@@ -193,7 +193,7 @@ def central_crops(
         device: device of the crops.
     """
     engine = Engine(store, workers=data.workers)
-    stream = copy_stream(device)  # one: the allocator keeps freed memory for each stream
+    stream = copy_stream(device)  # a single one, because the allocator caches memory per stream
 
     def submit(_: int, index: NDArray[np.int64], images: Images) -> Submitted[OnDevice]:
         slot = _Slot([(1, len(index), side, side, 3)], device, stream)

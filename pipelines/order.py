@@ -1,7 +1,7 @@
-"""Which images are in which batch: a pure function of (seed, epoch, step, rank, world).
+"""Order of the images in an epoch: a pure function of (seed, epoch, step, rank, world).
 
 A global batch is the same set of images on any number of ranks, and each rank takes a slice of it.
-This also holds for images that replace bad ones.
+This is also true of images that replace bad ones.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from .shuffle import Mixture, Window, full_shuffle, positions_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """The order of a data set's epochs, as one rank sees it."""
+    """The order of images in each epoch, and this rank's share of each batch."""
 
     images: int
-    """Number of images in an epoch: the whole data set, or ``chosen``."""
+    """Number of images in an epoch: all of the data set, or those in ``chosen``."""
     batch: int
     """Images in a global batch."""
     seed: int
     """The run's seed."""
     rank: int = 0
-    """This rank's number."""
+    """Rank of this process."""
     world: int = 1
     """Number of ranks."""
     chosen: NDArray[np.int64] | None = field(default=None, compare=False)
@@ -41,7 +41,7 @@ class Order:
     _epochs: dict[int, NDArray[np.int64]] = field(
         default_factory=dict, init=False, compare=False, repr=False
     )
-    """Two epochs: the next begins while the last batches of one are on their way."""
+    """Cache of two epochs: the next begins while the last batches of the previous are loading."""
 
     def __post_init__(self) -> None:
         assert self.chosen is None or len(self.chosen) == self.images
@@ -49,26 +49,28 @@ class Order:
         if self.batch < 1:
             raise ValueError(f"batch must be at least 1, not {self.batch}")
         if not 0 <= self.rank < self.world:
-            raise ValueError(f"rank {self.rank} is not one of {self.world}: ranks count from 0")
+            raise ValueError(
+                f"rank {self.rank} is out of range for {self.world} ranks, which count from 0"
+            )
         if self.batch % self.world:
             raise ValueError(
-                f"a global batch of {self.batch} cannot be shared equally by {self.world} ranks; "
+                f"a global batch of {self.batch} is not divisible by {self.world} ranks; "
                 f"choose a multiple of {self.world}"
             )
 
     @property
     def steps(self) -> int:
-        """Whole global batches in an epoch; the incomplete last one is dropped."""
+        """Number of complete global batches in an epoch; the incomplete last one is dropped."""
         return self.images // self.batch
 
     def place(self, step: int) -> int:
-        """Return the place in the epoch of this rank's first image of a batch."""
+        """Return the place in the epoch's order of this rank's first image of a batch."""
         return step * self.batch + self.rank * (self.batch // self.world)
 
     def indices(self, epoch: int, step: int) -> NDArray[np.int64]:
         """Return this rank's images of a batch: (batch / world,) positions in the data set.
 
-        A bad image is replaced by the one that is shown half an epoch later, or by the first good
+        A bad image is replaced by the image half an epoch later in the order, or by the first good
         one after that. The replacement depends on the seed, the epoch, the place and the set of bad
         images, not on when or on which rank they were found.
         """
@@ -82,18 +84,18 @@ class Order:
         return shown
 
     def drawn_for(self, epoch: int, step: int) -> NDArray[np.int64]:
-        """Return the numbers by which a batch's parameters are drawn: (batch / world,).
+        """Return the numbers for which a batch's augmentations are drawn: (batch / world,).
 
-        They are the positions of ``indices``, with two exceptions, so that an image that is shown
-        twice in an epoch differs: replacements of bad images get the parameters of the bad image,
-        and each repetition in a mixture has a number of its own (``shuffle.positions_of``).
+        These are the positions from ``indices``, with two exceptions. They give an image that
+        occurs twice in an epoch different augmentations. A replacement of a bad image gets those of
+        the bad image. Each repetition in a mixture has its own number (``shuffle.positions_of``).
         """
         assert 0 <= step < self.steps
         start = self.place(step)
         return self._at(epoch, slice(start, start + self.batch // self.world))
 
     def _at(self, epoch: int, places: slice | NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the numbers, as of ``drawn_for``, at places of an epoch's order."""
+        """Return the numbers, as in ``drawn_for``, at places of an epoch's order."""
         numbers = self._epoch(epoch)[places]
         if self.chosen is None:
             return numbers
@@ -101,7 +103,7 @@ class Order:
         return numbers - images + self.chosen[images]
 
     def _epoch(self, epoch: int) -> NDArray[np.int64]:
-        """Return the numbers of an epoch, shuffled: (images,), read-only."""
+        """Return the shuffled numbers of an epoch: (images,), read-only."""
         if (known := self._epochs.get(epoch)) is not None:
             return known
         order = partial(full_shuffle, self.images) if self.shuffle is None else self.shuffle.epoch
@@ -115,7 +117,8 @@ class Order:
     def _substitute(self, bad: BadImages, epoch: int, place: int, at: int) -> int:
         """Return the image that replaces a bad one.
 
-        One of len(bad) + 1 images is good. In a mixture, which repeats images, all may be one.
+        Of len(bad) + 1 different images, at least one is good. A mixture may repeat images, so all
+        places are tried next.
         """
         first = place + self.images // 2
         for count in (len(bad) + 1, self.images):
@@ -123,4 +126,4 @@ class Order:
             good = others[~bad.among(others, at=at)]
             if len(good):
                 return int(good[0])
-        raise DataError("no image of this epoch can be decoded: check what is wrong with the data")
+        raise DataError("no image of this epoch can be decoded: check the data")

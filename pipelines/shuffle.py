@@ -1,22 +1,22 @@
-"""How an epoch is shuffled: fully, within a window, or as a mixture of data sets.
+"""Shuffling of epochs: fully, within a window, or as a mixture of data sets.
 
-The order is a function of (seed, epoch), and of the blocks and data sets, which a run remembers.
+The order is a function of (seed, epoch), and of the blocks and data sets, which a run records.
 
-Within a window, what lies together is read together. The blocks of a data set (``store.blocks``)
-follow each other in a random order, a new one in each epoch. Then each image is delayed by a random
-number of places below the window's size, so that at any time the images of about one window of
-blocks are shown, well mixed. The last window of an epoch wraps around to its start, so that batches
-are mixed equally well there.
+Within a window, images that are stored together are read together. The blocks of a data set
+(``Store.blocks``) are put in a random order, a new one in each epoch. Then each image is delayed by
+a random number of places smaller than the window. So the images of about one window of blocks are
+mixed at any time. The last window of an epoch wraps around to its start, so that batches are mixed
+equally well there.
 
 An epoch of a mixture (``--data A --data B --weights 0.7,0.3``) has as many images as all data sets
-together. Each data set contributes its share, spread evenly over the epoch, so that every batch has
-the shares too, up to a few images. A data set is shuffled and shown as a whole, pass after pass: an
-epoch continues where the one before stopped. So the images of a data set are all shown equally
-often, give or take one.
+together. The share of each data set is spread evenly over the epoch, so every batch has the same
+shares, up to a few images. Each data set is shuffled and used completely, pass after pass. An epoch
+continues where the previous one stopped. So all images of a data set are used equally often, give
+or take one.
 
-Where an epoch takes more of a data set than it has, images are repeated in it. Each repetition is
-drawn other views: ``Mixture.epoch`` returns a number for each place, which holds the position of
-the image and its repetition.
+If an epoch takes more images from a data set than it has, some are repeated. Each repetition gets
+different views: for each place, ``Mixture.epoch`` returns a number that encodes the position of the
+image and its repetition.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from fastsiam.errors import DataError
 from fastsiam.views import rng
 
 _REPETITION = 40
-"""Bits of a number below those of the repetition: they hold the position."""
+"""Number of low bits, which hold the position; the bits above hold the repetition."""
 
 
 def full_shuffle(images: int, seed: int, epoch: int) -> NDArray[np.int64]:
-    """Sort the images by a random key of each: one permutation for each (seed, epoch)."""
+    """Return a random permutation of the images, (images,), a function of (seed, epoch)."""
     key = rng.keys(seed, epoch, rng.Stream.ORDER, np.arange(images))
     return np.argsort(key, kind="stable")
 
@@ -46,45 +46,43 @@ class Window:
     """The shuffle of ``--shuffle window:N``."""
 
     images: int
-    """N: once the blocks have their order, each image moves by fewer places than this."""
+    """N: after the blocks are shuffled, each image moves by fewer places than this."""
     blocks: NDArray[np.int64]
-    """(images of the order,) number of the block that each lies in, as in ``Store.blocks``."""
+    """(images of the order,) block number of each image, as in ``Store.blocks``."""
 
     def __len__(self) -> int:
-        """Count the images of the order."""
         return len(self.blocks)
 
     def epoch(self, seed: int, epoch: int) -> NDArray[np.int64]:
-        """Return the order of an epoch: (images of the order,) each of their numbers once."""
+        """Return the order of an epoch: (images of the order,), a permutation of their numbers."""
         count = len(self.blocks)
         drawn = rng.keys(seed, epoch, rng.Stream.BLOCK, self.blocks)
-        reading = np.lexsort((self.blocks, drawn))  # two blocks with one key stay apart
+        reading = np.lexsort((self.blocks, drawn))  # separates blocks with the same key
         later = rng.uniform(rng.keys(seed, epoch, rng.Stream.ORDER, reading), 1)[:, 0]
         due = (np.arange(count) + later * min(self.images, count)) % count
         return reading[np.argsort(due, kind="stable")]
 
 
 def positions_of(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the positions in the data set of N numbers of an order: (N,)."""
+    """Extract the positions in the data set from N numbers of an order: (N,)."""
     return numbers & ((1 << _REPETITION) - 1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Mixture:
-    """The shuffle of several data sets."""
+    """The shuffle of a mixture of data sets."""
 
     sets: NDArray[np.int64]
-    """(images,) number of the data set that each image is of, from 0."""
+    """(images,) number of the data set of each image, from 0."""
     weights: tuple[float, ...]
-    """Of each data set, in any unit."""
+    """Weight of each data set, in any unit."""
     window: int = 0
-    """Size of the window that each data set is shuffled within."""
+    """Size of the window within which each data set is shuffled."""
     blocks: NDArray[np.int64] | None = None
-    """(images,) number of the block that each lies in, as in ``Store.blocks``; None means a full
-    shuffle of each data set."""
+    """(images,) block number of each image, as in ``Store.blocks``; None means a full shuffle of
+    each data set."""
 
     def __len__(self) -> int:
-        """Count the images of the order."""
         return len(self.sets)
 
     def epoch(self, seed: int, epoch: int) -> NDArray[np.int64]:
@@ -102,7 +100,7 @@ class Mixture:
         return order
 
     def shares(self) -> list[int]:
-        """Return how many images of each data set an epoch has: all of its images together."""
+        """Return the number of images of each data set in an epoch; the sum is ``len(self)``."""
         exact = np.array(self.weights) / sum(self.weights) * len(self)
         shares = np.floor(exact).astype(np.int64)
         rest = np.argsort(shares - exact, kind="stable")[: len(self) - shares.sum()]
@@ -111,7 +109,7 @@ class Mixture:
         return whole
 
     def described(self, names: Sequence[str]) -> str:
-        """Say in one line what share each data set has, and how often its images are shown."""
+        """Describe in one line the share of each data set, and how often its images are used."""
         counts = np.bincount(self.sets, minlength=len(names)).tolist()
         parts = []
         for name, share, count in zip(names, self.shares(), counts, strict=True):
@@ -120,7 +118,7 @@ class Mixture:
         return f"mixture of {', '.join(parts)}"
 
     def _next(self, own: NDArray[np.int64], seed: int, done: int, count: int) -> NDArray[np.int64]:
-        """Return the next ``count`` numbers of the images ``own``, after ``done`` were shown."""
+        """Return the next ``count`` numbers of the images ``own``, after the first ``done``."""
         first, last = done // len(own), (done + count - 1) // len(own)
         passes = [
             own[self._shuffled(own, seed, number)] + ((number - first) << _REPETITION)
@@ -129,7 +127,7 @@ class Mixture:
         return np.concatenate([own[:0], *passes])[done - first * len(own) :][:count]
 
     def _shuffled(self, own: NDArray[np.int64], seed: int, number: int) -> NDArray[np.int64]:
-        """Return the order of a pass through a data set: a permutation of its images' ranks."""
+        """Return the order of a pass over a data set: a permutation of ``range(len(own))``."""
         if self.blocks is None:
             return full_shuffle(len(own), seed, number)
         return Window(self.window, self.blocks[own]).epoch(seed, number)
@@ -138,20 +136,20 @@ class Mixture:
 def shuffle_of(
     data: DataConfig, *, sets: NDArray[np.int64] | None, blocks: NDArray[np.int64] | None
 ) -> Window | Mixture | None:
-    """Return how a data set is shuffled; None means a full shuffle.
+    """Return the shuffle of a data set; None means a full shuffle.
 
     Args:
-        data: has the weights and the size of the window.
+        data: the weights and the size of the window.
         sets: (images,) data set of each image of the order; None if there is one data set.
-        blocks: (images,) block of each, as in ``Store.blocks``; None without a window.
+        blocks: (images,) block of each image, as in ``Store.blocks``; None without a window.
 
     Raises:
-        DataError: a data set of a mixture has no image.
+        DataError: a data set of a mixture has no images.
     """
     if sets is None:
         return None if blocks is None else Window(data.window, blocks)
     counts = np.bincount(sets, minlength=len(data.places))
     if not counts.all():
         empty = data.places[int(np.argmin(counts))]
-        raise DataError(f"{empty} has no image to train on: leave it out of the mixture")
+        raise DataError(f"{empty} has no images to train on: remove it from the mixture")
     return Mixture(sets, data.weights or tuple(counts.tolist()), data.window, blocks)

@@ -1,8 +1,8 @@
 """Subsets of a data set: its splits, a holdout, a share of each class, or the images of a list.
 
-Low-shot evaluation trains on 1 or 10 percent of ImageNet's labels; ``convert --limit`` takes a
-number of images; ``--holdout 10%`` keeps a share of each class for validation, which depends on the
-images' names alone, so that every command finds the same ones. A subset is an ascending array of
+Low-shot evaluation trains on 1% or 10% of ImageNet's labels. ``convert --limit`` takes a number of
+images. ``--holdout 10%`` keeps a share of each class for validation. The share depends only on the
+images' names and labels, so every command finds the same one. A subset is an ascending array of
 positions in the data set, which ``build_loader`` and ``build_eval_loader`` take as ``chosen``.
 """
 
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from fastsiam.config import AUTOMATIC, ColumnNames, DataConfig
 from fastsiam.config.urls import Url
 from fastsiam.errors import DataError, NoSplitError
-from fastsiam.files import explained
+from fastsiam.files import os_errors_as
 from fastsiam.views import rng
 
 from .remote.cache import Cache
@@ -29,28 +29,28 @@ from .store.base import warn_once
 from .store.decode import ImageRules
 
 _SHOWN = 3
-"""Most lines of a list that a message names."""
+"""Maximum number of list entries that a message quotes."""
 _NONE, _SEVERAL = -1, -2
-"""Instead of a position: no image has that name, or more than one has."""
+"""Values in place of a position: no image has the name, or several images do."""
 
 
 def open_split(data: DataConfig, split: Split) -> Store:
-    """Open the training or the validation images; of a mixture, those of its first data set.
+    """Open the training or validation images; for a mixture, those of its first data set.
 
     Args:
-        data: where they are, and which share of the training images is held out, if any.
-        split: "train", without those that are held out, or "val".
+        data: the images, and the share of the training images to hold out, if any.
+        split: "train", without the holdout set if there is one, or "val".
 
     Raises:
-        NoSplitError: there is no such split, and nothing is held out.
-        DataError: as ``open_whole``.
-        ValueError: there is no split of that name.
+        NoSplitError: the data set lacks the split, and ``data.holdout`` is not set.
+        DataError: see ``open_with_holdout``.
+        ValueError: ``split`` is neither "train" nor "val".
     """
     if split not in get_args(Split):
         raise ValueError(f"split must be train or val, not {split!r}")
     if not data.holdout:
         return _opened(data, split)
-    store, kept, held = open_whole(data)
+    store, kept, held = open_with_holdout(data)
     return picked(store, held if split == "val" else kept)
 
 
@@ -58,12 +58,12 @@ def open_training(data: DataConfig) -> tuple[Store, NDArray[np.int64], NDArray[n
     """Open the training images of a data set, or of all data sets of a mixture.
 
     Returns:
-        The images, the positions of those to train on, and of those that are held out, ascending.
+        The images, the positions of those to train on, and those of the holdout set, ascending.
 
     Raises:
-        DataError: as ``open_whole``.
+        DataError: see ``open_with_holdout``.
     """
-    parts = [open_whole(part) for part in data.parts]
+    parts = [open_with_holdout(part) for part in data.parts]
     if len(parts) == 1:
         return parts[0]
     store = MixedStore([store for store, _, _ in parts])
@@ -73,28 +73,28 @@ def open_training(data: DataConfig) -> tuple[Store, NDArray[np.int64], NDArray[n
     return store, kept, held
 
 
-def open_whole(data: DataConfig) -> tuple[Store, NDArray[np.int64], NDArray[np.int64]]:
-    """Open all training images of one data set, and choose as ``open_training`` does.
+def open_with_holdout(data: DataConfig) -> tuple[Store, NDArray[np.int64], NDArray[np.int64]]:
+    """Open all training images of one data set; it returns the same as ``open_training``.
 
     Raises:
-        DataError: the images cannot be read; or a share is to be held out, and there are validation
-            images already or no class has two images.
+        DataError: the images cannot be read, or ``data.holdout`` is set although the data set has
+            validation images or no class has two images.
     """
     if not data.holdout:
         store, held = _opened(data, "train"), np.zeros(0, np.int64)
     elif has_validation(data.root, data.columns):
         raise DataError(
-            f"{data.root} has validation images of its own, and --holdout {data.holdout} would "
-            "take others: leave --holdout out, or move them away"
+            f"{data.root} already has validation images, and --holdout {data.holdout} would select "
+            "others: remove --holdout, or move the validation images away"
         )
     else:
         store = _opened(data, "train")
-        held = hold_out(store, percent=data.held_percent)
+        held = hold_out(store, percent=data.holdout_percent)
         if not len(held):
             raise DataError(
-                f"--holdout {data.holdout} leaves at least one image of each class in training, "
-                f"and no class of {store.root} has two: leave --holdout out, or sort the images "
-                "into train/ and val/ yourself"
+                f"--holdout {data.holdout} keeps at least one image of each class for training, "
+                f"but no class of {store.root} has two: remove --holdout, or sort the images into "
+                "train/ and val/ yourself"
             )
     return store, np.setdiff1d(np.arange(len(store)), held, assume_unique=True), held
 
@@ -102,17 +102,17 @@ def open_whole(data: DataConfig) -> tuple[Store, NDArray[np.int64], NDArray[np.i
 def _opened(data: DataConfig, split: Split) -> Store:
     cache = None
     if data.cache and isinstance(data.root, Path):
-        warn_once(f"--cache keeps nothing of {data.root}, which is on this machine")
+        warn_once(f"--cache has no effect on {data.root}, which is on this machine")
     elif data.cache:
         cache = Cache(Path(data.cache), data.cache_gb)
     store = open_store(opened(data.root, cache), split, columns=data.columns)
     if cache is not None and store.is_remote and not data.window:
         size = sum(map(len, store.files)) / 1e9
-        if size > data.cache_gb:  # chunks would be dropped before their next image is shown
+        if size > data.cache_gb:  # chunks would be evicted before their next image is read
             cache.keeps = False
             warn_once(
-                f"--cache keeps nothing: {data.data} has {size:,.1f} GB, more than --cache-gb "
-                f"{data.cache_gb:g}, and a full shuffle, as in evaluations, reads it at random; "
+                f"--cache has no effect: {data.data} has {size:,.1f} GB, more than --cache-gb "
+                f"{data.cache_gb:g}, and a full shuffle or an evaluation reads it at random; "
                 "train with --shuffle window:16384 or a larger --cache-gb"
             )
     store.set_rules(ImageRules(exif=data.exif, alpha=data.alpha))
@@ -120,10 +120,10 @@ def _opened(data: DataConfig, split: Split) -> Store:
 
 
 def has_validation(root: Path | Url, columns: ColumnNames = AUTOMATIC) -> bool:
-    """Tell whether a data set has validation images.
+    """Return whether a data set has validation images.
 
     Raises:
-        DataError: there are no data, or they cannot be read.
+        DataError: the data set is missing or cannot be read.
     """
     try:
         open_store(root, "val", columns=columns)
@@ -133,25 +133,25 @@ def has_validation(root: Path | Url, columns: ColumnNames = AUTOMATIC) -> bool:
 
 
 def choose(labels: NDArray[np.int64], *, percent: float, seed: int) -> NDArray[np.int64]:
-    """Draw the same share of every class, and of each at least one image.
+    """Draw the same share of every class, with at least one image of each.
 
     Args:
         labels: (N,) class of each image of the data set, such as ``Store.labels``.
-        percent: of each class's images, above 0 and up to 100; halves are rounded to even.
-        seed: another draws others.
+        percent: share of each class's images, above 0 and up to 100; rounded half to even.
+        seed: seed of the draw.
 
     Returns:
-        (n,) int64 positions, ascending: a function of the arguments alone.
+        (n,) int64 positions, ascending; they depend only on the arguments.
 
     Raises:
-        DataError: images have no label.
-        ValueError: ``percent`` is no share.
+        DataError: some images have no label.
+        ValueError: ``percent`` is out of range.
     """
     if not 0 < percent <= 100:
         raise ValueError(f"percent must be above 0 and at most 100, not {percent}")
     if unlabelled := int((labels < 0).sum()):
         raise DataError(
-            f"a share of every class needs labels, and {unlabelled:,} of {len(labels):,} images "
+            f"a share of every class needs labels, but {unlabelled:,} of {len(labels):,} images "
             "have none"
         )
     key = rng.keys(seed, rng.Stream.SHARE, np.arange(len(labels)))
@@ -161,12 +161,12 @@ def choose(labels: NDArray[np.int64], *, percent: float, seed: int) -> NDArray[n
 
 
 def sample(labels: NDArray[np.int64], *, size: int, seed: int) -> NDArray[np.int64]:
-    """Draw so many of N images, the classes in their proportions; the seed decides which.
+    """Draw ``size`` of N images at random, stratified by class.
 
-    Images without a label are one class.
+    Images without a label count as one class.
 
     Returns:
-        (size,) int64 positions, ascending: a function of the arguments alone.
+        (size,) int64 positions, ascending; they depend only on the arguments.
     """
     key = rng.keys(seed, 0, rng.Stream.LIMIT, np.arange(len(labels)))
     order, rank, count = _ranked(labels, key)
@@ -175,11 +175,11 @@ def sample(labels: NDArray[np.int64], *, size: int, seed: int) -> NDArray[np.int
 
 
 def hold_out(store: Store, *, percent: float) -> NDArray[np.int64]:
-    """Draw the same share of every class by the images' names, to validate on.
+    """Draw a holdout set for validation: the same share of every class, by the images' names.
 
-    Of each class at least one image is drawn and at least one is left; images without a label are
-    one class. Halves of images are rounded to even. Which ones is a function of the names and
-    labels alone, whatever the order of the images and the container they lie in.
+    Of each class with two or more images, at least one is drawn and at least one is left. Images
+    without a label count as one class. Shares are rounded half to even. The result depends only on
+    the names and labels, not on the order of the images or their container.
 
     Returns:
         (n,) int64 positions, ascending.
@@ -200,8 +200,8 @@ def _ranked(
     """Sort images by class, and within each class by their random key.
 
     Returns:
-        Three (N,) arrays, each in the sorted order: the image's position in the data set, its place
-        within its class, and how many images its class has.
+        Three (N,) arrays in the sorted order: each image's position in the data set, its place
+        within its class, and the number of images in its class.
     """
     order = np.lexsort((key, labels))
     _, begin, count = np.unique(labels[order], return_index=True, return_counts=True)
@@ -210,37 +210,36 @@ def _ranked(
 
 
 def read_list(store: Store, path: Path) -> NDArray[np.int64]:
-    """Find the images that a text file names, one a line.
+    """Find the images that a text file lists, one per line.
 
     Args:
         store: the data set.
-        path: of the list. A line is an image's name within the data set (``class/file.jpg``), or
-            the file's name alone if only one file has that name, as in the lists that SimCLR's
-            authors published for 1 and 10 percent of ImageNet. Blank lines do not count.
+        path: the list. A line is an image's name within the data set (``class/file.jpg``), or only
+            the file name if it is unique, as in the lists of 1% and 10% of ImageNet that SimCLR's
+            authors published. Blank lines are ignored.
 
     Returns:
-        (n,) int64 positions, ascending, each once.
+        (n,) int64 positions, ascending, without duplicates.
 
     Raises:
-        DataError: the list cannot be read, is empty, or names images that are not there or there
-            more than once.
+        DataError: the list cannot be read, is empty, or has names that match no image or several.
     """
-    with explained(DataError, f"cannot read the list {path}"):
+    with os_errors_as(DataError, f"cannot read the list {path}"):
         text = path.read_text("utf-8", "surrogateescape")
     lines = [line for line in map(str.strip, text.split("\n")) if line]
     if not lines:
-        raise DataError(f"the list {path} names no image")
+        raise DataError(f"the list {path} is empty")
     names = [store.name(i) for i in range(len(store))]
     place: dict[str, int] = {}
     for known in ([name.rpartition("/")[2] for name in names], names):
         count = Counter(known)
         place |= {name: i if count[name] == 1 else _SEVERAL for i, name in enumerate(known)}
     found = np.array([place.get(line, _NONE) for line in lines])
-    for kind, problem in ((_NONE, "not there"), (_SEVERAL, "there more than once")):
+    for kind, problem in ((_NONE, "missing from"), (_SEVERAL, "ambiguous in")):
         if wrong := [lines[i] for i in np.flatnonzero(found == kind)]:
             more = ", ..." if len(wrong) > _SHOWN else ""
             raise DataError(
-                f"{len(wrong):,} of the {len(lines):,} images that {path} names are {problem} in "
+                f"{len(wrong):,} of the {len(lines):,} images listed in {path} are {problem} "
                 f"{store.root}: {', '.join(wrong[:_SHOWN])}{more}"
             )
     return np.unique(found)

@@ -1,4 +1,4 @@
-"""A look at image headers before training: how large the images are, and what is unusual."""
+"""Survey of image headers before training: image sizes and unusual properties."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from .store.decode import ImageRules
 from .store.probe import Flags, Probe
 
 _SAMPLE = 256
-"""Images whose headers are read."""
+"""Number of images whose headers are read."""
 _REMOTE_SAMPLE = 32
-"""The same of another machine's images, which are fetched whole."""
+"""The same for a remote store, whose images are downloaded completely."""
 _SAMPLE_GROUPS = 8
-"""Pieces of a source that a sample comes from, where a piece is read as a whole."""
+"""Number of ``Store.groups`` that a sample comes from, because a group is read completely."""
 _MARGIN = 1.25
-"""Factor by which the other images may be larger than those of a sample."""
+"""Safety factor, because the other images may be larger than those of a sample."""
 
 
 def survey(store: Store, rules: ImageRules) -> list[str]:
-    """Return a line on each kind of image in a sample that a user should know of."""
+    """Return a message for each kind of unusual image in a sample, such as 16-bit images."""
     heads = _headers(store, sample_of(store, np.arange(len(store))))
     lines = {
-        Flags.ROTATED: "have an EXIF orientation, which --exif apply turns upright"
+        Flags.ROTATED: "have an EXIF orientation, which is applied"
         if rules.exif == "apply"
         else "have an EXIF orientation, which is ignored; --exif apply turns them upright",
         Flags.TRANSPARENT: "have transparency, which is dropped; --alpha white or --alpha black "
-        "lays them over that colour"
+        "draws them over that colour"
         if rules.alpha == "drop"
-        else f"have transparency and are laid over {rules.alpha}",
+        else f"have transparency and are drawn over {rules.alpha}",
         Flags.DEEP: "have 16-bit or float pixels, which are scaled to 8 bits; see docs/data.md",
     }
     counts = {flag: sum(bool(head.flags & flag) for head in heads) for flag in lines}
@@ -45,10 +45,11 @@ def survey(store: Store, rules: ImageRules) -> list[str]:
 
 
 def decoded_bytes(store: Store, chosen: NDArray[np.int64] | None = None) -> tuple[int, bool]:
-    """Return how many bytes the decoded images take, and whether that is known exactly.
+    """Return the size of the decoded images in bytes, and whether it is exact.
 
-    By the sizes that the store knows; else by the headers of all images, if they are few, or of a
-    sample, with a margin. Images that cannot be read count nothing: 0 if that is true of all.
+    The size comes from the store if it knows the dimensions. Otherwise headers are read: of all
+    images if they are few, or else of a sample, whose mean is multiplied by a safety factor.
+    Unreadable images are ignored; the size is 0 if no header can be read.
     """
     wanted = np.arange(len(store)) if chosen is None else chosen
     if (known := store.dimensions()) is not None:
@@ -61,9 +62,9 @@ def decoded_bytes(store: Store, chosen: NDArray[np.int64] | None = None) -> tupl
 
 
 def sample_of(store: Store, wanted: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Choose some of these images from all over a data set.
+    """Choose a sample that is spread evenly over the images ``wanted``.
 
-    They come from few pieces of it where a piece is read as a whole.
+    If the store has ``groups``, which are read completely, the sample comes from a few of them.
     """
     most = _REMOTE_SAMPLE if store.is_remote else _SAMPLE
     if len(wanted) <= most:
@@ -77,7 +78,7 @@ def sample_of(store: Store, wanted: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _headers(store: Store, sample: NDArray[np.int64]) -> list[Probe]:
-    """Read the headers of images, without those that cannot be read."""
+    """Read the headers of the sampled images, skipping those that cannot be read."""
     store.ahead(sample.tolist())
     heads = []
     for index in sample.tolist():

@@ -1,4 +1,4 @@
-"""Noise that lies on the device: the speed of training if loading cost nothing."""
+"""The synthetic pipeline: noise on the device, to measure training without loading cost."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from .order import Order
 _DISTINCT = 4
 
 
-def noise_shown(order: Order, epoch: int, step: int) -> int:
-    """Return the digest of a batch of noise, for which nothing is drawn."""
+def noise_digest(order: Order, epoch: int, step: int) -> int:
+    """Return the digest of a batch of noise, which has no augmentation parameters."""
     share = order.batch // order.world
     index = order.place((epoch * order.steps + step) % _DISTINCT) + np.arange(share)
     return batch_digest(None, index, epoch=epoch, place=order.place(step))
 
 
 class SyntheticLoader:
-    """Batches of normal noise, made once; see ``fastsiam.views.batch.Loader``."""
+    """Batches of Gaussian noise, generated once; see ``fastsiam.views.batch.Loader``."""
 
     def __init__(self, spec: LoaderSpec) -> None:
         self.pipeline, self._order = spec.data.pipeline, spec.order
@@ -48,10 +48,10 @@ class SyntheticLoader:
         ]
 
     def epoch(self, number: int, *, skip: int = 0) -> Iterator[Batch]:
-        """Yield the same few batches in turn."""
+        """Yield the same few batches in rotation."""
         for step in range(skip, self.steps):
             batch = self._batches[(number * self.steps + step) % _DISTINCT]
-            yield replace(batch, seen=noise_shown(self._order, number, step))
+            yield replace(batch, seen=noise_digest(self._order, number, step))
 
     def close(self) -> None:
         """Free the batches."""

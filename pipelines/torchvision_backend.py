@@ -1,9 +1,9 @@
 """The torchvision pipeline: PIL and torchvision's functional operations in DataLoader workers.
 
-It is the baseline and the reference of all other pipelines. It differs from common training scripts
-only in that ``draw_views`` draws the parameters. It shares just the normalisation with the other
-pipelines, which tests compare with torchvision's. Workers return uint8, which is normalised on the
-device.
+It is the baseline and the reference for all other pipelines. It differs from common training
+scripts only in that ``draw_views`` draws the parameters. It shares only the normalisation with the
+other pipelines, and tests compare that with torchvision's. Workers return uint8, which is
+normalised on the device.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from fastsiam.views.draws import (
     draw_views,
 )
 from fastsiam.views.photometric import normalized
-from fastsiam.views.photometric.operations import in_views_order
+from fastsiam.views.photometric.operations import split_by_view
 
 from .loaders import Augmented, LoaderSpec, StoreLoader, current_gpu
 from .order import Order
@@ -52,7 +52,7 @@ _JITTER = {
 }
 
 _IMAGES_AT_ONCE = 4
-"""Images that a worker holds decoded at once."""
+"""Number of decoded images that a worker keeps in memory at a time."""
 
 
 def apply_view(
@@ -61,7 +61,7 @@ def apply_view(
     """Make one view of one RGB image, with torchvision's operations in the paper's order.
 
     Returns:
-        The view before normalisation, RGB, as many pixels square as its side.
+        The RGB view before normalisation, side x side pixels.
     """
     top, left, height, width = params.box[view, row].tolist()
     own = config.views[view]
@@ -84,14 +84,14 @@ def apply_view(
 
 
 _Task = tuple[int, NDArray[np.int64], NDArray[np.int64]]
-"""Epoch and images of a batch, and the numbers by which their parameters are drawn."""
+"""Epoch and images of a batch, and the numbers from ``Order.drawn_for``."""
 
 
 class _Views(Dataset[Augmented | FastSiamError]):
-    """Makes the views of a batch, uint8 in the layout of crops.
+    """Dataset of batches: their views before normalisation, as uint8 in the layout of crops.
 
-    Normalised they would take four times the shared memory. An error is returned, because a worker
-    that raises it would wrap it in a traceback.
+    Normalised views would take four times the shared memory. Errors are returned instead of raised,
+    because the DataLoader would wrap them in a traceback.
     """
 
     def __init__(self, store: Store, augment: AugmentConfig, seed: int) -> None:
@@ -128,7 +128,7 @@ class _Views(Dataset[Augmented | FastSiamError]):
 
 
 class _Tasks:
-    """The sampler: the tasks of the current epoch."""
+    """Sampler of the tasks of the current epoch."""
 
     def __init__(self, order: Order) -> None:
         self._order = order
@@ -148,7 +148,7 @@ class TorchvisionLoader(StoreLoader):
         store, order = self._store, self._order
         self._tasks, processes = _Tasks(order), count(spec.data.workers)
         context: Any = None
-        if processes:  # Python 3.14 would start a server for local files, too
+        if processes:  # Python 3.14 would use a server for local files, too
             context = server_context(__name__) if store.is_remote else "fork"
         self._loader: DataLoader[Any] = DataLoader(
             _Views(store, self._augment, order.seed),
@@ -168,7 +168,7 @@ class TorchvisionLoader(StoreLoader):
         self._end_workers()
 
     def _end_workers(self) -> None:
-        """End the worker processes; the next epoch starts others."""
+        """End the worker processes; the next epoch starts new ones."""
         if (running := getattr(self._loader, "_iterator", None)) is not None:
             running._shutdown_workers()
             self._loader._iterator = None
@@ -177,28 +177,28 @@ class TorchvisionLoader(StoreLoader):
         self._tasks.epoch, self._tasks.skip = epoch, skip
         for index, params, crops in self._items():
             there = [own.to(self._device, non_blocking=True).flatten(0, 1) for own in crops]
-            made = in_views_order(there, self._augment)
+            made = split_by_view(there, self._augment)
             views = (normalized(view, self._augment, dtype=self._dtype) for view in made)
             yield index, params, tuple(views)
 
     def _items(self) -> Iterator[Augmented]:
-        """Yield what the workers make.
+        """Yield the batches of the workers.
 
         Raises:
-            WorkerError: one of them was killed.
+            WorkerError: a worker was killed.
         """
         try:
-            before = signal.getsignal(signal.SIGCHLD) or signal.SIG_DFL  # None: set by C code
-            with current_gpu(self._device):  # where torch's thread pins memory
+            before = signal.getsignal(signal.SIGCHLD) or signal.SIG_DFL  # None if set by C code
+            with current_gpu(self._device):  # the GPU on which torch's thread pins memory
                 items = iter(self._loader)
             if threading.current_thread() is threading.main_thread():
-                # Torch's handler would raise anywhere, such as in an optimizer step.
+                # Torch's handler could raise anywhere, such as in an optimizer step.
                 signal.signal(signal.SIGCHLD, before)
             for item in items:
                 if isinstance(item, FastSiamError):
                     raise item
                 yield item
-        except KeyboardInterrupt:  # in a notebook, which may continue; torch's iterator may not
+        except KeyboardInterrupt:  # a notebook may continue, but torch's iterator cannot
             self._end_workers()
             raise
         except (RuntimeError, OSError, EOFError) as error:

@@ -1,8 +1,8 @@
-"""How many threads a loader needs: found by trying, in the first batches of a run.
+"""Search for the number of loader threads, during the first batches of a run.
 
-Threads that decode compete with training for the cores of a CPU, and on a GPU's host with the
-process that feeds it. The fewest threads that do not slow training down leave the most cores to the
-rest. The number of threads does not change what is loaded.
+Decoding threads compete for CPU cores: with training on a CPU, or with the process that feeds a
+GPU. Using the fewest threads that do not slow training down leaves the most cores to other work.
+The number of threads does not change the batches.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ import time
 from statistics import median
 
 _SKIPPED = 4
-"""Batches after a change that are not timed: earlier numbers of threads made some of them."""
+"""Batches after a change that are not timed, because the previous threads made some of them."""
 _TIMED = 10
 """Batches that are timed for each number of threads."""
 _SLOWER = 1.03
-"""Times the fastest: a number of threads that takes no longer counts as equally fast."""
+"""Step times up to this multiple of the fastest count as equally fast."""
 
 
 class WorkerTuner:
-    """Finds the fewest threads with which a training loop is as fast as with any number.
+    """Finds the fewest threads with which a training loop runs at full speed.
 
-    It starts with ``most`` threads and tries fewer until the loop becomes slower, within a hundred
-    batches.
+    It starts with ``most`` threads and tries fewer until the loop becomes slower. This takes less
+    than a hundred batches.
     """
 
     def __init__(self, most: int) -> None:
@@ -36,10 +36,10 @@ class WorkerTuner:
         """Whether the number of threads is final."""
 
     def note_batch(self, now: float | None = None) -> None:
-        """Note that the loop asks for a batch, and choose the number of threads from now on.
+        """Record that the loop asks for a batch, and update ``workers`` and ``is_done``.
 
         Args:
-            now: seconds of a monotonic clock; the current time by default.
+            now: time of a monotonic clock in seconds; the current time by default.
         """
         now = time.perf_counter() if now is None else now
         if self._last is not None:
@@ -57,16 +57,16 @@ class WorkerTuner:
             self.workers = min(count for count, t in self._times.items() if t <= enough)
 
     def pause(self) -> None:
-        """Note that the loop stops for a while, as between epochs: that time does not count."""
+        """Record that the loop pauses, such as between epochs; the pause is not timed."""
         self._last = None
 
     def __str__(self) -> str:
-        """Return one line about what was tried and chosen."""
+        """Return a log message with the step times and the choice."""
         tried = ", ".join(f"{count}: {1000 * t:.3g} ms" for count, t in self._times.items())
-        return f"loader threads: {self.workers}; time of a step with each number: {tried}"
+        return f"loader threads: {self.workers}; step time with each number: {tried}"
 
 
 def thread_counts(most: int) -> list[int]:
-    """Return the numbers of threads to try, the largest first: six at most."""
+    """Return at most six numbers of threads to try, largest first."""
     shares = (1, 3 / 4, 1 / 2, 3 / 8, 1 / 4, 1 / 8)
     return list(dict.fromkeys(max(1, round(share * most)) for share in shares))

@@ -1,4 +1,4 @@
-"""A loader for any training loop: an iterable of batches with a state, as torch's loaders are."""
+"""A resumable loader for any training loop, like torchdata's ``StatefulDataLoader``."""
 
 from __future__ import annotations
 
@@ -23,29 +23,30 @@ if TYPE_CHECKING:  # loads torch
 
 
 class ViewLoader:
-    """Batches of augmented views, as an iterable that resumes in the middle of an epoch.
+    """An iterable over batches of augmented views that can resume in the middle of an epoch.
 
     Each iteration yields the next epoch, in a new order with new augmentations. ``set_epoch``
     chooses the next epoch. ``state_dict`` and ``load_state_dict`` save and restore the position, as
-    in torchdata's ``StatefulDataLoader``; Lightning calls them by itself.
+    in torchdata's ``StatefulDataLoader``; Lightning calls both automatically.
 
-    The images are opened when they are needed first. Until then, and in pickles, the loader is its
+    The images are opened on first use. Until then, and when pickled, the loader consists of its
     arguments and its position. ``close`` or a ``with`` block ends its threads and processes.
 
     Args:
         data: a folder, a file or an address of training images; or a ``DataConfig``, which also
             chooses the pipeline.
-        augment: ranges and probabilities; two views with the SimSiam paper's by default.
-        batch: *global* batch size, in images. Each rank gets ``batch // world`` of them; the last
-            images of an epoch that fill no batch are left out.
-        seed: decides the order and the augmentations.
-        rank: this process's number; by default torch.distributed's, or 0.
-        world: number of processes; by default torch.distributed's, or 1.
+        augment: ranges and probabilities of the augmentations; by default two views with those of
+            the SimSiam paper.
+        batch: *global* batch size, in images. Each rank gets ``batch // world`` of them. The
+            incomplete last batch of an epoch is dropped.
+        seed: seed of the order and of the augmentations.
+        rank: rank of this process; by default torch.distributed's, or 0.
+        world: number of ranks; by default torch.distributed's, or 1.
         device: device of the views.
         dtype: floating type of the views; float32 by default.
-        chosen: positions in the data set, ascending, of the images to load; all by default.
-        crop_transform: is called with the uint8 crops of each batch; see ``build_loader``.
-        transform: is called with each ``Batch``, and returns what the loader yields.
+        chosen: ascending positions in the data set of the images to load; all by default.
+        crop_transform: called with the uint8 crops of each batch; see ``build_loader``.
+        transform: called with each ``Batch``; the loader yields its result instead.
     """
 
     def __init__(
@@ -65,13 +66,13 @@ class ViewLoader:
     ) -> None:
         if not isinstance(data, DataConfig | Path | str):
             raise TypeError(
-                f"data is the path or address of images, or a DataConfig, not a "
-                f"{type(data).__name__}: the loader reads the files itself; chosen takes a part"
+                f"data must be a path or address of images, or a DataConfig, not a "
+                f"{type(data).__name__}: the loader reads the files; pass chosen for a subset"
             )
         if not isinstance(augment, AugmentConfig | None):
             raise TypeError(
-                f"augment is an AugmentConfig, not a {type(augment).__name__}: set ranges and "
-                "probabilities there; transform and crop_transform take functions of your own"
+                f"augment must be an AugmentConfig, not a {type(augment).__name__}: set ranges and "
+                "probabilities there; pass your own functions as transform or crop_transform"
             )
         self._data = data if isinstance(data, DataConfig) else DataConfig(data=str(data))
         self._settings: dict[str, Any] = {
@@ -86,21 +87,21 @@ class ViewLoader:
         self._rank, self._world, self._transform = rank, world, transform
         self._next = self._position = 0, 0
         self._known = ""
-        """The bad images of a state, or of a loader that was closed, as text."""
+        """Known bad images from a loaded state or a closed loader, as text."""
         self._loader: Loader | None = None
         self._opened_in = 0, False
-        """The process that opened the loader, and whether it was one of several."""
+        """PID that opened the loader, and whether torch.distributed was initialised then."""
 
     def __repr__(self) -> str:
         name = self._data.pipeline if self._loader is None else self.pipeline
         return f"ViewLoader({self._data.data!r}, batch={self._settings['batch']}, pipeline={name})"
 
     def __len__(self) -> int:
-        """Return the number of batches of a whole epoch."""
+        """Return the number of batches in a complete epoch."""
         return self._opened().steps
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the rest of the epoch that a state was loaded of, else the next epoch.
+        """Yield the rest of the epoch of a loaded state, or else the next epoch.
 
         Raises:
             FastSiamError: the data cannot be read, or the pipeline does not work here.
@@ -114,36 +115,36 @@ class ViewLoader:
             yield made
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the next epoch, from 0. A position within it that was loaded stays."""
+        """Choose the next epoch, counted from 0. A loaded position within that epoch is kept."""
         if epoch != self._next[0]:
             self._next = self._position = epoch, 0
 
     @property
     def sampler(self) -> Self:
-        """Return itself: Lightning calls ``loader.sampler.set_epoch`` before each epoch."""
+        """This loader: Lightning calls ``loader.sampler.set_epoch`` before each epoch."""
         return self
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position after the batch that was yielded last, and what it depends on.
+        """Return the position after the last yielded batch, and the settings that it depends on.
 
-        Where bad images are replaced, those that this rank found are part of it.
+        If bad images are replaced, the state includes those that this rank knows.
         """
         identity, (epoch, step) = self._identity(), self._position
         return {"epoch": epoch, "step": step, "bad": self._bad_images(), **identity}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue after the batch of a state, on any number of ranks.
+        """Continue after the batch at which a state was saved, on any number of ranks.
 
         Raises:
-            ValueError: the state is of a loader with another seed, batch size or number of images,
-                or of something else.
+            ValueError: the loader that saved the state had another seed, batch size or number of
+                images, or the state is not a ``ViewLoader``'s.
         """
         if not self._identity().keys() <= state.keys():
-            raise ValueError(f"not a ViewLoader's state: it holds {', '.join(map(str, state))}")
+            raise ValueError(f"not a ViewLoader's state: it has {', '.join(map(str, state))}")
         for name, own in self._identity().items():
             if state[name] != own:
                 raise ValueError(
-                    f"the state is of a loader with {name} {state[name]:,}, and this one has "
+                    f"the state is from a loader with {name} {state[name]:,}, but this one has "
                     f"{name} {own:,}: load it with the same data and arguments"
                 )
         self._next = self._position = state["epoch"], state["step"]
@@ -151,22 +152,22 @@ class ViewLoader:
         self._add_known()
 
     def _identity(self) -> dict[str, int]:
-        """Return what decides which images a position stands for."""
+        """Return the settings that determine which images a position refers to."""
         seed, batch = self._settings["seed"], self._settings["batch"]
         return {"seed": seed, "batch": batch, "images": self.images}
 
     @property
     def images(self) -> int:
-        """Number of images in an epoch, over all ranks, the ones that fill no batch included."""
+        """Number of images in an epoch over all ranks, the dropped last batch included."""
         return self._opened().images
 
     @property
     def pipeline(self) -> str:
-        """Name of the pipeline that loads; with ``auto`` the one that was chosen."""
+        """Name of the pipeline; with ``auto``, the one that was chosen."""
         return self._opened().pipeline
 
     def close(self) -> None:
-        """End threads and processes and free memory; the next iteration opens the images again."""
+        """End threads and processes, and free memory. The next iteration reopens the images."""
         if self._loader is not None:
             self._known = self._bad_images()
             if self._opened_in[0] == os.getpid():  # a forked process lacks the loader's threads
@@ -180,7 +181,7 @@ class ViewLoader:
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return arguments and position: open images stay in the process that opened them."""
+        """Return the arguments and the position; open images are not pickled."""
         return self.__dict__ | {"_known": self._bad_images(), "_loader": None}
 
     def _opened(self) -> Loader:
@@ -191,7 +192,7 @@ class ViewLoader:
         several = distributed.is_available() and distributed.is_initialized()
         process, among_several = self._opened_in
         if process != os.getpid() or (several and not among_several):
-            self.close()  # it is another process's, or of before the group was initialised
+            self.close()  # opened by another process, or before the group was initialised
         if self._loader is None:
             self._opened_in = os.getpid(), several
             rank = distributed.get_rank() if several else 0
@@ -206,31 +207,30 @@ class ViewLoader:
         return self._loader
 
     def _bad_images(self) -> str:
-        """Return the bad images that are known, as text."""
         bad = getattr(self._loader, "bad", None)
         return self._known if bad is None else format_list(bad.list())
 
     def _add_known(self) -> None:
-        """Tell the loader, if it is open, which images a state says are bad."""
+        """Add the bad images of a loaded state to the open loader, if any."""
         if (bad := getattr(self._loader, "bad", None)) is not None:
             bad.add(parse_list(self._known))
 
 
 def lightly_batch(batch: Batch) -> tuple[list[Tensor], Tensor, list[str]]:
-    """Return a batch as lightly's examples take it: views, labels, file names."""
+    """Convert a batch to the format of lightly's examples: views, labels, file names."""
     return list(batch.views), batch.label, batch.names
 
 
 def solo_learn_batch(batch: Batch) -> tuple[Tensor, list[Tensor], Tensor]:
-    """Return a batch as solo-learn's methods take it: positions of the images, views, labels."""
+    """Convert a batch to the format of solo-learn's methods: image positions, views, labels."""
     return batch.index, list(batch.views), batch.label
 
 
 def transformers_batch(batch: Batch) -> dict[str, Tensor]:
-    """Return the first views and the labels as models of Hugging Face's transformers take them."""
+    """Convert a batch to keyword arguments of Hugging Face models: first views and labels."""
     return {"pixel_values": batch.view1, "labels": batch.label}
 
 
 def supervised_batch(batch: Batch) -> tuple[Tensor, Tensor]:
-    """Return the first views and the labels, as most supervised training loops take them."""
+    """Convert a batch to a pair of first views and labels, for supervised training."""
     return batch.view1, batch.label

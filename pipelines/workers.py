@@ -1,4 +1,4 @@
-"""Workers of loaders and conversions: threads and processes, and how they end with the program."""
+"""Worker threads and processes of loaders and conversions, and their shutdown at exit."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Made = TypeVar("Made")
 
 _GRACE_SECONDS = 5
 _LEFT_TO_PARENT = (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
-"""Signals that a terminal, or SLURM before a job's time limit, sends to all of its processes."""
+"""Signals sent to all processes by a terminal, or by SLURM before a job's time limit."""
 _HELP = (
     "memory or /dev/shm may be full: lower --workers, or give a container more of it (docker run "
     "--shm-size=8g); start the same command again to resume"
@@ -39,27 +39,27 @@ _HELP = (
 
 
 def count(workers: int | str) -> int:
-    """Return the number of workers to start with; -1 and "auto" mean one per core of this rank."""
+    """Return the initial number of workers; -1 and "auto" mean one per core of this rank."""
     return workers if isinstance(workers, int) and workers >= 0 else own_cores()
 
 
 class Closes(Protocol):
-    """Has threads or processes that ``close`` ends."""
+    """An object with threads or processes that ``close`` ends."""
 
     def close(self) -> None:
-        """End them; may be called again."""
+        """End them; can be called more than once."""
 
 
 _open: weakref.WeakSet[Closes] = weakref.WeakSet()
-"""Loaders, and generators of batches, that may have threads or processes."""
+"""Loaders and generators of batches that may have threads or processes."""
 _inherited: list[Closes] = []
-"""Those that were open when this process was forked."""
+"""Objects that were in ``_open`` when this process was forked."""
 
 
 def _keep_inherited() -> None:
-    """Keep what a forked process inherits, also while it ends.
+    """Keep inherited loaders and generators of a forked process alive until after it exits.
 
-    The process lacks the threads, and would wait for them if a loader or a generator was deleted.
+    Their threads do not exist in the fork, and deleting them would wait for the threads.
     """
     _inherited.extend(_open)
     _open.clear()
@@ -70,13 +70,13 @@ os.register_at_fork(after_in_child=_keep_inherited)
 
 
 def close_at_exit(loader: Closes) -> None:
-    """Have a loader or a generator of batches closed when the program ends.
+    """Register a loader or a generator of batches to be closed when the program exits.
 
     Its processes and threads then end before multiprocessing would wait for them forever, and
     before the interpreter unloads the modules that they use.
     """
     _open.add(loader)
-    atexit.unregister(_close_all)  # what is registered last runs first
+    atexit.unregister(_close_all)  # the last one registered runs first
     atexit.register(_close_all)
 
 
@@ -84,17 +84,16 @@ def _close_all() -> None:
     for loader in tuple(_open):
         try:
             loader.close()
-        except Exception as error:  # the program is ending, perhaps because of the same error
+        except Exception as error:  # the program may be exiting because of the same error
             log.debug(f"closing a loader failed: {error}")
 
 
-def made_ahead(
+def prefetch_map(
     make: Callable[[Task], Made], tasks: Iterable[Task], *, count: int, threads: int = 1
 ) -> Generator[Made]:
-    """Yield ``make(task)`` for each task, in order; threads compute up to ``count`` ahead.
+    """Yield ``make(task)`` for each task, in order; threads compute up to ``count`` tasks ahead.
 
-    The threads end when the generator ends or is closed. An error is raised where its result would
-    be yielded.
+    The threads end when the generator ends or is closed. An error is raised in place of a result.
     """
     rest = iter(tasks)
     with ThreadPoolExecutor(threads, "fastsiam-ahead") as pool:
@@ -109,16 +108,16 @@ def made_ahead(
 
 
 def server_context(preload: str) -> ForkServerContext:
-    """Return the way to fork processes from a server process, which is started unless it runs.
+    """Return the ``forkserver`` context, and start its server unless it runs.
 
     The server imports the module ``preload`` once for all processes. Processes that read remote
-    data need it: obstore's threads, which this process may have, do not survive a fork. What the
-    processes are given is pickled.
+    data need it: obstore's threads, which this process may have, do not survive a fork. The
+    arguments of the processes are pickled.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([preload])
-    resource_tracker.ensure_running()  # the server would start it, which unblocks signals
-    # The server inherits the mask: otherwise Ctrl-C during its imports would print a traceback.
+    resource_tracker.ensure_running()  # else the server starts it, which unblocks signals
+    # The server inherits the mask. Without it, Ctrl-C during imports would print a traceback.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _LEFT_TO_PARENT)
     try:
         forkserver.ensure_running()
@@ -128,46 +127,46 @@ def server_context(preload: str) -> ForkServerContext:
 
 
 def set_up_worker(environment: dict[str, str]) -> None:
-    """Set up this process, a worker: it leaves signals to its parent, and ends with it.
+    """Set up this worker process: it ignores signals meant for its parent, and exits with it.
 
-    What stops a command reaches its whole process group, but the parent still needs its workers'
-    results. After SIGTERM, which a pool may send to end a worker, it has a few seconds. It gets the
-    parent's environment: a server has the one that it was started with.
+    Signals that stop a command reach its entire process group, but the parent still needs its
+    workers' results. After SIGTERM, which a pool may send to end it, it exits in a few seconds.
+    It gets the parent's ``environment``, because a fork server keeps the one it was started with.
     """
     for number in _LEFT_TO_PARENT:
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: signal.alarm(_GRACE_SECONDS))
-    threading.Thread(target=_end_with_the_parent, name="fastsiam-parent", daemon=True).start()
+    threading.Thread(target=_die_with_parent, name="fastsiam-parent", daemon=True).start()
     os.environ.update(environment)
-    gc.freeze()  # DALI's graphs, which may have been forked too, wait forever if they are collected
+    gc.freeze()  # collecting inherited graphs of DALI would wait forever
 
 
-def _end_with_the_parent() -> None:
+def _die_with_parent() -> None:
     if (parent := multiprocessing.parent_process()) is not None:
         parent.join()
         os._exit(1)
 
 
 def dead_worker(error: BaseException) -> WorkerError:
-    """Return the error of a command whose worker process was killed, as a library reports it."""
+    """Return the error to raise if a library reports that a worker process was killed."""
     return WorkerError(f"a worker process died ({' '.join(str(error).split())}): {_HELP}")
 
 
 @contextlib.contextmanager
-def forked(
+def fork_worker(
     workers: int, work: Callable[[Any], Any], *, forks: bool = True
 ) -> Iterator[Callable[[Iterable[Any]], Iterator[Any]]]:
-    """Yield run(tasks), which yields the results of a function in the order of the tasks.
+    """Start a process pool; yield ``run(tasks)``, which yields results in the order of the tasks.
 
     Args:
-        workers: processes; -1 is one for each core.
-        work: the function, which forked processes inherit, so it may be a closure. Tasks and
+        workers: number of processes; -1 means one per core.
+        work: function of a task. Forked processes inherit it, so it may be a closure. Tasks and
             results are pickled.
         forks: whether this process may be forked; if not, ``work`` is pickled too, see
             ``server_context``.
 
     Raises:
-        WorkerError: a process was killed.
+        WorkerError: a worker process was killed.
     """
     workers = workers if workers > 0 else cores()
     others = multiprocessing.active_children()
@@ -195,14 +194,14 @@ def forked(
     finally:
         try:
             pool.shutdown(wait=True, cancel_futures=True)
-        except RuntimeError:  # a signal interrupted the start of the pool's thread, which ends them
+        except RuntimeError:  # a signal interrupted the start of the thread that ends workers
             for worker in multiprocessing.active_children():
                 if worker not in others:
                     worker.kill()
 
 
 _work: Callable[[Any], Any]
-"""In a process of a pool: its function."""
+"""Function of this pool's worker process."""
 
 
 def _enter(environment: dict[str, str], work: Callable[[Any], Any]) -> None:

@@ -1,6 +1,6 @@
-"""Tests; what is set here holds for every process that they start."""
+"""Tests of fastsiam. Every process that they start inherits the environment set here."""
 
 import os
 
-# Inductor would start compiler processes in each test process, and each of them imports torch.
+# By default, Inductor starts compiler processes in each test process, and each imports torch.
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")

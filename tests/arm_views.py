@@ -1,6 +1,7 @@
-"""`python -m tests.arm_views save|compare FILE`: the engine's crops and views, bit by bit.
+"""Compare the engine's crops and views bit for bit between CPU architectures.
 
-One kind of processor saves images with what it makes of them, another compares what it makes.
+Run `python -m tests.arm_views save FILE` on one architecture, which saves images with their views.
+Then run `python -m tests.arm_views compare FILE` on the other.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _TYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def results(encoded: list[bytes]) -> dict[str, NDArray[np.generic]]:
-    """Return what is drawn for images, and the crops and views made of them."""
+    """Compute the drawn view parameters, crops and views of encoded images, as named arrays."""
     store, index, made = ListStore(encoded), np.arange(len(encoded)), {}
     engine = Engine(store, workers=2)
     for epoch in range(_EPOCHS):
@@ -55,7 +56,7 @@ def results(encoded: list[bytes]) -> dict[str, NDArray[np.generic]]:
 
 
 def main(action: str, path: str) -> int:
-    """Save or compare; exit code 1 if something differs."""
+    """Save or compare; return exit code 1 if an array differs."""
     if action == "save":
         encoded = images()
         np.savez(path, *(np.frombuffer(x, np.uint8) for x in encoded), **results(encoded))  # type: ignore[arg-type]

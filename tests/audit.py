@@ -1,7 +1,7 @@
-"""Ask pip-audit for known vulnerabilities of requirements.lock: `python -m tests.audit`.
+"""Check requirements.lock for known vulnerabilities with pip-audit: `python -m tests.audit`.
 
-The exit code is 1 if there are some. It is 0 if PyPI does not answer: a mirror has the packages but
-may lack the advisories, and then nothing is known.
+The exit code is 1 if a package is vulnerable. It is 0 if PyPI does not answer: a mirror serves the
+packages, but may lack the advisories.
 """
 
 from __future__ import annotations
@@ -19,13 +19,12 @@ _COMMAND = (
 
 
 def main() -> int:
-    """Run pip-audit and print the verdict."""
     command = [sys.executable, "-m", "pip_audit", *_COMMAND]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=120)
         packages = json.loads(done.stdout)["dependencies"]
     except (subprocess.TimeoutExpired, ValueError, KeyError) as error:
-        print(f"vulnerabilities are not known: PyPI cannot be reached ({error})")
+        print(f"cannot check for vulnerabilities: PyPI does not answer ({error})")
         return 0
     answered = [package for package in packages if "vulns" in package]
     vulnerable = [package for package in answered if package["vulns"]]
@@ -33,7 +32,7 @@ def main() -> int:
         for one in package["vulns"]:
             versions = ", ".join(one["fix_versions"]) or "no version yet"
             print(f"{package['name']} {package['version']}: {one['id']}, fixed in {versions}")
-    print(f"PyPI knows {len(answered)} of {len(packages)} packages; vulnerable: {len(vulnerable)}")
+    print(f"PyPI has {len(answered)} of {len(packages)} packages; vulnerable: {len(vulnerable)}")
     return int(bool(vulnerable))
 
 

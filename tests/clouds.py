@@ -1,6 +1,6 @@
-"""Servers of objects on loopback: S3's (moto), a web server, a proxy that breaks things.
+"""Object storage on loopback: an S3 server (moto), a web server and a fault-injecting proxy.
 
-They run in processes of their own, since clients and tests fork.
+Each runs in a separate process, because clients and tests fork.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from tests.processes import Forked, free_port
 
 BUCKET = "bucket"
 KEY, SECRET = "KEYTHATNOBODYSEES", "SECRETTHATNOBODYSEES"
-"""Credentials, of which nothing may ever be written."""
+"""Credentials, which must never appear in any output."""
 
 
 def reconnect() -> None:
-    """Close this process's connections: the next ones follow the environment of that time."""
+    """Close this process's connections, so that the next ones read the environment again."""
     if storage._own is not None:
         storage._own.close()
     storage._own = None
 
 
 def wait_for(port: int, *, seconds: float = 120) -> None:
-    """Wait until somebody listens at a port of loopback."""
+    """Wait until a server listens on a loopback port."""
     end = time.monotonic() + seconds
     while True:
         try:
             socket.create_connection(("127.0.0.1", port), 1).close()
             return
         except OSError:
-            assert time.monotonic() < end, f"nobody listens at {port}"
+            assert time.monotonic() < end, f"no server listens on port {port}"
             time.sleep(0.05)
 
 
@@ -65,7 +65,7 @@ def s3_server() -> Iterator[str]:
 
 @contextlib.contextmanager
 def web_server(folder: Path, *, ranges: bool = True, etags: bool = True) -> Iterator[str]:
-    """Run a web server of a folder; yield its address. Without ``ranges`` it sends whole files."""
+    """Serve a folder by HTTP; yield the address. Without ``ranges``, Range headers are ignored."""
     port = free_port()
     process = Forked(_serve, str(folder), port, ranges, etags)
     try:
@@ -81,14 +81,14 @@ def _serve(folder: str, port: int, ranges: bool, etags: bool) -> None:
         pass
 
     class Server(ThreadingHTTPServer):
-        request_queue_size = 256  # as many as come at once: else some are refused
+        request_queue_size = 256  # the default of 5 refuses connections of parallel clients
 
     Handler.folder, Handler.ranges, Handler.etags = Path(folder), ranges, etags
     Server(("127.0.0.1", port), Handler).serve_forever()
 
 
 class _Files(BaseHTTPRequestHandler):
-    """Files with ranges, ETag and Last-Modified, as web servers have them."""
+    """HTTP handler that serves files with ranges, ETag and Last-Modified."""
 
     protocol_version = "HTTP/1.1"
     folder: Path
@@ -103,12 +103,12 @@ class _Files(BaseHTTPRequestHandler):
 
     def _answer(self, *, body: bool) -> None:
         path = self.folder / unquote(self.path).lstrip("/")
-        if path.is_dir():  # a page of what it holds, of a length that the server does not know
+        if path.is_dir():  # a generated index page has no Content-Length
             self.close_connection = True
             self.send_response(200)
             self.end_headers()
             return
-        if not path.is_file():  # many servers deny what is not there
+        if not path.is_file():  # many servers answer 403 for missing files
             denied = "forbidden" in self.path or path.suffix == ".beton"
             self.send_error(403 if denied else 404)
             return
@@ -133,22 +133,22 @@ class _Files(BaseHTTPRequestHandler):
                 self.wfile.write(file.read(last + 1 - first))
 
     def log_message(self, format: str, *arguments: object) -> None:
-        """Say nothing."""
+        """Suppress the request log."""
 
 
 @contextlib.contextmanager
 def broken_proxy(
     server: str, log: Path, *, delay: tuple[float, float] = (0, 0), **shares: float
 ) -> Iterator[str]:
-    """Run a proxy before a server of loopback that delays, refuses, cuts and stalls at random.
+    """Run a proxy in front of a loopback server that randomly injects faults; yield its address.
 
     Args:
-        server: its address.
-        log: gets a line for each answer: what became of it, or "whole".
-        delay: seconds before each answer, from and to.
-        shares: of the answers, those that are 503 in place of the server's (errors), of which only
-            half is sent before the connection ends (cuts), and that stop halfway, while the
-            connection stays (stalls).
+        server: The server's address.
+        log: Gets a line per response: the name of its fault, or "whole".
+        delay: Minimum and maximum seconds before each response.
+        shares: Fractions of the responses with a fault: ``errors`` (503 instead of the server's
+            response), ``cuts`` (closed after half of the response) and ``stalls`` (half of the
+            response, then an open connection).
     """
     port = free_port()
     process = Forked(_break, int(server.rpartition(":")[2]), port, str(log), delay, shares)
@@ -163,7 +163,7 @@ def broken_proxy(
 def _break(
     to: int, port: int, log: str, delay: tuple[float, float], shares: dict[str, float]
 ) -> None:
-    """Be the proxy: requests without a body, one answer for each connection."""
+    """Run the proxy: requests without a body, one response per connection."""
     chance, lock = random.Random(0), threading.Lock()
     shares["whole"] = 1 - sum(shares.values())
 
@@ -203,7 +203,7 @@ def _break(
 
 
 def environment(endpoint: str, cache: Path) -> dict[str, str]:
-    """Return the variables by which S3's clients find a server and credentials."""
+    """Return environment variables with the endpoint and credentials for S3 clients."""
     return {
         "AWS_ENDPOINT_URL": endpoint,
         "AWS_ACCESS_KEY_ID": KEY,
@@ -216,7 +216,7 @@ def environment(endpoint: str, cache: Path) -> dict[str, str]:
 
 
 def upload(endpoint: str, folder: Path, prefix: str) -> str:
-    """Put the files of a folder below a prefix of the bucket; return the prefix's address."""
+    """Upload a folder's files below a prefix of the bucket; return the prefix's address."""
     import boto3
 
     client = boto3.client(
@@ -239,6 +239,6 @@ def upload(endpoint: str, folder: Path, prefix: str) -> str:
 
 
 def read_all(store: Store) -> list[bytes]:
-    """Fetch all images ahead, and return them."""
+    """Prefetch all images, then read them."""
     store.ahead(range(len(store)))
     return [bytes(store.read(index)) for index in range(len(store))]

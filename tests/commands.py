@@ -1,4 +1,4 @@
-"""Command lines, parsed as the program does and not carried out."""
+"""Parse fastsiam command lines without running them."""
 
 from __future__ import annotations
 
@@ -13,15 +13,14 @@ from fastsiam.cli import app
 
 @cache
 def program() -> Any:
-    """Return the program's commands."""
     return typer.main.get_command(app)
 
 
 def parse(arguments: Sequence[str]) -> None:
-    """Parse the words behind ``fastsiam``.
+    """Parse the arguments after ``fastsiam``.
 
     Raises:
-        click's UsageError: there is no such command or option, or a value is invalid.
+        click.UsageError: There is no such command or option, or a value is invalid.
     """
     words, command = list(arguments), program()
     while commands := getattr(command, "commands", None):

@@ -1,4 +1,4 @@
-"""Settings of the tests' runs: single ones changed by name, resolved, as a command line."""
+"""Helpers that build, change and resolve the configs of test runs."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from fastsiam.train.start import Start
 
 
 def model_of(**settings: Any) -> ModelConfig:
-    """Return a model with SimSiam, by fields of the backbone's settings and of SimSiam's."""
+    """Build a SimSiam model config from fields of ``ModelConfig`` and ``SimSiamConfig``."""
     own = {f.name: settings.pop(f.name) for f in fields(SimSiamConfig) if f.name in settings}
     return ModelConfig(method=SimSiamConfig(**own), **settings)
 
 
 def changed_model(model: ModelConfig, **settings: Any) -> ModelConfig:
-    """Change single settings of a model: of its method, and of its backbone."""
+    """Replace fields of a model config or of its method's config."""
     own = {f.name: settings.pop(f.name) for f in fields(model.method) if f.name in settings}
     return replace(model, method=replace(model.method, **own), **settings)
 
 
 def with_settings(config: TrainConfig, **settings: object) -> TrainConfig:
-    """Change single settings of a config by their flags' names, whatever their section."""
+    """Replace settings of a config by flag name, in any section."""
     known = config.to_flags()
     assert set(settings) <= set(known), set(settings) - set(known)
     given = {name: str(x) if isinstance(x, Path) else x for name, x in settings.items()}
@@ -36,19 +36,19 @@ def with_settings(config: TrainConfig, **settings: object) -> TrainConfig:
 
 
 def flags(config: TrainConfig, recipe: str = "imagenet") -> list[str]:
-    """Return the command line of a config."""
+    """Return a config as command-line arguments."""
     return ["--recipe", recipe, *as_arguments(config.to_flags())]
 
 
 def resolved_as(config: TrainConfig, place: Place) -> ResolvedConfig:
-    """Return settings without "auto" as those of a new run on noise."""
+    """Wrap a config without "auto" settings as the resolved config of a new run on noise."""
     return ResolvedConfig(
         asked=config, config=config, place=place, beginning=Start(), images=RunImages()
     )
 
 
 class Said(Console):
-    """A console that keeps what it is told."""
+    """A console that records its messages and warnings."""
 
     def __init__(self) -> None:
         super().__init__(quiet=True)

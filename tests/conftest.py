@@ -1,4 +1,4 @@
-"""Shared fixtures: images made on the spot, real images where they are at hand, ranks, one run."""
+"""Shared fixtures: generated images, real images where available, ranks and a small run."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ REAL_DATA = Path(os.environ.get("FASTSIAM_TEST_DATA", ROOT.parent / "shared" / "
 
 
 def skip(reason: str) -> None:
-    """Skip a test, except where everything has to be there."""
+    """Skip a test, or fail it if ``$FASTSIAM_NO_SKIP`` is set."""
     if os.environ.get("FASTSIAM_NO_SKIP"):
-        pytest.fail(f"must not be skipped here: {reason}")
+        pytest.fail(f"FASTSIAM_NO_SKIP is set, so this is a failure: {reason}")
     pytest.skip(reason)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("gpu") and not torch.cuda.is_available():
-        pytest.skip("needs a CUDA GPU")  # the one thing that no machine can install
+        pytest.skip("needs a CUDA GPU")  # even with FASTSIAM_NO_SKIP: a GPU cannot be installed
     if item.get_closest_marker("dali") and not _has_dali():
         skip("needs nvidia-dali: pip install 'fastsiam[dali]'")
     if item.get_closest_marker("ffcv") and find_spec("ffcv") is None:
@@ -53,7 +53,7 @@ def _has_dali() -> bool:
 def write_images(
     folder: Path, *, classes: int = 3, each: int = 8, side: int = 24, seed: int = 0
 ) -> Path:
-    """Write class folders of JPEGs whose classes differ in the stripes' period."""
+    """Write class folders of striped JPEGs. The period of the stripes depends on the class."""
     generator = np.random.default_rng(seed)
     for kind in range(classes):
         (folder / f"class{kind}").mkdir(parents=True, exist_ok=True)
@@ -79,7 +79,7 @@ def write_data(folder: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def _no_handler_of_torch() -> Iterator[None]:
-    """End each test without what a DataLoader of other programs sets: it raises in later tests."""
+    """Reset SIGCHLD after each test: torch's DataLoader sets a handler that can raise later."""
     yield
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
@@ -118,12 +118,12 @@ def _unzip(name: str, factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def small(images: Path, tmp_path: Path) -> TrainConfig:
-    """A run of seconds: 24 images of 16 pixels, batch 8, a network 4 channels wide, float32."""
+    """A run of a few seconds: 24 images of 16 pixels, batch 8, a 4-channel network, float32."""
     return small_config(images, tmp_path / "run")
 
 
 def small_config(images: Path, out: Path) -> TrainConfig:
-    """Return the settings of ``small`` for a data set and a run's folder."""
+    """Return the config of ``small`` for a data set and a run folder."""
     return TrainConfig(
         data=DataConfig(data=str(images), pipeline="memory", workers=0),
         augment=AugmentConfig.alike(crop=16),
@@ -140,7 +140,7 @@ def small_config(images: Path, out: Path) -> TrainConfig:
 
 @pytest.fixture
 def ranks(tmp_path: Path) -> Callable[..., list[object]]:
-    """Run ``tests.rank_jobs.JOB(rank, world, **settings)`` in ranks; return what each returned."""
+    """Run ``tests.rank_jobs.JOB(rank, world, **settings)`` on each rank; return the results."""
 
     def run(job: str, world: int, **settings: object) -> list[object]:
         from tests import rank_jobs

@@ -1,4 +1,4 @@
-"""Runs conversions quietly, has the system refuse them something, and looks at what they made."""
+"""Helpers that run conversions quietly, inject OS errors and check the results."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def same_images(store: Store, other: Store) -> None:
 
 
 def checked(path: Path, *, decode: bool = True) -> list[str]:
-    """Return what verify finds bad."""
+    """Return the problems that ``verify`` reports."""
     try:
         reports = verify(path, decoding=decode, workers=1, console=Console(quiet=True))
     except DataError as error:
@@ -38,7 +38,7 @@ def checked(path: Path, *, decode: bool = True) -> list[str]:
 
 
 def failing(number: int) -> Callable[..., Any]:
-    """Return a function that stands for one of the system's and fails with an ``errno``."""
+    """Return a stand-in for a system call that fails with an ``errno``."""
 
     def fail(*_: object, **__: object) -> Any:
         raise OSError(number, os.strerror(number))

@@ -1,4 +1,4 @@
-"""Disks of the tests: one that is small enough to be full, one that cannot be written."""
+"""Disks for tests: a small one that can be filled, and a read-only one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 @contextlib.contextmanager
 def small_disk(path: Path, megabytes: int) -> Iterator[Path]:
-    """Mount a disk of a few MB in memory while inside; skip the test where that is not allowed."""
+    """Mount a tmpfs of a few MB inside the context; skip the test if mounting is not permitted."""
     path.mkdir(parents=True, exist_ok=True)
     with _mounted(path, "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs"):
         yield path
@@ -21,7 +21,7 @@ def small_disk(path: Path, megabytes: int) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def read_only(path: Path) -> Iterator[Path]:
-    """Have a folder that cannot be written while inside: by its modes, or for root by a mount."""
+    """Make a folder read-only inside the context, by file modes, or for root by a bind mount."""
     if os.geteuid():
         folders = [path, *(found for found in path.rglob("*") if found.is_dir())]
         for folder in folders:
@@ -38,7 +38,7 @@ def read_only(path: Path) -> Iterator[Path]:
 
 
 def fill(disk: Path) -> Path:
-    """Fill a small disk up to its last byte; return the file that does it."""
+    """Fill a small disk to its last byte; return the filler file."""
     filler = disk / "filler"
     with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
         while file.write(bytes(4096)):
@@ -50,7 +50,7 @@ def fill(disk: Path) -> Path:
 def _mounted(path: Path, *how: str) -> Iterator[None]:
     done = subprocess.run(["mount", *how, str(path)], capture_output=True, text=True)
     if done.returncode:
-        pytest.skip(f"no right to mount a disk: {done.stderr.strip()}")
+        pytest.skip(f"cannot mount a disk: {done.stderr.strip()}")
     try:
         yield
     finally:

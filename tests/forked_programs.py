@@ -1,9 +1,9 @@
-"""``python -m fastsiam`` as a program starts it, forked from this process instead.
+"""Replacement for ``subprocess.Popen`` that forks this process for ``python -m fastsiam``.
 
-A new interpreter takes four seconds of a processor, almost all of them for imports that the
-launcher, a study or a worker of dask's has done already. What is forked is a direct child with its
-own session, environment, signals and exit code. Only the start of the interpreter itself is left
-out: ``tests/train/test_signals.py`` has it, by torchrun.
+A new interpreter takes four seconds of CPU time, almost all of it for imports that the launcher,
+study or dask worker has already done. The fork is a direct child with its own session, environment,
+signals and exit code. Only the interpreter's startup is skipped: ``tests/train/test_signals.py``
+covers it with torchrun.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class ForkedProgram(subprocess.Popen[Any]):
 
 
 def _redirect(*standard: int) -> None:
-    """Give the new process its input, output and errors (-1: its parent's), and no other files."""
+    """Set stdin, stdout and stderr (-1: inherited) and close all other file descriptors."""
     for number, file in enumerate(standard):
         if file != -1:
             os.dup2(file, number)
@@ -90,7 +90,7 @@ def _redirect(*standard: int) -> None:
 
 
 def _forget_parent() -> None:
-    """Drop what a new interpreter would not have: handlers of signals and of the exit."""
+    """Drop inherited state that a new interpreter would not have, such as signal handlers."""
     signal.set_wakeup_fd(-1)
     for number in signal.valid_signals():
         if callable(signal.getsignal(number)):
@@ -99,14 +99,14 @@ def _forget_parent() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     atexit._clear()
     process: Any = multiprocessing.process
-    process._current_process._config["daemon"] = False  # of a worker of dask's, without children
+    process._current_process._config["daemon"] = False  # dask workers are daemons: no children
     process._children = set()
     tracker: Any = multiprocessing.resource_tracker._resource_tracker
     tracker._fd = tracker._pid = None
 
 
 def _run(words: Sequence[str]) -> NoReturn:
-    """Be the program, and leave with its exit code."""
+    """Run fastsiam's ``main`` and exit with its exit code."""
     sys.argv = ["fastsiam", *words]
     code: Any = 0
     try:

@@ -1,4 +1,4 @@
-"""Writes the images of class folders in every form that a data set is read in."""
+"""Write the images of class folders in every supported data set format."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tests.sources import folder_members, imagenet_train_tar, parquet, tar
 from tests.tables import Row, dataset, on_the_hub, saved
 
 Write = Callable[[Path, Path], Path]
-"""Writes the images of a folder below a root; returns what ``--data`` names."""
+"""Writes the images of a folder below a root; returns the path for ``--data``."""
 
 
 def rows_of(folder: Path) -> list[Row]:
-    """Return the images of class folders as (bytes, file's name, label)."""
+    """Return the images of class folders as (bytes, file name, label)."""
     store = FolderStore(folder)
     return [
         (bytes(store.read(i)), store.name(i).split("/", 1)[1], int(store.labels[i]))
@@ -28,7 +28,6 @@ def rows_of(folder: Path) -> list[Row]:
 
 
 def write_list(path: Path, header: str, rows: Any) -> Path:
-    """Write a list of files as CSV."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows([header.split(","), *rows])
@@ -50,7 +49,7 @@ def as_tar_of_tars(folder: Path, root: Path) -> Path:
 
 
 def as_shards(folder: Path, root: Path, *, split: str = "train", count: int = 2) -> Path:
-    """WebDataset's: a file with the class's number beside each image."""
+    """Write WebDataset shards, with a ``.cls`` file next to each image."""
     rows = rows_of(folder)
     for shard in range(count):
         start, stop = (number * len(rows) // count for number in (shard, shard + 1))
@@ -69,7 +68,7 @@ def _splits(folder: Path, **more: Path) -> dict[str, Any]:
 
 
 def as_saved(folder: Path, root: Path, **more: Path) -> Path:
-    """By ``save_to_disk``; more: folders of further splits."""
+    """Write with ``save_to_disk``; ``more`` are the folders of additional splits."""
     splits = _splits(folder, **more)
     shards = {name: min(3 if name == "train" else 1, len(rows)) for name, rows in splits.items()}
     return saved(root, splits, **shards)
@@ -81,7 +80,7 @@ def as_on_the_hub(folder: Path, root: Path, **more: Path) -> Path:
 
 
 def as_compressed(folder: Path, root: Path) -> Path:
-    """By pyarrow's defaults: compressed by snappy, in dictionaries."""
+    """Write parquet with pyarrow's defaults: snappy compression and dictionary encoding."""
     rows: Any = rows_of(folder)
     parquet(root / "data" / "train-0.parquet", rows, list(FolderStore(folder).classes))
     return root

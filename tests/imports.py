@@ -1,6 +1,6 @@
-"""What commands import, for the process that tests fork them from; FFCV and DALI load in their own.
+"""Preload the modules of all commands in the fork server, except for FFCV and DALI.
 
-Nothing is computed here: what is forked begins without threads.
+Nothing is computed here, so that forked processes start without threads.
 """
 
 import importlib

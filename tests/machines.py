@@ -1,4 +1,4 @@
-"""Two machines on this one: network namespaces with addresses of their own, joined by a cable."""
+"""Two simulated machines: network namespaces with separate addresses, joined by a veth pair."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ import pytest
 
 @dataclass(frozen=True)
 class Machine:
-    """A namespace with one end of the cable."""
+    """A network namespace with one end of the veth pair."""
 
     name: str
     address: str
 
     @property
     def inside(self) -> list[str]:
-        """What a command line begins with that runs there."""
+        """The prefix of a command line that runs it in this namespace."""
         return ["ip", "netns", "exec", self.name]
 
     def plug(self, state: str) -> None:
-        """Pull the cable out ("down") or put it in ("up")."""
+        """Disconnect ("down") or connect ("up") the network cable."""
         _ip("-n", self.name, "link", "set", _cable(self.name), state)
 
 
 @contextmanager
 def two_machines() -> Iterator[tuple[Machine, Machine]]:
-    """Make them, as root on Linux alone; the test is skipped where that is not permitted."""
+    """Create two machines; skip the test if that is not permitted. Needs root on Linux."""
     if shutil.which("ip") is None:
-        pytest.skip("needs the program ip: apt-get install iproute2")
+        pytest.skip("needs the command ip: apt-get install iproute2")
     one, other = (Machine(f"fs{os.getpid()}{x}", f"10.177.0.{x}") for x in (1, 2))
     with ExitStack() as stack:
         for machine in (one, other):
@@ -56,5 +56,5 @@ def _cable(machine: str) -> str:
 def _ip(*arguments: str, skips: bool = False) -> None:
     done = subprocess.run(["ip", *arguments], capture_output=True, text=True)
     if done.returncode and skips:
-        pytest.skip(f"no network namespaces with a cable here: {done.stderr.strip()}")
+        pytest.skip(f"cannot create network namespaces: {done.stderr.strip()}")
     done.check_returncode()

@@ -1,10 +1,9 @@
-"""Processes of the tests: commands and ranks, forked from one that has imported everything.
+"""Run commands and ranks in processes forked from one that has imported everything.
 
-A start of Python with torch takes four seconds; a fork of a process that has it takes a few
-hundredths. What is forked is a process like any other: its signals, its exit code, its environment
-and its output are its own. But what is read from the environment at an import, before any of our
-code, is as it was when the first of them began, and what is registered with ``atexit`` does not
-run: a test about either starts Python.
+Starting Python with torch takes four seconds. Forking a process that has imported torch takes a few
+hundredths of a second. A forked process has its own signals, exit code, environment and output, but
+differs in two ways. Variables that libraries read on import have the values of when the first
+process started, and ``atexit`` handlers do not run. Tests that depend on either start Python.
 """
 
 from __future__ import annotations
@@ -32,14 +31,14 @@ _CONTEXT.set_forkserver_preload(["tests.imports"])
 
 
 class Forked:
-    """A function of a module at work in a process of its own, killed if nobody waits for it.
+    """A module-level function that runs in a separate process; killed if not waited for.
 
     Args:
-        function: What it does.
-        arguments: What the function is called with.
-        environment: Variables of the process beside this one's.
-        folder: Where it runs.
-        session: Whether it leads a process group, as a terminal's job does.
+        function: The function to run.
+        arguments: Its positional arguments.
+        environment: Environment variables, in addition to the current ones.
+        folder: Working directory.
+        session: Whether the process starts its own session, like a terminal job.
     """
 
     def __init__(
@@ -55,37 +54,39 @@ class Forked:
         begin = (self._output.name, whole, str(folder), session)
         self._process = _CONTEXT.Process(target=_begin, args=(*begin, function, arguments))
         here = Path.cwd()
-        os.chdir(ROOT)  # the first one starts what all are forked from, which imports the tests
+        os.chdir(ROOT)  # the first start launches the fork server, which has to import tests
         try:
             self._process.start()
         finally:
             os.chdir(here)
-        # A test that failed may leave it, and multiprocessing would wait for it for ever.
+        # A failed test may leave the process running: multiprocessing would wait for it forever.
         weakref.finalize(self, self._process.kill)
 
     @property
     def pid(self) -> int:
-        """The process's number."""
         assert self._process.pid is not None
         return self._process.pid
 
     def poll(self) -> int | None:
-        """Return the exit code, minus the number of the signal that ended it, or None as yet."""
+        """Return the exit code, a negative signal number, or None while the process runs."""
         return self._process.exitcode
 
     def messages(self) -> str:
-        """Return what it has written to stderr so far."""
+        """Return the process's stderr so far."""
         path = Path(self._output.name, "err")
         return path.read_text() if path.exists() else ""
 
     def send(self, number: int) -> None:
-        """Send a signal."""
         os.kill(self.pid, number)
 
     def wait(self, timeout: float = 900) -> subprocess.CompletedProcess[str]:
-        """Wait for the end; return exit code and output. After ``timeout`` s: kill it and fail.
+        """Wait for the process to end; return its exit code and output.
 
-        Unless a signal ended it, the processes that it began and that share its output end too.
+        Also waits for child processes that share its output, unless a signal ended the process.
+
+        Raises:
+            AssertionError: The process or a child still ran after ``timeout`` seconds. The process
+                is killed.
         """
         deadline = time.monotonic() + timeout
         self._process.join(timeout)
@@ -99,12 +100,12 @@ class Forked:
             time.sleep(0.01)
         out, err = (Path(self._output.name, name).read_text() for name in ("out", "err"))
         self._output.cleanup()
-        assert ended, f"it, or what it began, is still at work after {timeout} s\n{out}\n{err}"
+        assert ended, f"the process or a child still runs after {timeout} s\n{out}\n{err}"
         assert code is not None
         return subprocess.CompletedProcess((), code, out, err)
 
     def _nobody_writes(self) -> bool:
-        """Look whether the locks of the output are gone, which all that have it open share."""
+        """Return whether the output files are unlocked: all processes that write share a lock."""
         for name in ("out", "err"):
             with Path(self._output.name, name).open() as file:
                 try:
@@ -122,11 +123,11 @@ def _begin(
     function: Callable[..., object],
     arguments: tuple[Any, ...],
 ) -> None:
-    """Be the process: with its own output, environment and folder before anything else."""
+    """Set up the new process's output, signals, environment and folder, then call the function."""
     for number, name in ((1, "out"), (2, "err")):
         os.dup2(os.open(Path(output, name), os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
         fcntl.flock(number, fcntl.LOCK_SH)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever began the tests ignores
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # even if pytest inherited SIG_IGN
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     if session:
@@ -134,37 +135,37 @@ def _begin(
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
-    multiprocessing.set_start_method(None, force=True)  # what it starts, it starts as any program
+    multiprocessing.set_start_method(None, force=True)  # children use the default method
     function(*arguments)
 
 
 def until(process: Forked | subprocess.Popen[bytes], seen: Callable[[], object]) -> None:
-    """Wait for something, as long as a process runs."""
+    """Wait until a condition is true; fail if the process ends first."""
     while not seen():
         assert process.poll() is None, process.wait()
         time.sleep(0.02)
 
 
 def python(script: str, *arguments: object) -> subprocess.CompletedProcess[str]:
-    """Run a script by a Python that has imported nothing, in the checkout; 10 minutes at most."""
+    """Run a script with a new Python interpreter in the checkout, for at most 10 minutes."""
     command = [sys.executable, "-c", script, *map(str, arguments)]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
 
 
 def faulty(**faults: str) -> dict[str, str]:
-    """Return an environment in which a rank fails (see ``tests/faults``)."""
+    """Return environment variables that make a rank fail (see ``tests/faults``)."""
     path = os.pathsep.join([str(ROOT / "tests" / "faults"), os.environ.get("PYTHONPATH", "")])
     return {"PYTHONPATH": path, **faults}
 
 
 def free_port() -> int:
-    """Return a port of this machine on which nobody listens."""
+    """Return an unused port of this machine."""
     with socket.create_server(("", 0)) as probe:
         return int(probe.getsockname()[1])
 
 
 def command(*arguments: str, **how: Any) -> Forked:
-    """Begin ``fastsiam ARGUMENTS``; how: ``Forked``'s environment, folder and session."""
+    """Start ``fastsiam ARGUMENTS``; ``how`` takes ``Forked``'s environment, folder and session."""
     how["environment"] = {"COLUMNS": "200", **how.get("environment", {})}
     return Forked(_fastsiam, arguments, **how)
 
@@ -178,9 +179,9 @@ def _fastsiam(arguments: tuple[str, ...]) -> None:
 
 
 def fork_programs() -> None:
-    """Have this process fork the ``python -m fastsiam`` that it starts, as a launcher its ranks.
+    """Make this process fork instead of starting ``python -m fastsiam``, e.g. a launcher's ranks.
 
-    Not beside a GPU: CUDA does not work in a fork of a process that has counted the devices.
+    Does nothing on a machine with a GPU: CUDA does not work after a fork once devices are counted.
     """
     if torch.cuda.is_available():
         return
@@ -194,7 +195,7 @@ def fork_programs() -> None:
 def fastsiam(
     *arguments: str, code: int = 0, timeout: float = 900, **how: Any
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command line and expect an exit code."""
+    """Run a command line and check its exit code."""
     done = command(*arguments, **how).wait(timeout)
     assert done.returncode == code, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done

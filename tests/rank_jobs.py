@@ -1,6 +1,7 @@
-"""What the ranks of the tests run: functions of (rank, world) that return tensors, on the CPU.
+"""Jobs for the ``ranks`` fixture: functions of (rank, world) that return tensors on the CPU.
 
-They compute on the CPU and talk by gloo; with ``$RANKS_ON`` cuda on a GPU each, by NCCL.
+They compute on the CPU and communicate with gloo. With ``RANKS_ON=cuda``, each rank computes on its
+own GPU and communicates with NCCL.
 """
 
 from __future__ import annotations
@@ -71,13 +72,11 @@ CONFIG = TrainConfig(
 
 
 def here(rank: int, world: int) -> Place:
-    """Return this rank's place."""
     on_gpu = os.environ.get("RANKS_ON") == "cuda"
     return Place(rank, world, torch.device("cuda", rank) if on_gpu else torch.device("cpu"))
 
 
 def on(device: torch.device, batch: Batch) -> Batch:
-    """Return a batch on a device."""
     views = tuple(view.to(device) for view in batch.views)
     return Batch(views, batch.index.to(device), batch.label.to(device))
 
@@ -90,7 +89,7 @@ def make_method(model: ModelConfig = MODEL) -> Method:
 def global_batch(images: Sequence[int] = range(16)) -> Batch:
     generator = torch.Generator().manual_seed(1)
     views = torch.randn(2, 16, 3, 16, 16, generator=generator)
-    # Every sample has its own scale and mean: statistics of half a batch would give another result.
+    # Each sample has a different scale and mean, so statistics of half a batch would differ.
     views = views * torch.linspace(0.2, 3, 16).view(-1, 1, 1, 1) + torch.linspace(-2, 2, 16).view(
         -1, 1, 1, 1
     )
@@ -109,11 +108,11 @@ def steps(
     """Take three optimizer steps on this rank's share; return the losses, gradients and state.
 
     Args:
-        rank: its number.
-        world: number of ranks.
-        short: whether the backbone is one that is quick to compile.
-        images: the order of the global batch.
-        settings: of the run.
+        rank: This rank.
+        world: Number of ranks.
+        short: Whether to use a backbone that is quick to compile.
+        images: Order of the global batch.
+        settings: Settings of the run, by flag name.
     """
     place = here(rank, world)
     config = with_settings(CONFIG, **settings)
@@ -135,9 +134,9 @@ def steps(
 
 
 def variant(rank: int, world: int, name: str, **settings: Any) -> dict[str, Any]:
-    """Take three steps, two in an epoch, of a variant on this rank's share; return what it is.
+    """Take three steps (two per epoch) of a method variant; return the losses and the state.
 
-    Its backbone is short. If it is compiled, the gradients' buckets cut it into several graphs.
+    The backbone is short. If compiled, DDP's gradient buckets split it into several graphs.
     """
     config = EVERY[name].applied(CONFIG, lr=0.1, **settings)
     torch.manual_seed(0)
@@ -164,12 +163,11 @@ def variant(rank: int, world: int, name: str, **settings: Any) -> dict[str, Any]
 
 
 def variants(rank: int, world: int, names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Do so with several of them."""
     return {name: variant(rank, world, name) for name in names}
 
 
 def compiled_steps(rank: int, world: int, **settings: Any) -> dict[str, Any]:
-    """Do the same with a compiled model, cut into several graphs by the gradients' buckets."""
+    """Run ``steps`` with a compiled model, split into several graphs by DDP's gradient buckets."""
     from torch._dynamo.backends.distributed import DDPOptimizer
 
     cuts: list[int] = []
@@ -187,7 +185,7 @@ def compiled_steps(rank: int, world: int, **settings: Any) -> dict[str, Any]:
 
 
 def one_without_compiler(rank: int, world: int) -> dict[str, Any]:
-    """Prepare and take a compiled step where the last rank has no compiler."""
+    """Prepare and take a compiled step when the last rank has no compiler."""
     from torch._inductor import config as inductor
 
     if rank == world - 1:
@@ -209,7 +207,7 @@ def sync_bn(rank: int, world: int) -> dict[str, Any]:
     joint, target = joint.to(device), target.to(device)
     layer = copy.deepcopy(plain).to(device)
     use_view_batch_norm(layer, images=8 // world, group=dist.group.WORLD)
-    # Each rank holds its images of the first view, then of the second.
+    # A rank's batch has its images of the first view, then those of the second.
     parts = [half.chunk(world)[rank] for half in joint.chunk(2)]
     share = torch.cat(parts).clone().requires_grad_()
     out = layer(share)
@@ -229,7 +227,7 @@ def sync_bn(rank: int, world: int) -> dict[str, Any]:
 
 
 def bn_problem() -> tuple[nn.BatchNorm2d, Tensor, Tensor]:
-    """Return a BN, a batch of two views of eight images, and what to weigh its output with."""
+    """Return a BN, a batch of two views of eight images, and weights for the BN's output."""
     torch.manual_seed(0)
     plain = nn.BatchNorm2d(3)
     nn.init.normal_(plain.weight)
@@ -239,7 +237,7 @@ def bn_problem() -> tuple[nn.BatchNorm2d, Tensor, Tensor]:
 
 
 def own_bn(rank: int, world: int) -> dict[str, Any]:
-    """Go forward where BN is each rank's own; return what is the same on all ranks then."""
+    """Run two passes with per-rank BN; return the buffers sent and values equal on all ranks."""
     place = here(rank, world)
     norm, layer = nn.BatchNorm1d(1, affine=False), nn.Linear(1, 1)
     module = nn.Sequential(norm, layer)
@@ -251,13 +249,13 @@ def own_bn(rank: int, world: int) -> dict[str, Any]:
     assert norm.running_mean is not None
     ignored = set(together.parameters_to_ignore)  # type: ignore[arg-type]
     sent = [name for name, _ in module.named_buffers() if name not in ignored]
-    own = rank * 0.1  # what this rank's second pass moved it by
+    own = rank * 0.1  # this rank's contribution from the second pass
     left = {name: module.get_buffer(name).item() for name in ("rows", "1.average")}
     return {"sent": sent, "mean": norm.running_mean.cpu() - own, **left}
 
 
 def groups(rank: int, world: int) -> Tensor:
-    """Return the mean that the ranks of this rank's group share."""
+    """Return the BN mean that this rank's group computes together."""
     config, place = NumericsConfig(sync_bn_ranks=2), here(rank, world)
     layer = nn.BatchNorm1d(1, momentum=1.0, device=place.device)
     use_view_batch_norm(layer, group=bn_group(place, config))
@@ -267,11 +265,10 @@ def groups(rank: int, world: int) -> Tensor:
 
 
 def knn(rank: int, world: int) -> tuple[list[dict[str, float]], list[float]]:
-    """Classify with bank and queries cut into uneven shares, 64 rows at a time.
+    """Classify with bank and queries split unevenly across ranks, in blocks of 64 rows.
 
     Returns:
-        The results, and a BN's running means after the ranks, whose own were their numbers, shared
-        them.
+        The results, and a BN's running means, initially its rank, after ``share_buffers``.
     """
     fastsiam.evaluate.knn._BLOCK = 64
     bank, bank_labels, queries, labels = knn_problem()
@@ -310,7 +307,7 @@ def uneven(rank: int, world: int) -> Tensor:
 
 
 def stop(rank: int, world: int) -> list[int]:
-    """Signal the last rank alone before its third item; return what was taken, and the signal."""
+    """Send SIGTERM to the last rank at item 3; return the items taken and the signal."""
     taken: list[int] = []
 
     def items() -> Iterator[int]:
@@ -328,7 +325,7 @@ def stop(rank: int, world: int) -> list[int]:
 
 
 def fail(rank: int, world: int) -> tuple[list[int], str]:
-    """The last rank's third item cannot be had; return what was taken, and what was raised."""
+    """Raise at item 3 of the last rank; return the items taken and the error."""
     taken: list[int] = []
 
     def items() -> Iterator[int]:
@@ -349,13 +346,13 @@ def fail(rank: int, world: int) -> tuple[list[int], str]:
 
 
 def shares(rank: int, world: int) -> list[int]:
-    """Rank r has r items; return those that it took."""
+    """Iterate over r items on rank r; return the items taken."""
     with StopSignals(here(rank, world)) as signals:
         return list(signals.over(range(rank)))
 
 
 def pipelines(rank: int, world: int) -> tuple[str, str, float]:
-    """Each rank would choose another pipeline; return the settled one, its line, free memory."""
+    """Choose a pipeline when ranks disagree; return the pipeline, its log line and free memory."""
     asked = {"free": 0.0}
 
     def choose(*_: object, free: float, **__: object) -> Choice:
@@ -371,7 +368,7 @@ def pipelines(rank: int, world: int) -> tuple[str, str, float]:
 
 
 def precisions(rank: int, world: int) -> list[str]:
-    """Rank 0 alone has AMX; return what "auto" means in training and in evaluations."""
+    """Resolve precision "auto" for training and evaluation when only rank 0 has AMX."""
     vars(torch.cpu)["_is_amx_tile_supported"] = lambda: rank == 0
     place, auto = here(rank, world), with_settings(CONFIG, precision="auto")
     trained = with_resolved_precision(auto, place.device).numerics.precision
@@ -379,7 +376,7 @@ def precisions(rank: int, world: int) -> list[str]:
 
 
 def what_a_step_exchanges(rank: int, world: int) -> tuple[int, int, int]:
-    """Return BN's gathers of a step, their bytes from other ranks, and those of the gradients."""
+    """Return a step's number of BN gathers, their bytes from other ranks, and gradient bytes."""
     gathered: list[int] = []
     layers: Any = batch_norm
     gather = layers.gather_with_gradient
@@ -401,9 +398,9 @@ def what_a_step_exchanges(rank: int, world: int) -> tuple[int, int, int]:
 
 
 def main(job: str, world: int, settings: dict[str, Any], folder: Path, rank: int) -> None:
-    """Be one rank: meet the others in ``folder``, run the job, leave its result there."""
+    """Run a job as one rank: rendezvous in ``folder`` and save the result there."""
     torch.set_num_threads(1)
-    parallel._BUCKET_MB = 1  # so that small networks have several buckets of gradients
+    parallel._BUCKET_MB = 1  # gives small networks several gradient buckets
     device = here(rank, world).device
     on_gpu: dict[str, Any] = {"backend": "cuda:nccl,cpu:gloo", "device_id": device}
     if device.type == "cuda":

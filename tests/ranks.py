@@ -1,4 +1,4 @@
-"""Commands on several ranks, forked as all commands of the tests; launchers start interpreters."""
+"""Run commands on several ranks. The ranks are forked; a real launcher starts interpreters."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tests.processes import Forked, command
 def fastsiam_on_ranks(
     world: int, *arguments: str, code: int = 0, begin: Callable[..., Forked] = command
 ) -> list[subprocess.CompletedProcess[str]]:
-    """Run a command line as the ranks of a launcher; one of them at least ends with ``code``.
+    """Run a command line on several ranks; check that at least one exits with ``code``.
 
-    ``begin`` starts a rank, as ``command`` does.
+    ``begin`` starts a rank, like ``command``.
     """
-    # As a launcher does, whose place this process takes: at its store the ranks meet.
+    # This process acts as the launcher, whose store is the ranks' rendezvous.
     store = dist.TCPStore(  # type: ignore[attr-defined]
         "localhost", 0, is_master=True, wait_for_workers=False
     )

@@ -1,4 +1,4 @@
-"""Reads and writes .beton files with FFCV alone, in a process of its own: it may hang or crash."""
+"""Read and write .beton files with FFCV only. It needs its own process: it may hang or crash."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def write(pixels: str, path: str, mode: str) -> None:
 
 
 def crops(path: str, os_cache: bool) -> dict[str, object]:
-    """Return the labels, the crops' shape and means, and which are gray."""
+    """Return the labels, the crops' shape and means, and which crops are gray."""
     from ffcv.fields.basics import IntDecoder
     from ffcv.fields.rgb_image import RandomResizedCropRGBImageDecoder
     from ffcv.loader import Loader, OrderOption
@@ -29,7 +29,7 @@ def crops(path: str, os_cache: bool) -> dict[str, object]:
         os_cache=os_cache,
         drop_last=False,
         pipelines={
-            # The whole image, so that the crop can be compared.
+            # Crop the entire image, so that the pixels can be compared.
             "image": [RandomResizedCropRGBImageDecoder((16, 16), scale=(1, 1), ratio=(1, 1))],
             "label": [IntDecoder()],
         },

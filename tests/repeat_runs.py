@@ -2,7 +2,7 @@
 
     python -m tests.repeat_runs --data cifar10-jpeg.zip
 
-Each process repeats one method's run; every second one runs beside two busy processes.
+Each process repeats one method's run. Every second process runs alongside two busy processes.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ BUSY = "block = bytearray(1 << 24)\nwhile True: block[:] = bytes(block)"
 
 
 def run_once(config: TrainConfig) -> dict[str, int]:
-    """Take the first steps of a new run; return checksums in the order of the computation."""
+    """Take the first steps of a new run; return checksums in the order of computation."""
     size = config.optim.batch
     with closing(build_loader(config.data, config.augment, batch=size, dtype=DTYPE)) as loader:
         torch.manual_seed(config.numerics.seed)
@@ -56,19 +56,18 @@ def run_once(config: TrainConfig) -> dict[str, int]:
 
 
 def digest(*tensors: Tensor) -> int:
-    """Return a checksum of all bits."""
     flat = (t.contiguous().view(-1).view(torch.uint8) for t in tensors)
     return zlib.crc32(b"".join(t.numpy().tobytes() for t in flat))
 
 
 def repeat(config: TrainConfig, times: int) -> list[dict[str, int]]:
-    """Repeat a run with two threads."""
+    """Repeat a run on two threads; return the checksums of each repetition."""
     torch.set_num_threads(2)
     return [run_once(config) for _ in range(times)]
 
 
 def results(method: str, data: str, *, processes: int, times: int) -> list[dict[str, int]]:
-    """Repeat a run of a method in several processes, one after the other."""
+    """Repeat a method's run in several processes, one after another."""
     own = f"{method}_cifar10"
     source = Settings(recipe=own if own in RECIPES else "cifar10", flags={"method": method})
     config = TrainConfig.from_flags({**merge(source).flags, **SETTINGS, "data": data})
@@ -89,10 +88,10 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--data", type=Path, required=True, help="zip of train/CLASS/*.jpg")
     parser.add_argument("--methods", nargs="*", default=METHOD_CONFIGS)
-    parser.add_argument("--processes", type=int, default=20, help="of each method")
-    parser.add_argument("--times", type=int, default=25, help="repetitions in each process")
+    parser.add_argument("--processes", type=int, default=20, help="processes per method")
+    parser.add_argument("--times", type=int, default=25, help="repetitions per process")
     asked = parser.parse_args()
-    os.environ["OMP_WAIT_POLICY"] = "passive"  # spinning beside busy processes takes minutes
+    os.environ["OMP_WAIT_POLICY"] = "passive"  # spinning next to busy processes takes minutes
     code = 0
     with tempfile.TemporaryDirectory() as folder:
         with zipfile.ZipFile(asked.data) as archive:

@@ -1,4 +1,4 @@
-"""A cluster of SLURM's on this machine: its real programs, two nodes, a partition that preempts."""
+"""A local SLURM cluster: the real daemons, two nodes and a preempting partition."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.processes import free_port
 
 _PROGRAMS = "munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol"
 _NODES = "127.1", "127.2"
-"""Names of this machine that need no name server: inet(3) reads them as 127.0.0.1 and 127.0.0.2."""
+"""Host names that resolve without a name server: inet(3) reads them as 127.0.0.1 and 127.0.0.2."""
 _CONFIG = """\
 ClusterName=test
 SlurmctldHost={host}(127.0.0.1)
@@ -52,12 +52,12 @@ PartitionName=high Nodes={nodes} PriorityTier=2 PreemptMode=OFF MaxTime=INFINITE
 
 @dataclass(frozen=True)
 class Cluster:
-    """What a client needs."""
+    """Client of a running cluster."""
 
     environment: dict[str, str]
 
     def call(self, *words: str, folder: Path | None = None, check: bool = True) -> str:
-        """Run a program of SLURM's; return what it says."""
+        """Run a SLURM program; return its stdout."""
         environment = {**os.environ, **self.environment}
         done = subprocess.run(words, env=environment, cwd=folder, capture_output=True, text=True)
         assert not (check and done.returncode), done.stderr
@@ -65,16 +65,15 @@ class Cluster:
 
     @property
     def idle(self) -> int:
-        """How many nodes wait for a job; 0 as long as nobody answers."""
+        """Number of idle nodes; 0 while the controller does not answer."""
         line = ["sinfo", "--noheader", "--partition=low", "--states=idle", "--format=%D"]
         return int(self.call(*line, check=False).strip() or 0)
 
     def shows(self, job: str) -> str:
-        """Return all that is known of a job."""
+        """Return the ``scontrol show job`` record of a job."""
         return self.call("scontrol", "show", "job", "--oneliner", job)
 
     def wait(self, until: Callable[[], bool], seconds: float = 300) -> None:
-        """Wait for something."""
         end = time.monotonic() + seconds
         while not until():
             assert time.monotonic() < end, self.call("squeue")
@@ -83,15 +82,15 @@ class Cluster:
 
 @contextmanager
 def cluster() -> Iterator[Cluster]:
-    """Start it; the test is skipped where it is not there, or does not start."""
+    """Start a cluster; skip the test if SLURM is not installed or does not start."""
     missing = [name for name in _PROGRAMS if shutil.which(name) is None]
     if missing:
         pytest.skip(f"needs {', '.join(missing)}: apt-get install slurm-wlm munge")
     if os.geteuid():
-        pytest.skip("needs root, as whom slurmd starts jobs")
+        pytest.skip("needs root to run slurmd")
     with tempfile.TemporaryDirectory(prefix="slurm-") as name, ExitStack() as stack:
         folder, host = Path(name), socket.gethostname().partition(".")[0]
-        folder.chmod(0o755)  # munged's socket is for all
+        folder.chmod(0o755)  # munged's socket must be accessible to all users
         (folder / "state").mkdir()
         (folder / "key").write_bytes(os.urandom(1024))
         (folder / "key").chmod(0o400)
@@ -114,7 +113,7 @@ def cluster() -> Iterator[Cluster]:
         end = time.monotonic() + 60
         while found.idle < len(_NODES):
             if time.monotonic() > end:
-                pytest.skip(f"SLURM does not start here: {_last_words(folder)}")
+                pytest.skip(f"SLURM does not start: {_last_words(folder)}")
             time.sleep(0.2)
         yield found
 

@@ -1,4 +1,4 @@
-"""Makes the archives that data sets are published as, out of images of our own."""
+"""Write generated images as the archives in which data sets are published."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WNIDS = ("n01440764", "n01443537", "n02119789")
 
 
 def picture(seed: int, *, width: int = 40, height: int = 30) -> Image.Image:
-    """Return a smooth random image: JPEG keeps it recognisable."""
+    """Return a smooth random image, which JPEG compression barely changes."""
     small = np.random.default_rng(seed).integers(0, 256, (4, 5, 3), dtype=np.uint8)
     return Image.fromarray(small).resize((width, height), Image.Resampling.BICUBIC)
 
@@ -36,7 +36,7 @@ def jpeg(seed: int, **options: object) -> bytes:
 
 
 def gray_jpeg(seed: int, *, sampling: int = 0x11, **options: object) -> bytes:
-    """Return a JPEG of one channel; its sampling factors say nothing then, and some are odd."""
+    """Return a one-channel JPEG with any sampling factors, which decoders have to ignore."""
     data = encoded(picture(seed).convert("L"), "JPEG", **options)
     frame = data.index(b"\xff\xc2" if options.get("progressive") else b"\xff\xc0")
     return data[: frame + 11] + bytes([sampling]) + data[frame + 12 :]
@@ -49,12 +49,12 @@ def rotated_jpeg(seed: int) -> bytes:
 
 
 def with_junk(data: bytes) -> bytes:
-    """Return a JPEG with bytes between two markers, which Pillow skips and others refuse."""
+    """Insert junk between two markers of a JPEG, which Pillow skips and other decoders reject."""
     return data.replace(b"\xff\xdb", b"junk\xff\xdb", 1)
 
 
 def put(path: Path, data: bytes | str = b"") -> Path:
-    """Write a file and the folders above it."""
+    """Write a file, creating its parent folders."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data if isinstance(data, bytes) else data.encode())
     return path
@@ -68,7 +68,7 @@ def tar(
 
 
 def huge_tar(path: Path, name: str) -> Path:
-    """Write a tar of a member of 4 GiB, which is a hole in the file, and of an image."""
+    """Write a tar of a sparse 4 GiB member and an image."""
     image = tarfile.TarInfo("a/0.jpg")
     image.size = len(jpeg(0))
     with path.open("wb") as file, tarfile.open(fileobj=file, mode="w") as archive:
@@ -98,7 +98,7 @@ def folder_members(folder: Path) -> list[tuple[str, bytes]]:
 
 
 def imagenet_train_tar(path: Path, members: list[tuple[str, bytes]]) -> Path:
-    """Write a tar of one tar for each class, as ILSVRC2012_img_train.tar is."""
+    """Write a tar of one tar per class, like ILSVRC2012_img_train.tar."""
     classes = sorted({name.split("/")[0] for name, _ in members})
     return tar(
         path,
@@ -124,7 +124,7 @@ def imagenet(root: Path, *, each: int = 3, val: int = 4) -> Path:
     imagenet_train_tar(root / "ILSVRC2012_img_train.tar", members)
     names = [f"ILSVRC2012_val_{i:08d}.JPEG" for i in range(1, val + 1)]
     tar(root / "ILSVRC2012_img_val.tar", [(n, jpeg(100 + i)) for i, n in enumerate(names)])
-    # The devkit numbers the classes in another order than that of their names.
+    # The devkit does not number the classes in the order of their names.
     numbers = {1: WNIDS[2], 2: WNIDS[0], 3: WNIDS[1]}
     rows = np.array(
         [(number, wnid) for number, wnid in numbers.items()],
@@ -158,7 +158,7 @@ def parquet(
     group: int = 4,
     compression: str = "snappy",
 ) -> Path:
-    """Write (bytes, path, label) rows as Hugging Face's datasets do."""
+    """Write (bytes, path, label) rows as parquet, like Hugging Face's ``datasets``."""
     import pyarrow as pa
     from pyarrow import parquet as pq
 
@@ -180,7 +180,7 @@ CIFAR_CLASSES = (
 
 
 def cifar(path: Path, *, each: int = 10, test: int = 5) -> Path:
-    """Write an archive like cifar-10-python.tar.gz, which this process takes for the real one."""
+    """Write an archive like cifar-10-python.tar.gz and register its MD5 as an official one."""
     generator = np.random.default_rng(0)
 
     def batch(count: int) -> bytes:

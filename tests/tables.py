@@ -1,4 +1,4 @@
-"""Writes data sets of tables as people have them: by Hugging Face's ``datasets`` itself."""
+"""Write data sets as Arrow and parquet tables with Hugging Face's ``datasets``."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 Row = tuple[bytes | None, str | None, int]
-"""An image's bytes, its path, its label."""
+"""An image's bytes, path and label."""
 
 
 def dataset(rows: Sequence[Row], classes: Sequence[str], *, image: str = "image") -> Any:
-    """Return rows as a ``datasets.Dataset``; without names of classes the labels are numbers."""
+    """Return rows as a ``datasets.Dataset``. Without class names, the labels are plain integers."""
     import datasets
 
     datasets.disable_progress_bars()
@@ -25,7 +25,7 @@ def dataset(rows: Sequence[Row], classes: Sequence[str], *, image: str = "image"
 
 
 def saved(folder: Path, splits: dict[str, Any], **shards: int) -> Path:
-    """Save a ``DatasetDict`` with ``save_to_disk``; shards: how many files each split has."""
+    """Save a ``DatasetDict`` with ``save_to_disk``; ``shards`` is the number of files per split."""
     import datasets
 
     datasets.DatasetDict(splits).save_to_disk(folder, num_shards=shards or None)
@@ -33,7 +33,7 @@ def saved(folder: Path, splits: dict[str, Any], **shards: int) -> Path:
 
 
 def on_the_hub(folder: Path, splits: dict[str, Any], *, shards: int = 2, batch: int = 5) -> Path:
-    """Write parquet files as they lie on the Hub, with row groups of ``batch`` rows."""
+    """Write parquet files in the Hub's layout, with row groups of ``batch`` rows."""
     (folder / "data").mkdir(parents=True)
     for split, rows in splits.items():
         for number in range(shards):

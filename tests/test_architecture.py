@@ -1,4 +1,4 @@
-"""Who may import whom: a floor imports only floors below it, by folder."""
+"""Import rules by folder: a layer ("floor") imports only the layers below it."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ HOME = {"pipelines": "fastsiam.pipelines", "bench": "fastsiam.bench"}
 FLOORS = (
     "__main__", "cli", "bench", "study", "demo", "train", "evaluate", "report", "pipelines",
     "interchange", "methods", "model", "views", "distributed", "run", "bad_image_list", "config",
-    "environment", "kernels", "console", "launched", "files", "signals", "trace",
+    "environment", "kernels", "console", "child_process", "files", "signals", "trace",
     "errors", "__init__",
 )  # fmt: skip
-"""Folders, and modules beside them, from the top floor down."""
+"""Layers, from top to bottom: folders and top-level modules."""
 
 WITH_PIPELINES = {"cli", "bench", "demo", "evaluate", "pipelines"}
-"""Who may import the pipelines."""
+"""Layers that may import the pipelines."""
 TOP_MODULES = {
     "train": {"command", "image_list", "images", "resolve", "verify"},
     "report": {"views"},
 }
-"""Modules that may, of folders that otherwise may not: the training loop takes its loader as an
-argument."""
+"""Modules that may import the pipelines, by layer that otherwise may not: the training loop takes
+its loader as an argument."""
 OF_PIPELINES = {
     "pipelines", "views", "config", "kernels", "console", "bad_image_list",
     "environment", "errors", "files", "signals", "trace", "__init__",
 }  # fmt: skip
-"""What the pipelines may import, so that they work in any training loop."""
+"""Layers that the pipelines may import, so that they work in any training loop."""
 TORCH_FREE = {"__init__", "__main__", "cli", "study", "config", "errors"}
-"""Where torch is imported within functions at most: ``--help`` is quick."""
+"""Layers that import torch only inside functions, to keep ``--help`` fast."""
 
 
 def modules() -> Iterator[tuple[str, Path]]:
-    """Yield each module's floor and file."""
+    """Yield each module's layer and file."""
     for folder in ("fastsiam", "pipelines", "bench"):
         for path in sorted((ROOT / folder).rglob("*.py")):
             parts = path.relative_to(ROOT).with_suffix("").parts
@@ -50,7 +50,7 @@ def parsed(path: Path) -> ast.Module:
 
 
 def imports(path: Path, *, top_level: bool = False) -> Iterator[str]:
-    """Yield the names that a file imports from elsewhere than its own folder."""
+    """Yield the names that a file imports, except for relative imports."""
     for node in parsed(path).body if top_level else ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -61,14 +61,13 @@ def imports(path: Path, *, top_level: bool = False) -> Iterator[str]:
 
 
 def floors_of(path: Path) -> set[str]:
-    """Return the floors that a file imports."""
     names = [name.split(".") for name in imports(path)]
     own = {parts[1] if len(parts) > 1 else "__init__" for parts in names if parts[0] == "fastsiam"}
     return {name if name in FLOORS else "__init__" for name in own}  # fastsiam.__version__
 
 
 def test_imports_run_downwards() -> None:
-    """Only the top floors know the pipelines, only the command line bench."""
+    """Only the top layers import the pipelines. Only the command line imports bench."""
     assert {floor for floor, _ in modules()} == set(FLOORS)
     for floor, path in modules():
         imported = floors_of(path)
@@ -89,7 +88,7 @@ def test_a_relative_import_stays_in_its_folder() -> None:
 
 
 def test_back_ends_and_torch_are_imported_in_their_own_modules() -> None:
-    """At the top of a module: ``ffcv`` and ``nvidia.dali`` only where a back-end is implemented."""
+    """Only back-end modules import ``ffcv`` and ``nvidia.dali`` at the top level."""
     for floor, path in modules():
         named = {name.split(".")[0] for name in imports(path, top_level=True)}
         if named & {"nvidia", "ffcv"}:

@@ -1,4 +1,4 @@
-"""Caches of compiled code that others can write into are refused, by each of their users."""
+"""Caches of compiled code are rejected if other users can write to them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import pytest
 from fastsiam import files
 from fastsiam.config import TrainConfig
 from fastsiam.errors import BackendError
-from fastsiam.files import others_can_write, require_own
+from fastsiam.files import check_private_folder, others_can_write
 from fastsiam.kernels import build, library
 from fastsiam.train.compile import compiling
 
 OTHER = 12345
-"""A user and a group that nobody here is."""
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+"""A user ID and group ID that are not in use."""
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to change file owners")
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def cache(tmp_path: Path) -> Path:
 
 
 def test_who_can_write_to_a_cache(cache: Path, tmp_path: Path) -> None:
-    """What is one's own is fine, in a folder like /tmp too, where files of others are not."""
+    """The user's own folder is accepted, even inside a sticky folder like /tmp."""
     link = tmp_path / "link"
     link.symlink_to(cache)
     for mode in (0o700, 0o755, 0o750):
@@ -43,10 +43,11 @@ def test_who_can_write_to_a_cache(cache: Path, tmp_path: Path) -> None:
         folder.chmod(0o777)
         assert others_can_write(cache) == f"everybody can write to {folder} (`chmod o-w {folder}`)"
         folder.chmod(0o1777)
-        assert bool(others_can_write(cache)) == (folder == cache)  # whose files would be executed
+        # In a sticky cache, files of other users would be executed.
+        assert bool(others_can_write(cache)) == (folder == cache)
     assert others_can_write(link)
     with pytest.raises(BackendError) as caught:
-        require_own(cache, what="compiled code", instead="name another by VARIABLE")
+        check_private_folder(cache, what="compiled code", instead="name another by VARIABLE")
     assert re.fullmatch(
         r"compiled code in \S+ would be executed, but everybody can write to \S+ "
         r"\(`chmod o-w \S+`\); change its owner or permissions, or name another by VARIABLE",
@@ -61,7 +62,7 @@ def test_another_users_and_another_groups_are_not(
     assert not files._is_hidden(OTHER) and not files._is_hidden(0)
     os.chown(cache.parent, OTHER, -1)
     assert others_can_write(cache) == f"{cache.parent} belongs to user {OTHER}"
-    with monkeypatch.context() as patch:  # in a container that shows the machine's root as nobody
+    with monkeypatch.context() as patch:  # a container may map the machine's root to nobody
         patch.setattr(files, "_is_hidden", lambda user: user == OTHER)
         assert not others_can_write(cache)
         os.chown(cache, OTHER, -1)
@@ -79,7 +80,7 @@ def test_another_users_and_another_groups_are_not(
 def test_a_user_without_a_name_compiles(
     cache: Path, small: TrainConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As in a container; torch 2.11 asks for the name where it chooses its cache."""
+    """As in a container. torch 2.11 looks up the user name to choose its cache folder."""
     for name in ("USER", "LOGNAME", "LNAME", "USERNAME"):
         monkeypatch.setenv(name, "")
     monkeypatch.setattr(pwd, "getpwuid", Mock(side_effect=KeyError("no such user")))
@@ -96,18 +97,18 @@ def test_the_compilers_cache_is_looked_at(
         pass
     cache.chmod(0o777)
     with pytest.raises(BackendError, match="TORCHINDUCTOR_CACHE_DIR"), compiling(small):
-        pytest.fail("it was entered")
+        pytest.fail("the block was entered")
 
 
 @pytest.mark.parametrize("is_there", [True, False])
 def test_the_kernels_cache_is_looked_at(
     is_there: bool, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before a library of it is loaded, and before one is put there."""
+    """The check precedes both loading a library from the cache and building one there."""
     monkeypatch.setattr(build, "cache_folder", lambda: cache)
     monkeypatch.setattr(library, "_compiled", lambda: cache if is_there else None)
     monkeypatch.setattr(os, "access", lambda path, mode: False)
-    monkeypatch.setattr(build, "build", lambda folder: pytest.fail("it was compiled"))
+    monkeypatch.setattr(build, "build", lambda folder: pytest.fail("the kernels were compiled"))
     cache.chmod(0o777)
     library._folder.cache_clear()
     try:
@@ -122,13 +123,13 @@ def test_the_kernels_cache_is_looked_at(
 def test_the_lock_of_the_build_follows_no_link(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Which another user could have put into /tmp, to a file of this one."""
+    """Another user could create such a link in /tmp, to a file of this user."""
     mine = tmp_path / "mine"
     mine.write_text("precious")
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
     (tmp_path / f"fastsiam-build-{os.getuid()}").symlink_to(mine)
     with pytest.raises(OSError), library._build_lock():
-        pytest.fail("the lock was had")
+        pytest.fail("the lock was acquired")
     assert mine.read_text() == "precious"
     (tmp_path / f"fastsiam-build-{os.getuid()}").unlink()
     with library._build_lock():

@@ -1,4 +1,4 @@
-"""What the lines under a long piece of work say."""
+"""Console output: progress of long work, messages and statuses."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.processes import Forked
 
 
 class Screen:
-    """A terminal 200 columns wide that keeps what is written; and the time, which is set."""
+    """A terminal of 200 columns that records its output, with a clock that tests set."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.text, self.now = io.StringIO(), 1000.0
@@ -29,7 +29,7 @@ class Screen:
         self.console = Console()
 
     def shown(self) -> str:
-        """Return what was written since the last time."""
+        """Return the output since the last call."""
         found = self.text.getvalue()
         self.text.seek(0)
         self.text.truncate()
@@ -41,7 +41,7 @@ def test_quick_work_says_nothing_and_long_work_a_line_in_ten_seconds(
 ) -> None:
     now = [1000.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    with Console().tally("decoding images", 1200, done=200) as done:  # by an earlier start
+    with Console().tally("decoding images", 1200, done=200) as done:  # 200 by an earlier run
         for _ in range(49):
             now[0] += 0.1
             done.add(2)
@@ -67,7 +67,7 @@ def test_a_terminal_has_a_bar_that_goes_away(monkeypatch: pytest.MonkeyPatch) ->
         screen.now += 6
         done.add()
         assert "listing /a [b], files 2/10" in screen.shown()
-        done.add()  # in the same moment
+        done.add()  # at the same time
         assert screen.shown() == "" and threading.active_count() == threads
         screen.now += 1
         done.add()
@@ -90,14 +90,14 @@ def test_work_within_a_run_is_told_beside_its_bar(monkeypatch: pytest.MonkeyPatc
 
 
 def test_lines_that_cannot_be_written_end_nothing() -> None:
-    """On a full disk, and where the reader has left."""
+    """On a full disk, and after the reader has closed the pipe."""
     for left in (False, True):
         done = Forked(_say_and_stop, left).wait(60)
         assert (done.returncode, done.stdout) == (0, "2")
 
 
 def _say_and_stop(left: bool) -> None:
-    """Say and show something, and get a Ctrl-C, where standard error cannot be written."""
+    """Print messages and progress and get a Ctrl-C, while standard error cannot be written."""
     reader, writer = os.pipe()
     os.close(reader)
     os.dup2(writer if left else os.open("/dev/full", os.O_WRONLY), 2)
@@ -131,7 +131,7 @@ def test_lines_where_nothing_can_be_drawn(
 
 
 def test_names_are_said_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
-    """Rich would read colours in brackets and pictures between colons."""
+    """Rich would read brackets as markup and words between colons as emoji."""
     Console().say("run folder runs/lr:b:64 [red]x[/red]")
     assert capsys.readouterr().err == "run folder runs/lr:b:64 [red]x[/red]\n"
 
@@ -139,7 +139,6 @@ def test_names_are_said_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_status_is_a_line_in_a_log_and_a_spinner_in_a_terminal(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """It turns while this process is busy, and goes away with what was waited for."""
     with Console().status("compiling, about a minute"):
         assert capfd.readouterr().err == "compiling, about a minute\n"
     assert capfd.readouterr().err == ""

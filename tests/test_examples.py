@@ -1,4 +1,4 @@
-"""The examples of docs/examples work, from a user's folder."""
+"""The scripts in docs/examples work with a user's data folder."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def example(name: str, data: Path, **settings: int) -> tuple[float, list[float]]:
-    """Run an example; return the loss that it ends with, and the numbers at the end of lines."""
+    """Run an example; return its final loss and the numbers at the ends of its output lines."""
     main = runpy.run_path(str(ROOT / "docs" / "examples" / name))["main"]
     with redirect_stdout(StringIO()) as said:
         loss = main(str(data), crop=32, **settings)
@@ -42,7 +42,7 @@ def test_plain_loop(data: Path) -> None:
 
 
 def test_lightning_and_lightly(data: Path) -> None:
-    """They learn: 0 is where they begin."""
+    """The loss decreases from its initial value of about 0."""
     for name, epochs in (("lightning_module.py", 2), ("with_lightly.py", 8)):
         loss, _ = example(name, data, epochs=epochs)
         assert -1 <= loss < -0.05, name
@@ -54,7 +54,7 @@ def test_supervised(data: Path) -> None:
 
 
 def test_lightning_resumes_in_the_middle_of_an_epoch(images: Path, tmp_path: Path) -> None:
-    """Its checkpoints hold the loader's state: a resumed run sees the images that are left."""
+    """Its checkpoints contain the loader's state, so a resumed run sees the remaining images."""
     names = runpy.run_path(str(ROOT / "docs" / "examples" / "lightning_module.py"))
     data, seen = str(images / "train"), []
 
@@ -81,7 +81,7 @@ def test_lightning_resumes_in_the_middle_of_an_epoch(images: Path, tmp_path: Pat
 
 
 def test_other_sets_are_taken_from_wheels(tmp_path: Path) -> None:
-    """Wheels with the same files, small: ten images of two classes, two of them the same."""
+    """Small stand-ins for the wheels: ten images of two classes, two of them identical."""
     images = np.random.default_rng(0).integers(0, 256, (10, 28, 28), np.uint8)
     images[7] = images[3]
     labels = np.arange(10, dtype=np.int64) % 2

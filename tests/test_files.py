@@ -1,4 +1,4 @@
-"""Files are there whole or not at all, and what fails is told in one line with what to do."""
+"""Files are written completely or not at all, and errors say in one line what to do."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 from fastsiam.errors import DataError, FastSiamError
-from fastsiam.files import explained, written_for_user, written_whole
+from fastsiam.files import atomic_write, atomic_write_for_user, os_errors_as
 from fastsiam.run.folder import created
 from fastsiam.run.records import check_targets
 from tests.conversions import run
@@ -23,7 +23,7 @@ from tests.disks import small_disk
 def test_a_file_is_replaced_when_all_went_well(tmp_path: Path) -> None:
     path = tmp_path / "new" / "file"
     for text in ("first", "second"):
-        with written_whole(path) as temporary:
+        with atomic_write(path) as temporary:
             temporary.write_text(text)
             assert not path.exists() or path.read_text() == "first"
         assert path.read_text() == text
@@ -34,7 +34,7 @@ def test_what_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None
     path = tmp_path / "file"
     path.write_text("old")
     for error in (KeyboardInterrupt("mine"), RuntimeError("mine")):
-        with pytest.raises(type(error), match=r"^mine$"), written_whole(path) as temporary:
+        with pytest.raises(type(error), match=r"^mine$"), atomic_write(path) as temporary:
             temporary.write_text("half")
             raise error
         assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
@@ -42,9 +42,9 @@ def test_what_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None
 
 def test_two_writers_at_once_do_not_meet(tmp_path: Path) -> None:
     path = tmp_path / "file"
-    with written_whole(path, by_many=True) as one:
+    with atomic_write(path, by_many=True) as one:
         one.write_text("one, which is longer")
-        with written_whole(path, by_many=True) as other:
+        with atomic_write(path, by_many=True) as other:
             other.write_text("other")
         assert path.read_text() == "other"
     assert path.read_text() == "one, which is longer" and list(tmp_path.iterdir()) == [path]
@@ -63,7 +63,7 @@ def test_two_writers_at_once_do_not_meet(tmp_path: Path) -> None:
 def test_an_error_of_the_system_says_what_to_do(number: int, advice: str) -> None:
     with (
         pytest.raises(DataError) as caught,
-        explained(DataError, "cannot read it"),
+        os_errors_as(DataError, "cannot read it"),
     ):
         raise OSError(number, os.strerror(number), "/some/path")
     assert str(caught.value) == f"cannot read it: {advice}"
@@ -74,7 +74,7 @@ def test_an_error_of_the_system_says_what_to_do(number: int, advice: str) -> Non
     "write",
     [
         lambda path, _: created(path).__enter__(),
-        lambda path, _: written_for_user(path).__enter__(),
+        lambda path, _: atomic_write_for_user(path).__enter__(),
         lambda path, _: check_targets(path),
         lambda path, images: run("folder", images, path),
     ],
@@ -85,7 +85,7 @@ def test_an_address_is_no_place_to_write(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A folder ``s3:`` would be made here."""
+    """Otherwise a local folder ``s3:`` would be created."""
     monkeypatch.chdir(tmp_path)
     with pytest.raises(FastSiamError, match=r"^cannot write to s3://bucket/x: .* upload it after"):
         write(Path("s3://bucket/x"), images)
@@ -93,7 +93,7 @@ def test_an_address_is_no_place_to_write(
 
 
 def test_a_full_disk_in_the_words_of_a_library(tmp_path: Path) -> None:
-    """torch's and safetensors' errors have no number: the system's stands in their place."""
+    """torch's and safetensors' errors have no errno: the system's error is shown instead."""
     content = {"weight": torch.zeros(10**6)}
     with small_disk(tmp_path / "disk", 2) as disk:
         (disk / "file").write_text("old")
@@ -102,8 +102,8 @@ def test_a_full_disk_in_the_words_of_a_library(tmp_path: Path) -> None:
                 pytest.raises(
                     DataError, match=r"^cannot write it: No space left .*; free some space"
                 ),
-                explained(DataError, "cannot write it"),
-                written_whole(disk / "file") as temporary,
+                os_errors_as(DataError, "cannot write it"),
+                atomic_write(disk / "file") as temporary,
             ):
                 save(content, temporary)
         assert [(path.name, path.read_text()) for path in disk.iterdir()] == [("file", "old")]
@@ -113,7 +113,7 @@ def test_what_a_link_names_is_written_and_the_link_stays(tmp_path: Path) -> None
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "file").write_text("old")
     (tmp_path / "link").symlink_to(tmp_path / "folder" / "file")
-    with written_whole(tmp_path / "link") as temporary:
+    with atomic_write(tmp_path / "link") as temporary:
         temporary.write_text("new")
     assert (tmp_path / "link").is_symlink()
     assert (tmp_path / "folder" / "file").read_text() == "new"
@@ -125,16 +125,16 @@ def test_a_pipe_is_written_and_stays(tmp_path: Path) -> None:
     os.mkfifo(pipe)
     with ThreadPoolExecutor(1) as thread:
         read = thread.submit(pipe.read_text)
-        with written_whole(pipe) as temporary:
+        with atomic_write(pipe) as temporary:
             temporary.write_text("through")
         assert read.result() == "through"
     assert pipe.is_fifo()
 
 
 def test_a_pipe_without_a_name_is_written() -> None:
-    """Such as /dev/stdout of a command whose output another one reads."""
+    """Such as /dev/stdout of a command that is piped into another."""
     read, write = os.pipe()
-    with written_whole(Path(f"/dev/fd/{write}")) as temporary:
+    with atomic_write(Path(f"/dev/fd/{write}")) as temporary:
         temporary.write_text("through")
     os.close(write)
     with open(read) as file:

@@ -1,4 +1,4 @@
-"""Commands in messages are typed as they stand: paths in them are quoted."""
+"""Commands in messages can be pasted into a shell: their paths are quoted."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _OF_PATHS = re.compile(
     r"(--(cache|config|data|images|init|json|list|out|pretrained|resume|run|source)[ =]"
     r"|\bfastsiam (convert verify|eval [a-z]+|export|features|neighbours|report) |\brm )$"
 )
-"""The end of a text after which a path comes, as a command is typed."""
+"""The end of a string in front of a path in a command."""
 _NO_PATHS = {"error"}
-"""What such a text may name else: the message of an error of that option."""
+"""Other values that may follow such a string: an error message about the option."""
 
 
 def unquoted(source: str) -> Iterator[str]:
-    """Find the paths in a module's commands that are not quoted."""
+    """Yield the unquoted paths in a module's commands."""
     tree = ast.parse(source)
     known = set(_NO_PATHS)
     for node in ast.walk(tree):

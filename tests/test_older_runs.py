@@ -1,7 +1,7 @@
-"""Runs of version 0.2: they continue, are evaluated, exported and shown; those of 0.1 are refused.
+"""Runs of version 0.2 can be resumed, evaluated, exported and reported; 0.1 is rejected.
 
-``tests/data/run-0.2`` was made by version 0.2.0 on the images that ``write_images`` makes: 6 of 12
-steps; ``metrics-whole.jsonl`` is what that version wrote when it continued to the end.
+Version 0.2.0 wrote ``tests/data/run-0.2`` with the images of ``write_images``, up to step 6 of 12.
+``metrics-whole.jsonl`` has the metrics of that version after it had resumed the run to the end.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ def test_its_settings_are_read(small: TrainConfig, run: Path) -> None:
     assert isinstance(method, SimSiamConfig) and method.predictor_lr == "constant"
     assert (method.dim, method.predictor_dim, method.projector_layers) == (16, 4, 2)
     assert len(recorded.augment.views) == 2 and recorded.augment.crop == 16
-    assert recorded.run.rank_timeout == 600  # the default of then
+    assert recorded.run.rank_timeout == 600  # the default of 0.2
     own = {"data": str(small.data.root), "out": small.run.out, "max_steps": 0}
     own |= {"rank_timeout": small.run.rank_timeout}
     assert with_settings(recorded, **own) == small
 
 
 def test_a_run_of_0_1_is_too_old(run: Path, small: TrainConfig) -> None:
-    """Its views and heads were settings of ``augment`` and ``model``, and it had no method."""
+    """It configured views and heads in ``augment`` and ``model``, and had no methods."""
     file = run / "config.json"
     record = json.loads(file.read_text())
     record["config"]["model"] = {"backbone": "resnet10", "dim": 16}
     file.write_text(json.dumps(record))
     for command in (["train", "--resume", str(run)], ["config", "--config", str(run)]):
         said = fastsiam(*command, code=2).stderr
-        assert f"{file}: version 0.1 of fastsiam wrote it, which is too old" in said
+        assert f"{file}: it was written by fastsiam 0.1, which is too old" in said
     assert "which is too old" in fastsiam("report", str(run), code=1).stderr
     state = torch.load(checkpoints.last(run))
     torch.save(state | {"format": 1, "digest": None}, checkpoints.last(run))

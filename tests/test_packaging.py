@@ -1,4 +1,4 @@
-"""What an installation holds: every module, the kernels, templates and licences."""
+"""The wheel contains every module, the kernels, templates and licences."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.test_architecture import modules
 
 
 def test_the_wheel_owns_one_name(tmp_path: Path) -> None:
-    """It is built of a copy: setuptools leaves build/ beside what it builds, and packs it again."""
+    """Build a copy of the source: setuptools leaves a build/ folder, and packs it the next time."""
     source = tmp_path / "source"
     ignored = shutil.ignore_patterns("__pycache__", "*.egg-info", "kernels-*.so", "*.stamp")
     for folder in ("fastsiam", "pipelines", "bench", "tests", "docs"):
@@ -26,7 +26,7 @@ def test_the_wheel_owns_one_name(tmp_path: Path) -> None:
         shutil.copy(ROOT / file, source)
     pip = [sys.executable, "-m", "pip"]
     if subprocess.run([*pip, "--version"], capture_output=True).returncode:
-        pip = ["python3", "-m", "pip"]  # the environment was made without pip
+        pip = ["python3", "-m", "pip"]  # the environment has no pip
     settings = ["--quiet", "--no-deps", "--wheel-dir", str(tmp_path)]
     quickly = ["sh", "-c", 'exec "$@" -O0', "sh", *(build.compiler() or [])]
     environment = {**os.environ, "CXX": shlex.join(quickly)}
@@ -46,11 +46,11 @@ def test_the_wheel_owns_one_name(tmp_path: Path) -> None:
         *(f"kernels/{build.library(kind)}" for kind in library.kinds()),
     ):
         assert f"fastsiam/{name}" in names
-    assert "-py3-none-linux_" in wheel.name  # of any Python, on this platform
+    assert "-py3-none-linux_" in wheel.name  # any Python version, this platform
     for name in (name for name in names if name.endswith(".so")):
         content = zipfile.ZipFile(wheel).read(name)
         newest = max(map(int, re.findall(rb"\bGLIBC_2\.(\d+)", content)))
-        assert newest <= 24, f"{name} would not load where glibc is older than 2.{newest}"
+        assert newest <= 24, f"{name} does not load with glibc older than 2.{newest}"
     licence = "LICENSE.libjpeg-turbo"
     inside = library.jpeg() is not None and library.jpeg().fastsiam_jpeg_version() > 0
     (info,) = {name.split("/")[0] for name in names if ".dist-info/" in name}

@@ -1,4 +1,4 @@
-"""Each test that is slow in all its cases is named on the page of tests, with its stand-in."""
+"""docs/develop/testing.md names each test whose cases are all slow, with its stand-in."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.conftest import ROOT
 
 
 def slow_as_a_whole() -> Iterator[str]:
-    """Yield the names of tests of which no case is in ``make test``."""
+    """Yield the names of tests without a case in ``make test``."""
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             marks = map(ast.unparse, getattr(node, "decorator_list", []))
@@ -19,7 +19,7 @@ def slow_as_a_whole() -> Iterator[str]:
 
 
 def rows() -> Iterator[tuple[str, str]]:
-    """Yield the table's rows: names of slow tests, and what stands for them."""
+    """Yield the rows of the table: names of slow tests, and their stand-ins."""
     text = (ROOT / "docs" / "develop" / "testing.md").read_text()
     yield from re.findall(r"^\| (`.+?`) \| (.+?) \|$", text, flags=re.MULTILINE)
 

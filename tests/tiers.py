@@ -1,7 +1,7 @@
-"""Two tiers: ``make test`` proves every property once; ``make test-all`` runs every case of it.
+"""Two test tiers: ``make test`` tests every property once, ``make test-all`` in every case.
 
-A test or a single case marked ``slow`` belongs to the second tier. One marked ``alone`` measures
-time or memory, and runs when nothing else does.
+A test or case marked ``slow`` belongs to the second tier. One marked ``alone`` measures time or
+memory, so it runs when no other test does.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pytest
 
 
 def rest_slow(cases: Sequence[Any], *, fast: int = 1) -> list[Any]:
-    """Return the cases of a matrix, all but the first ``fast`` of them in the slow tier.
+    """Mark all parametrized cases after the first ``fast`` as slow.
 
     A case is a value, a tuple of values for several arguments, or a ``pytest.param``.
     """
@@ -21,7 +21,7 @@ def rest_slow(cases: Sequence[Any], *, fast: int = 1) -> list[Any]:
 
 
 def slow(case: Any) -> Any:
-    """Return a case of a matrix, in the slow tier."""
+    """Mark a parametrized case as slow."""
     if not hasattr(case, "marks"):
         case = pytest.param(*case) if isinstance(case, tuple) else pytest.param(case)
     return case._replace(marks=(*case.marks, pytest.mark.slow))

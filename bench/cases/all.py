@@ -24,7 +24,7 @@ def measure(session: Session) -> list[Record]:
     config = session.config
     if not session.gpu and not config.images:
         batch = session.loaded_batch
-        batches = ceil(_FOR_EACH_WORKER * session.more_of_small_views / batch)
+        batches = ceil(_FOR_EACH_WORKER * session.small_view_factor / batch)
         config = replace(config, images=batches * batch * session.workers)
     records = loader.measure(replace(session, config=config))
     if not config.pipelines:

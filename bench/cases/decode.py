@@ -47,7 +47,7 @@ _BEHIND = 64
 def measure(session: Session) -> list[Record]:
     """Measure decoders on each encoded form of the images."""
     images = session.images(session.loaded_batch)
-    return named_left_out(session, compare(session, rows(session, images)))
+    return log_left_out(session, compare(session, rows(session, images)))
 
 
 def rows(session: Session, images: Images) -> list[Row]:
@@ -76,7 +76,7 @@ def rows(session: Session, images: Images) -> list[Row]:
     ]
 
 
-def named_left_out(session: Session, records: list[Record]) -> list[Record]:
+def log_left_out(session: Session, records: list[Record]) -> list[Record]:
     """Log which decoders were left out and why; return the records."""
     for one in records:
         for decoder, reason in one.facts.pop("left_out", {}).items():

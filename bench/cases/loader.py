@@ -27,7 +27,7 @@ def measure(session: Session) -> list[Record]:
     for pipeline in session.config.pipeline_names:
         for form in session.forms(pipeline):
             rows += [_row(session, images, pipeline, form, work) for work in ("crops", "views")]
-    return decode.named_left_out(session, compare(session, rows))
+    return decode.log_left_out(session, compare(session, rows))
 
 
 def _row(session: Session, images: Images, pipeline: Pipeline, form: Stored, work: str) -> Row:

@@ -13,7 +13,7 @@ from importlib import metadata
 
 import torch
 
-from fastsiam.bench.cases.step import Fed, Stepper, build_step, step_of
+from fastsiam.bench.cases.step import Stepper, TrainingSetup, build_step, step_of
 from fastsiam.bench.config import AUTHORS, ONLY_ON_GPU, SYNC_BN, VARIANTS
 from fastsiam.bench.peers import require_lightly
 from fastsiam.bench.records import Record, Row
@@ -35,7 +35,7 @@ def _measured(session: Session, name: str) -> list[Record]:
     """Measure a method, with lightly's step as the baseline."""
     theirs = f"{name}, lightly"
 
-    def row(who: str, way: str, begin: Callable[[Fed], Stepper] = step_of) -> Row:
+    def row(who: str, way: str, begin: Callable[[TrainingSetup], Stepper] = step_of) -> Row:
         config = _config(session, name, way)
         return Row(
             case="methods",
@@ -67,7 +67,7 @@ def _config(session: Session, name: str, way: str) -> TrainConfig:
     return replace(config, model=replace(config.model, method=METHOD_CONFIGS[name]()))
 
 
-def lightly_step(own: Fed) -> Stepper:
+def lightly_step(own: TrainingSetup) -> Stepper:
     """Return the step of lightly's examples: float32, eager, one forward pass per view.
 
     ``channels_last`` follows the settings, whatever the layout of the batches.

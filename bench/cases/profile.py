@@ -26,12 +26,12 @@ import torch
 from fastsiam import trace
 from fastsiam.bench.cases.step import fed, step_of
 from fastsiam.bench.images import Images, users_store
-from fastsiam.bench.measure import clocked
+from fastsiam.bench.measure import timed
 from fastsiam.bench.records import Record, Row, Timing
 from fastsiam.bench.runner import Runner, Task
 from fastsiam.bench.session import Session
 from fastsiam.config import DataConfig, Pipeline, PipelineSetting, TrainConfig
-from fastsiam.files import written_for_user
+from fastsiam.files import atomic_write_for_user
 from fastsiam.pipelines import open_store
 from fastsiam.pipelines.automatic import choose_pipeline
 from fastsiam.pipelines.backends import CEILING
@@ -80,7 +80,7 @@ def profile(session: Session, asked: PipelineSetting, steps: int, out: Path) -> 
         for span in spans
         if span["ended"] > facts["began"] and span["began"] < ended
     ]
-    with written_for_user(out) as temporary:
+    with atomic_write_for_user(out) as temporary:
         temporary.write_text(json.dumps(whole | {"traceEvents": events + ranges}))
     use, said = gpu_use(events, steps), f"{steps} steps of {batch} images in {seconds:.2f} s"
     if use:
@@ -195,7 +195,7 @@ def build_profile(*, config: TrainConfig, steps: int, folder: str) -> Task:
         for batch in islice(feed, WARM_UP):
             take(batch)
         with torch.profiler.profile(activities=activities) as profiler:
-            facts["sample"] = clocked(partial(take_steps, feed))
+            facts["sample"] = timed(partial(take_steps, feed))
         profiler.export_chrome_trace(f"{folder}/torch.json")
         facts["operations"] = profiler.key_averages().table(
             sort_by="self_device_time_total" if on_gpu else "self_cpu_time_total",

@@ -85,7 +85,7 @@ class Stepper:
 
 
 @dataclass(frozen=True)
-class Fed:
+class TrainingSetup:
     """Settings, place and loader of a process that trains."""
 
     config: TrainConfig
@@ -104,7 +104,7 @@ class Fed:
         }
 
 
-def fed(config: TrainConfig) -> Fed:
+def fed(config: TrainConfig) -> TrainingSetup:
     """Find this process's place, and open its loader."""
     place = distributed.start(config.run)
     config = with_resolved_precision(config, place.device)
@@ -117,10 +117,10 @@ def fed(config: TrainConfig) -> Fed:
         device=place.device,
         dtype=autocast_type(config.numerics.precision, place.device),
     )
-    return Fed(config, place, loader)
+    return TrainingSetup(config, place, loader)
 
 
-def step_of(own: Fed) -> Stepper:
+def step_of(own: TrainingSetup) -> Stepper:
     """Return the step of ``fastsiam train``, at the schedule's first learning rate.
 
     Raises:
@@ -138,7 +138,7 @@ def step_of(own: Fed) -> Stepper:
     )
 
 
-def authors_step(own: Fed) -> Stepper:
+def authors_step(own: TrainingSetup) -> Stepper:
     """Return the step as in the paper authors' code.
 
     It is in float32 (with TF32 convolutions, torch's default), NCHW and eager, with one forward
@@ -175,7 +175,7 @@ def authors_step(own: Fed) -> Stepper:
     return Stepper(take, method, VARIANTS[AUTHORS])
 
 
-def build_step(*, config: TrainConfig, begin: Callable[[Fed], Stepper] = step_of) -> Task:
+def build_step(*, config: TrainConfig, begin: Callable[[TrainingSetup], Stepper] = step_of) -> Task:
     """Build a step and a few batches; the task runs some steps on these ready tensors.
 
     Args:

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from fastsiam.bench.cases.loader import build_views
-from fastsiam.bench.cases.train import build_fed
+from fastsiam.bench.cases.train import build_training
 from fastsiam.bench.config import Over
 from fastsiam.bench.records import Record, Row
 from fastsiam.bench.runner import compare
@@ -36,7 +36,9 @@ def measure(session: Session) -> list[Record]:
     def row(pipeline: Pipeline, value: int) -> Row:
         if ranks:
             config = session.train_config(batch, ranks=value)
-            build = partial(build_fed, config=replace(config, data=DataConfig(pipeline=CEILING)))
+            build = partial(
+                build_training, config=replace(config, data=DataConfig(pipeline=CEILING))
+            )
         else:
             build = partial(build_views, **_settings(session, over, value, pipeline))
         return Row(

@@ -43,7 +43,7 @@ def measure(session: Session) -> list[Record]:
         return Row(
             case="train",
             name=name,
-            build=partial(build_fed, config=replace(config, data=data)),
+            build=partial(build_training, config=replace(config, data=data)),
             torchvision=BASELINE,
             ceiling=("ready tensors", [CEILING]),
             pipeline=data.pipeline,
@@ -65,7 +65,7 @@ def measure(session: Session) -> list[Record]:
     return compare(session, rows)
 
 
-def build_fed(*, config: TrainConfig) -> Task:
+def build_training(*, config: TrainConfig) -> Task:
     """Build a model and a loader; the task runs some steps in the middle of an epoch."""
     own = fed(config)
     stepper, epochs = step_of(own), map(own.loader.epoch, count())

@@ -1,10 +1,10 @@
-r"""Drawn landscapes, colourful enough to show what augmentations do: the sheet of the README.
+r"""Draw the landscapes of the README's picture, colourful enough to show augmentations.
 
 python docs/examples/landscapes.py landscapes
 fastsiam views --data landscapes --pipeline native --views 8 --crop 112 --images 4 --seed 1 \
     --out sheet.jpg
 
-Each has a sky, a sun and its reflection in a lake, and mountains that fade with distance.
+Each has a sky, a sun that is reflected in a lake, and mountains that fade with distance.
 """
 
 import sys
@@ -15,7 +15,7 @@ from PIL import Image
 
 HEIGHT, WIDTH = 300, 400
 Color = tuple[int, int, int]
-# For each: the sky's top, the sky at the horizon, the nearest mountains.
+# Colours of the upper sky, the sky at the horizon, and the nearest mountains.
 PALETTES: list[tuple[Color, Color, Color]] = [
     ((38, 84, 154), (250, 196, 120), (24, 60, 52)),
     ((60, 130, 200), (214, 234, 246), (40, 84, 40)),
@@ -38,7 +38,7 @@ def main(out: str) -> None:
 def landscape(
     top: Color, horizon: Color, ground: Color, generator: np.random.Generator
 ) -> Image.Image:
-    """Draw a sky with its sun, mountains from the farthest to the nearest, and the lake."""
+    """Draw the sky and sun, then mountains from the farthest to the nearest, then the lake."""
     above, below, rock = (np.array(colour, float) for colour in (top, horizon, ground))
     row, column = np.mgrid[:HEIGHT, :WIDTH]
     shore = int(HEIGHT * generator.uniform(0.68, 0.8))
@@ -62,7 +62,7 @@ def landscape(
 
 
 def outline(generator: np.random.Generator, peaks: int) -> np.ndarray:
-    """Return WIDTH heights from 0 to 1: a sum of ever finer and lower zigzags."""
+    """Return WIDTH heights from 0 to 1: a sum of zigzags that get finer and lower."""
     heights = np.zeros(WIDTH)
     for octave in range(6):
         knots = generator.random(peaks * 2**octave + 2)

@@ -1,4 +1,4 @@
-"""SimSiam in Lightning with fastsiam's loader, on one GPU or several, resumed mid-epoch.
+"""SimSiam in Lightning with fastsiam's loader, on one or more GPUs, with mid-epoch resume.
 
 python docs/examples/lightning_module.py /data/imagenet [native|dali|memory]
 """
@@ -16,7 +16,7 @@ from fastsiam.views.batch import Batch
 
 
 class Views(lightning.LightningDataModule):
-    """Batches of two views; Lightning's checkpoints hold the loader's position."""
+    """Batches of two views; Lightning's checkpoints store the loader's position."""
 
     def __init__(self, data: str, pipeline: str, crop: int, batch: int) -> None:
         super().__init__()

@@ -1,9 +1,10 @@
-"""Shards of many small images, to see what a conversion of so many records takes.
+"""Write shards of many small images, to measure how long their conversion takes.
 
 python docs/examples/many_images.py 1000000 shards
 
-1,000,000 images: 100 shards in shards/train as WebDataset has them, each image NUMBER.jpg beside
-NUMBER.cls, its class of 1,000. The JPEGs (64 x 64, 1.6 kB on average) are 2,000 different ones.
+This writes 1,000,000 images in 100 WebDataset shards to shards/train: each image is NUMBER.jpg,
+with one of 1,000 classes in NUMBER.cls. There are 2,000 different JPEGs (64 x 64 pixels, 1.6 kB on
+average).
 """
 
 import io

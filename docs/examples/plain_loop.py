@@ -1,4 +1,4 @@
-"""Two-view batches of fastsiam in a training loop of one's own: SimCLR, in plain PyTorch.
+"""SimCLR in a plain PyTorch training loop, with two-view batches from fastsiam.
 
 python docs/examples/plain_loop.py /data/imagenet [native|dali|memory]
 """

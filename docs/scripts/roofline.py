@@ -1,8 +1,8 @@
-"""Prints the roofline of docs/performance.md: `python docs/scripts/roofline.py`.
+"""Print the roofline of docs/performance.md: `python docs/scripts/roofline.py`.
 
-The least that a training step computes and moves, counted layer by layer for one image, which is
-all of its views, forward and backward. Weights, their gradients and the optimizer are left out: a
-batch shares them.
+Counts the least work and memory traffic of a training step, layer by layer, for one image: all its
+views, forward and backward. Weights, their gradients and the optimizer are left out because a batch
+shares them.
 """
 
 from __future__ import annotations
@@ -20,32 +20,33 @@ from fastsiam.config.recipes import RECIPES
 from fastsiam.methods import method_skeleton
 from fastsiam.report.markdown import markdown
 
-FLOPS = 989e12  # of an H200 in bfloat16 without sparsity, by NVIDIA's data sheet
-BANDWIDTH = 4.8e12  # bytes/s of its memory
-WIDTH = 2  # bytes of a bfloat16
+FLOPS = 989e12  # FLOP/s of an H200 in bfloat16 without sparsity (NVIDIA's data sheet)
+BANDWIDTH = 4.8e12  # bytes/s of the H200's memory
+WIDTH = 2  # bytes per bfloat16
 
 
 class Layer(NamedTuple):
     """The work of one layer for one image."""
 
     flops: float
-    """Operations of matrix products and convolutions; a multiply-add is two."""
+    """Operations of matrix products and convolutions; a multiply-add counts as two."""
     elements: float
-    """Numbers read and written if each layer has kernels of its own.
+    """Numbers read and written if each layer has its own kernels.
 
-    BN has a pass for the statistics and one that normalises, adds the shortcut and takes the ReLU,
-    and the same backward.
+    BN takes two passes in each direction: one for the statistics, and one that normalises, adds the
+    shortcut and applies the ReLU.
     """
     fewest: float
-    """Numbers read and written by one kernel for each convolution and direction.
+    """Numbers read and written with one kernel per convolution and direction.
 
-    BN, ReLU and shortcut are computed as their input is read. No such kernels exist: it is a bound.
+    BN, ReLU and shortcut are computed while reading the input. Such kernels do not exist, so this
+    is a lower bound.
     """
 
 
 def layers(config: TrainConfig) -> list[Layer]:
-    """Count the work of a method's layers: each view passes once through each of its parts."""
-    method = method_skeleton(config.model).eval()  # BN of one image: only the shapes matter
+    """Count the work of a method's layers; each view passes once through every part."""
+    method = method_skeleton(config.model).eval()  # in eval mode, BN accepts one image
     counted: list[Layer] = []
     for side, views in config.augment.by_side.items():
 
@@ -70,8 +71,8 @@ def work_of(module: nn.Module, x: int, y: int, *, first: bool) -> Layer | None:
     """Return the work of a module that turns ``x`` numbers into ``y``; None if it has none."""
     if isinstance(module, (nn.Conv2d, nn.Linear)):
         multiplied = prod(module.weight.shape[1:]) * y
-        # Forward reads x and writes y; both gradients read that of y; one writes that of x, which
-        # the first layer does not compute, the other reads x.
+        # Forward reads x and writes y. Both gradients read the gradient of y. The weight gradient
+        # reads x. The input gradient, which the first layer does not compute, writes that of x.
         return Layer(
             flops=2 * multiplied * (2 if first else 3),
             elements=(x + y) + (y + x) + (0 if first else y + x),
@@ -80,8 +81,8 @@ def work_of(module: nn.Module, x: int, y: int, *, first: bool) -> Layer | None:
     if isinstance(module, (nn.BatchNorm1d, nn.BatchNorm2d)):
         return Layer(0, (y + 2 * y) + (2 * y + 3 * y), 0)
     if isinstance(module, (BasicBlock, Bottleneck)):
-        # The shortcut is read and added; backward reads the sum's sign twice and adds the gradients
-        # of both branches.
+        # Forward reads the shortcut to add it. Backward reads the sign of the sum twice and adds
+        # the gradients of both branches.
         return Layer(0, y + 3 * y, y)
     if isinstance(module, nn.MaxPool2d):
         return Layer(0, 2 * (x + y), x + y)
@@ -91,7 +92,7 @@ def work_of(module: nn.Module, x: int, y: int, *, first: bool) -> Layer | None:
 
 
 def seconds(counted: Sequence[Layer], *, fused: bool) -> float:
-    """Return the least time of an image: each layer takes what its slower resource takes."""
+    """Return the least time per image; each layer is limited by compute or by memory."""
     return sum(
         max(
             layer.flops / FLOPS,
@@ -102,7 +103,7 @@ def seconds(counted: Sequence[Layer], *, fused: bool) -> float:
 
 
 def table() -> str:
-    """Return the table of the page."""
+    """Return the roofline table in Markdown."""
     recipes: dict[str, Any] = {
         "ResNet-50, 224 pixels": RECIPES["imagenet"],
         "ResNet-18, 32 pixels": RECIPES["cifar10"],

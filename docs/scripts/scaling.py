@@ -1,7 +1,7 @@
-"""Prints the tables of docs/scaling.md: `python docs/scripts/scaling.py`.
+"""Print the tables of docs/scaling.md: `python docs/scripts/scaling.py`.
 
-Parameters and BN layers are counted in the program's own networks. What is assumed of the machines
-are the constants below; change them here.
+Parameters and BN layers are counted in fastsiam's networks. The constants below are assumptions
+about the machines: edit them to describe yours.
 """
 
 from __future__ import annotations
@@ -16,31 +16,31 @@ from fastsiam.report.markdown import markdown
 
 SPEED = 3_000.0  # images/s of one GPU: measured on an H100 (docs/benchmarks/gpu.md)
 NETWORK = 50e9  # bytes/s of each GPU to other machines: a 400 Gb/s card each, as in a DGX H100
-LATENCY, LATENCY_INSIDE = 25e-6, 10e-6  # seconds of a small exchange between and within machines
-ANSWER = 0.03  # seconds until a store in the network answers a request for one image
+LATENCY, LATENCY_INSIDE = 25e-6, 10e-6  # seconds of a small exchange between / within machines
+ANSWER = 0.03  # seconds until object storage answers a request for one image
 DISK = 1e9  # bytes/s at which a checkpoint is written
-RESTART = 5.0  # minutes from a fault until the run trains again
-MACHINE = 8  # GPUs of a machine
-RUNS = (8, 512), (64, 2048), (512, 2048)  # GPUs, batch; the largest that costs no accuracy is 2048
+RESTART = 5.0  # minutes from a fault until training resumes
+MACHINE = 8  # GPUs per machine
+RUNS = (8, 512), (64, 2048), (512, 2048)  # GPUs, batch; up to 2048 accuracy is unchanged
 IMAGES, TAR = 1_281_167, 147_897_477_120  # ImageNet-1k's training images, and bytes of their tar
-LLAMA = 419 / 16_384 / 54  # faults of a GPU in a day: arXiv 2407.21783, section 3.3.4
-OPT = (35 + 70) / 992 / 61  # restarts for hardware: arXiv 2205.01068, section 2.5
+LLAMA = 419 / 16_384 / 54  # faults per GPU and day: arXiv 2407.21783, section 3.3.4
+OPT = (35 + 70) / 992 / 61  # hardware restarts per GPU and day: arXiv 2205.01068, sec. 2.5
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """What is counted in a network and its heads."""
+    """Sizes of a network and its heads."""
 
     parameters: int
     buffers: int
-    """Bytes."""
+    """Bytes of buffers."""
     channels: tuple[int, ...]
-    """Of each BN layer."""
+    """Channels of each BN layer."""
     views: int = 2
 
     @property
     def gradients(self) -> int:
-        """Bytes of gradients that are averaged over the ranks in each step, in float32."""
+        """Bytes of float32 gradients that are averaged over the ranks in each step."""
         return 4 * self.parameters
 
     @property
@@ -50,17 +50,17 @@ class Sizes:
 
     @property
     def exchanges(self) -> int:
-        """BN's exchanges of a step: of each layer forward and backward, both views at once."""
+        """BN's exchanges per step: one per layer and direction, for both views at once."""
         return 2 * len(self.channels)
 
     @property
     def statistics(self) -> int:
-        """Bytes of means, variances and their gradients that a rank sends in a step."""
+        """Bytes of means, variances and their gradients that a rank sends per step."""
         return 2 * sum(self.channels) * 2 * self.views * 4
 
 
 def sizes(model: ModelConfig) -> Sizes:
-    """Count a model, without its memory."""
+    """Count the sizes of a model without allocating it."""
     method = method_skeleton(model)
     return Sizes(
         parameters=sum(x.numel() for x in method.parameters()),
@@ -70,15 +70,15 @@ def sizes(model: ModelConfig) -> Sizes:
 
 
 def sent(model: Sizes, gpus: int) -> float:
-    """Return the bytes of gradients that each GPU sends in a step: a ring's all-reduce."""
+    """Return the bytes of gradients that each GPU sends per step in a ring all-reduce."""
     return 2 * (gpus - 1) / gpus * model.gradients
 
 
 def bn_seconds(joint: int, model: Sizes) -> float:
-    """Return the time of BN's exchanges in a step among ``joint`` GPUs.
+    """Return the seconds per step of BN's exchanges among ``joint`` GPUs.
 
-    Statistics are gathered, so what a GPU gets grows with their number; within a machine that is
-    small beside the latency.
+    Statistics are all-gathered, so a GPU receives more with more GPUs. Within a machine, that
+    transfer is short compared with the latency.
     """
     if joint <= MACHINE:
         return model.exchanges * LATENCY_INSIDE
@@ -86,22 +86,22 @@ def bn_seconds(joint: int, model: Sizes) -> float:
 
 
 def step_seconds(gpus: int, batch: int, model: Sizes, *, grouped: bool) -> float:
-    """Return the least time of a step.
+    """Return the least seconds per step.
 
-    Gradients are exchanged beside the backward pass, so the longer of both counts; BN's exchanges
-    stand in the way of each layer, so they add up. ``grouped`` is ``--sync-bn-ranks 8``.
+    Gradient exchange overlaps with the backward pass, so the longer of the two counts. BN's
+    exchanges block each layer, so their times are added. ``grouped`` is ``--sync-bn-ranks 8``.
     """
     exchange = 0.0 if gpus <= MACHINE else sent(model, gpus) / NETWORK
     return max(batch / gpus / SPEED, exchange) + bn_seconds(MACHINE if grouped else gpus, model)
 
 
 def lost(faults: float, minutes: float, model: Sizes) -> float:
-    """Return the share of the time lost to so many faults a day, saved every ``minutes``."""
+    """Return the share of time lost with ``faults`` a day and a checkpoint every ``minutes``."""
     return faults * (minutes / 2 + RESTART) / (24 * 60) + model.checkpoint / DISK / 60 / minutes
 
 
 def counts(model: Sizes) -> str:
-    """Return the table of what is counted."""
+    """Return the table of sizes."""
     rows = [
         ["parameters of ResNet-50 and SimSiam's heads", f"{model.parameters:,}"],
         ["gradients, float32", f"{model.gradients / 1e6:.1f} MB"],
@@ -116,7 +116,7 @@ def counts(model: Sizes) -> str:
 
 
 def network(model: Sizes) -> str:
-    """Return the table of steps and what they exchange."""
+    """Return the table of steps and their network traffic."""
     heads = [
         "GPUs", "batch", "images of a GPU", "compute, ms", "gradients sent by a GPU, MB", "ms",
         "BN's exchanges", "statistics that it gets, MB", "ms", "images/s at most", "of ideal",
@@ -139,7 +139,7 @@ def network(model: Sizes) -> str:
 
 
 def storage(model: Sizes) -> str:
-    """Return the table of what is asked of storage, at the speeds with BN within machines."""
+    """Return the table of storage requirements, for step times with BN within machines."""
     heads = [
         "GPUs", "images/s", "MB/s", "requests at a time, one an image",
         "requests/s with 100 images each", "an epoch", "of each machine, MB/s",
@@ -157,7 +157,7 @@ def storage(model: Sizes) -> str:
 
 
 def faults(model: Sizes) -> str:
-    """Return the table of faults, and of what they cost with a checkpoint every so many minutes."""
+    """Return the table of faults and the time they cost for several checkpoint intervals."""
     every = 5, 15, 60
     rows = []
     for gpus, _ in RUNS:
@@ -172,7 +172,7 @@ def faults(model: Sizes) -> str:
 
 
 def tables() -> list[str]:
-    """Return the tables of the page."""
+    """Return all tables of docs/scaling.md in Markdown."""
     model = sizes(ModelConfig())
     return [counts(model), network(model), storage(model), faults(model)]
 

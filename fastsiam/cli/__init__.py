@@ -1,6 +1,6 @@
-"""The command line: wiring only; one file for what commands are about.
+"""The command line: connects options to functions. Each module has commands of one topic.
 
-torch is imported by the commands that need it, never for ``--help``.
+Only the commands that need torch import it, so that ``--help`` is fast.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 import fastsiam
-from fastsiam.cli import bench, convert, evaluate, export, look, study, train
+from fastsiam.child_process import begin, is_worker
+from fastsiam.cli import bench, convert, evaluate, export, inspect, study, train
 from fastsiam.cli.options import Commands
 from fastsiam.errors import ERROR, RANK_LOST, FastSiamError, Interrupted, OtherRankError
 from fastsiam.files import reason
-from fastsiam.launched import begin, is_worker
 
 _LAST = 0.5
-"""Seconds that a rank stays when another is gone: the launcher names the rank that it sees end
-first, and looks ten times a second."""
+"""Seconds that a rank waits before it exits because another rank is gone. The launcher polls ten
+times a second and reports the rank that it sees exit first."""
 
 _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
-"""Line breaks and other control characters, which names of files may contain."""
+"""Line breaks and other control characters, which file names may contain."""
 
 app = Commands(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # plain help: in 80 columns rich cuts the options' names
+    rich_markup_mode=None,  # rich truncates option names at 80 columns
     help="SimSiam pre-training at the speed of the hardware.",
 )
-for _commands in (train, evaluate, export, look):
+for _commands in (train, evaluate, export, inspect):
     app.add_typer(_commands.app)
 app.add_typer(convert.app, name="convert")
 app.add_typer(evaluate.measures, name="eval")
@@ -48,12 +48,12 @@ app.add_typer(study.app, name="study")
 
 
 def main() -> None:
-    """Run the command line; an error of the user's world is one line and exit code 1.
+    """Run the command line. An expected error is printed as one line, with exit code 1.
 
-    One of several ranks leaves at once, whatever ends it: the interpreter would wait on its way out
-    for NCCL, NCCL for the other ranks, and they for this one.
+    If one of several ranks fails, it exits at once. Otherwise the interpreter would wait for NCCL,
+    NCCL for the other ranks, and they for this one.
     """
-    _open_what_is_closed()
+    _open_closed_streams()
     if isinstance(out := sys.stdout, io.TextIOWrapper):
         out.reconfigure(errors="surrogateescape")  # paths need not be UTF-8
         if "write" not in vars(out):
@@ -65,13 +65,13 @@ def main() -> None:
         done = isinstance(ending, SystemExit) and not ending.code
         if done or not is_worker():
             raise
-        _leave_at_once(ending)
+        _exit_immediately(ending)
 
 
-def _open_what_is_closed() -> None:
-    """Let a program continue that was started without standard output or error: into nothing.
+def _open_closed_streams() -> None:
+    """Open standard output and error as ``/dev/null`` if the program was started without them.
 
-    The next file that it opened would have their numbers, and libraries' messages written into it.
+    Otherwise the next opened file would get their descriptors, and libraries would write to it.
     """
     for number, name in ((1, "stdout"), (2, "stderr")):
         if getattr(sys, name) is None:
@@ -80,24 +80,24 @@ def _open_what_is_closed() -> None:
 
 
 def _discard(number: int) -> None:
-    """Have what is written to an open file go nowhere."""
+    """Redirect a file descriptor to ``/dev/null``."""
     with contextlib.suppress(OSError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), number)
 
 
 def _reporting(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method of standard output that reports in one line what cannot be written.
+    """Wrap a method of standard output, so that write errors are reported in one line.
 
-    If a pipe's reader has ended, the program exits silently.
+    If the reader of a pipe is gone, the program exits silently.
     """
 
     def call(*text: str) -> Any:
-        if text == ("",):  # Typer tries this, and ignores a full disk's error
+        if text == ("",):  # a probe of Typer, which ignores the error of a full disk
             return 0
         try:
             return method(*text)
         except OSError as error:
-            _discard(1)  # the interpreter would try again on its way out
+            _discard(1)  # otherwise the interpreter would try again at exit
             if error.errno == errno.EPIPE:
                 sys.exit(ERROR)
             raise FastSiamError(f"cannot write to standard output: {reason(error)}") from error
@@ -106,7 +106,7 @@ def _reporting(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _run() -> None:
-    """Run the command line, and say what went wrong if the user or another rank can mend it."""
+    """Run the command line; print expected errors, and exit with their exit codes."""
     try:
         try:
             app()
@@ -142,23 +142,23 @@ def _run() -> None:
 
 
 def _say(error: object, prefix: str = "") -> None:
-    """Print an error's message, and in brackets what was noted on its way up."""
+    """Print an error's message, followed by its notes in brackets."""
     notes = [f"({note})" for note in getattr(error, "__notes__", ())]
-    with contextlib.suppress(OSError):  # the exit code is to stand, whatever became of the log
+    with contextlib.suppress(OSError):  # an unwritable log must not change the exit code
         text = " ".join([f"{prefix}{error}", *notes])
         print(_CONTROLS.sub(lambda found: repr(found[0])[1:-1], text), file=sys.stderr)
 
 
-def _leave_at_once(ending: BaseException) -> NoReturn:
-    """End this process with the exit code that the interpreter would have chosen."""
+def _exit_immediately(ending: BaseException) -> NoReturn:
+    """Exit without cleanup, with the exit code that the interpreter would have used."""
     code: object = 130 if isinstance(ending, KeyboardInterrupt) else 1
     try:
         if isinstance(ending, SystemExit):
             code = ending.code or 0
         else:
             rank, whole = os.environ.get("RANK", "0"), "".join(traceback.format_exception(ending))
-            # in one piece: other ranks may write too
-            sys.stderr.write(f"rank {rank} ended by an unexpected error\n{whole}")
+            # in one write, because other ranks may write too
+            sys.stderr.write(f"rank {rank} failed with an unexpected error\n{whole}")
         sys.stderr.flush()
     finally:
         os._exit(code if isinstance(code, int) else 1)

@@ -1,4 +1,4 @@
-"""``fastsiam bench``: the commands that measure, and the report."""
+"""``fastsiam bench``: benchmarks, and a report of their results."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class _BenchGroup(typer.core.TyperGroup):
 
 app = Commands(
     cls=_BenchGroup,
-    help="Measure: how fast each pipeline is here, what bounds training, what would be faster. "
+    help="Benchmark: how fast each pipeline is here, what limits training, what would be faster. "
     "Without a command: all.",
 )
 
 
 def _add(case: Case) -> None:
-    """Add the command that measures a case."""
+    """Add the command of a benchmark case."""
 
     def measure(config: BenchConfig) -> None:
         from fastsiam.bench.session import run
@@ -58,11 +58,11 @@ def profile(
     config: BenchConfig,
     pipeline: Annotated[
         PipelineSetting,
-        typer.Option(help="Pipeline that feeds the training; auto is train's choice for the data."),
+        typer.Option(help="Pipeline that feeds training. auto: the one that train would choose."),
     ] = "auto",
-    steps: Annotated[int, typer.Option(min=1, help="Training steps that are traced.")] = 5,
+    steps: Annotated[int, typer.Option(min=1, help="Number of training steps to trace.")] = 5,
     out: Annotated[
-        Path, typer.Option(help="Trace to write, for ui.perfetto.dev or chrome://tracing.")
+        Path, typer.Option(help="Trace file to write, for ui.perfetto.dev or chrome://tracing.")
     ] = Path("trace.json"),
 ) -> None:
     """Trace a few training steps: reading, decoding, crops, copies, photometric, model."""
@@ -91,16 +91,16 @@ def _lightly(
         typer.Option(help="lightly: its transform in a DataLoader; fastsiam: the run's pipeline."),
     ] = "lightly",
 ) -> None:
-    """Train a method by lightly's parts, with a run's settings and lightly's loader or fastsiam's.
+    """Train a method built from lightly's modules, with lightly's loader or fastsiam's.
 
-    --out is a folder: backbone.pt there is for fastsiam eval, result.json says what was done, and
-    the last line printed is the same in short. --workers are loader processes of lightly's.
+    Settings are those of fastsiam train. The folder --out gets backbone.pt, for fastsiam eval, and
+    result.json; the last line printed is its summary. --workers: lightly's loader processes.
     """
     if loader not in ("lightly", "fastsiam"):
         raise typer.BadParameter(f"--loader must be lightly or fastsiam, not {loader!r}")
     require_lightly()
     if not config.run.out:
-        raise typer.BadParameter("name a folder for the weights: --out DIR")
+        raise typer.BadParameter("pass a folder for the weights: --out DIR")
     from fastsiam.bench.lightly import train
 
     print(json.dumps(train(config, recipe, loader=loader)))
@@ -108,7 +108,7 @@ def _lightly(
 
 @app.command("headline")
 def _headline(config: HeadlineConfig) -> None:
-    """Train FastSiam and SimSiam on CIFAR-10 to 90% kNN, some minutes a call; write the curve."""
+    """Train FastSiam and SimSiam on CIFAR-10 to 90% kNN, a few minutes per call; draw the curve."""
     from fastsiam.bench.headline import PICTURE, RECORD, run
 
     run(config)
@@ -117,10 +117,10 @@ def _headline(config: HeadlineConfig) -> None:
 
 @app.command("gpu")
 def _gpu(config: GpuConfig) -> None:
-    """Run the GPU tests and measurements, the most important first, in the minutes given.
+    """Run the GPU tests and benchmarks within a time limit, the most important first.
 
-    Tests, kernels, steps, loaders, training, a profile, CIFAR-10: each in a process of its own
-    whose result is kept when it ends.
+    Stages: tests, kernels, steps, loaders, training, a profile, CIFAR-10. Each runs in its own
+    process, and its result is saved when it ends.
     """
     from fastsiam.bench.gpu import run
 
@@ -129,10 +129,10 @@ def _gpu(config: GpuConfig) -> None:
 
 @app.command("soak")
 def _soak(config: SoakConfig) -> None:
-    """Kill and resume runs for hours, and compare them with undisturbed ones.
+    """Kill and resume runs for hours, and compare them with uninterrupted ones.
 
-    Every run has to end with the log lines and weights of an undisturbed one, and leave no process
-    and no file behind. Any finding is an error.
+    Every run must end with the log lines and weights of an uninterrupted one, and leave no process
+    or file behind. Any deviation is an error.
     """
     from fastsiam.bench.soak import soak
 
@@ -142,7 +142,8 @@ def _soak(config: SoakConfig) -> None:
 @app.command()
 def report(
     files: Annotated[
-        list[Path] | None, typer.Argument(help="Files that --json of the other commands wrote.")
+        list[Path] | None,
+        typer.Argument(help="Record files, written with --json by the other commands."),
     ] = None,
     out: Annotated[
         Path, typer.Option(help="Folder for index.html, the charts and tables.md.")
@@ -150,18 +151,18 @@ def report(
     readme: Annotated[
         Path | None,
         typer.Option(
-            help="Also renew the tables in this file, between <!-- bench: FILE CASE --> "
-            "<!-- study: FILE --> or <!-- soak: FILE -->."
+            help="Also update the tables in this Markdown file that are marked by "
+            "<!-- bench: FILE CASE -->, <!-- study: FILE --> or <!-- soak: FILE -->."
         ),
     ] = None,
 ) -> None:
-    """Make a page, charts and Markdown tables of measurements."""
+    """Write an HTML page, charts and Markdown tables of benchmark results."""
     from fastsiam.bench.report import renew, write_report
 
     if not files and not readme:
-        raise typer.BadParameter("name files of records, or a --readme")
+        raise typer.BadParameter("pass record files, or --readme")
     for path in write_report(files, out) if files else ():
         print(f"wrote {path}")
     if readme:
         for marker in renew(readme, readme.parent):
-            print(f"renewed {marker} in {readme}")
+            print(f"updated {marker} in {readme}")

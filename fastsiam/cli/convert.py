@@ -1,4 +1,4 @@
-"""``fastsiam convert``: data sets as files that every pipeline reads."""
+"""``fastsiam convert``: convert data sets to files that every pipeline reads."""
 
 from __future__ import annotations
 
@@ -15,22 +15,24 @@ if TYPE_CHECKING:
     from fastsiam.pipelines.convert import Kind
 
 app = Commands(
-    no_args_is_help=True, help="Turn a data set into one verified file that every pipeline reads."
+    no_args_is_help=True, help="Convert a data set to one verified file that every pipeline reads."
 )
 
 
 _KINDS: dict[Kind, str] = {
-    "imagenet": "ImageNet: the official archives, folders, WebDataset shards or Hugging Face's "
-    "parquet.",
-    "cifar10": "CIFAR-10: its authors' python archive, or its images as files.",
-    "folder": "Whatever --data of the train command takes: images, tars, Hugging Face's, .beton or "
-    "parts.\n\nClass folders or none; train/ beside val/ or test/, or training images alone.",
-    "parquet": "Parquet files with an image column (a struct of bytes and path) and a label.",
+    "imagenet": "ImageNet: the official archives, folders, WebDataset shards or Hugging Face "
+    "parquet files.",
+    "cifar10": "CIFAR-10: its authors' Python archive, or its images as files.",
+    "folder": "Any data that fastsiam train --data takes: images, tars, Hugging Face data sets, "
+    ".beton files or parts.\n\nClass folders are optional, and so are validation images (val/ or "
+    "test/ next to train/).",
+    "parquet": "Parquet files with an image column (a struct of bytes and path) and a label "
+    "column.",
 }
 
 
 def _add(kind: Kind, help: str) -> None:
-    """Add the command that converts data of a kind."""
+    """Add the command for a kind of data."""
 
     def convert(config: ConvertConfig) -> None:
         if config.parts:
@@ -52,7 +54,7 @@ for _kind, _help in _KINDS.items():
 
 @app.command("demo")
 def demo_images(config: ConvertConfig) -> None:
-    """Small images that are made on the spot, for trying things out."""
+    """Small generated images, for trying things out."""
     from fastsiam.demo import convert_demo
 
     convert_demo(config)
@@ -62,9 +64,9 @@ def demo_images(config: ConvertConfig) -> None:
 def verify(
     path: Annotated[Path, typer.Argument(help="Converted folder, or one .beton file.")],
     decode: Annotated[
-        bool, typer.Option("--decode", help="Also decode every image, and compare its size.")
+        bool, typer.Option("--decode", help="Also decode every image and check its size.")
     ] = False,
-    workers: Annotated[int, typer.Option(min=-1, help="Processes; -1 is one for each core.")] = -1,
+    workers: Annotated[int, typer.Option(min=-1, help="Processes. -1: one per core.")] = -1,
 ) -> None:
     """Check converted files: every byte against its checksum, the files against the manifest."""
     from fastsiam.pipelines.convert.command import verify_data

@@ -1,4 +1,4 @@
-"""``fastsiam eval``, and the features of a network: in a file, or as nearest neighbours."""
+"""``fastsiam eval``, ``features`` and ``neighbours``: commands that evaluate a network."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
     from fastsiam.run.records import Record
 
 app = Commands()
-measures = Commands(no_args_is_help=True, help="Measure the quality of a trained encoder.")
+measures = Commands(no_args_is_help=True, help="Evaluate the quality of a trained encoder.")
 
 Network = Annotated[
-    Path, typer.Argument(help="Run folder, a checkpoint, or a weights file of another program.")
+    Path, typer.Argument(help="Run folder, checkpoint, or weights file of another program.")
 ]
 
 
 @measures.command()
 def knn(run: Network, config: KnnConfig) -> None:
-    """Classify the validation images by their nearest training images (pool5 features, cosine)."""
+    """Classify validation images by their nearest training images (pool5, cosine similarity)."""
     from fastsiam.evaluate.command import evaluate_knn, preflight
 
     def show(record: Record) -> None:
@@ -50,7 +50,7 @@ def knn(run: Network, config: KnnConfig) -> None:
 
 @measures.command()
 def linear(run: Network, config: LinearConfig) -> None:
-    """Train a linear classifier on the frozen features (pool5), and validate it."""
+    """Train a linear classifier on the frozen features (pool5) and validate it."""
     from fastsiam.evaluate.command import evaluate_linear, preflight
 
     _on_ranks(partial(evaluate_linear, show=_show), run, config, check=preflight)
@@ -58,7 +58,7 @@ def linear(run: Network, config: LinearConfig) -> None:
 
 @measures.command()
 def finetune(run: Network, config: FinetuneConfig) -> None:
-    """Train the whole network with labels, of 1% or 10% of the images for instance; validate it."""
+    """Fine-tune the entire network with labels, such as those of 1% or 10% of the images."""
     from fastsiam.evaluate.command import evaluate_finetuned, preflight
 
     _on_ranks(partial(evaluate_finetuned, show=_show), run, config, check=preflight)
@@ -66,14 +66,14 @@ def finetune(run: Network, config: FinetuneConfig) -> None:
 
 @measures.command()
 def detect(run: Network, config: DetectConfig) -> None:
-    """Train detectors on the network (Faster R-CNN; Mask R-CNN on COCO); measure their AP."""
+    """Train detectors on the network (Faster R-CNN; Mask R-CNN on COCO) and measure their AP."""
     from fastsiam.evaluate.detection.command import evaluate_detection, preflight
 
     _on_ranks(partial(evaluate_detection, show=_show), run, config, check=preflight)
 
 
 def _show(record: Record) -> None:
-    """Print a record; then it is written."""
+    """Print a record's summary."""
     print("\n".join(record.summary), flush=True)
 
 
@@ -84,7 +84,7 @@ def _on_ranks(
     *,
     check: Callable[[Path, Any], object],
 ) -> None:
-    """Use a network on as many ranks as are asked for, once the settings are checked."""
+    """Check the settings, then call ``work`` on the requested number of ranks."""
     from fastsiam import distributed
     from fastsiam.distributed.launch import launch
     from fastsiam.model.numerics import check_precision
@@ -118,7 +118,7 @@ def features(run: Network, config: FeaturesConfig) -> None:
     options=settings_of(NeighboursConfig).keys() - {"json", *settings_of(NodesConfig)} | {"device"}
 )
 def neighbours(run: Network, config: NeighboursConfig) -> None:
-    """Draw some images and those whose features are nearest to theirs."""
+    """Draw images next to the training images with the most similar features."""
     from fastsiam import distributed
     from fastsiam.evaluate.feature_files import write_neighbours
     from fastsiam.model.numerics import check_precision
@@ -129,4 +129,4 @@ def neighbours(run: Network, config: NeighboursConfig) -> None:
         check_picture(out)
     check_precision(config.precision, config.device)
     write_neighbours(run, config, distributed.start(config), out=out)
-    print(f"wrote {config.out}: each row an image, and the training images nearest to it")
+    print(f"wrote {config.out}: in each row an image and the training images nearest to it")

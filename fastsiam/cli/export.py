@@ -17,48 +17,47 @@ def export(
     run: Annotated[
         Path,
         typer.Argument(
-            help="Run folder, checkpoint, or a file of weights: a plain one, or of the "
-            "authors of SimSiam, MoCo or SwAV, mmselfsup, solo-learn, lightly, torchvision or timm."
+            help="Run folder, checkpoint, or weights file: plain, or of the authors of SimSiam, "
+            "MoCo or SwAV, or of mmselfsup, solo-learn, lightly, torchvision or timm."
         ),
     ],
     layout: Annotated[
         Literal["plain", "torchvision", "timm", "simsiam", "moco", "swav", "detectron2"],
         typer.Option(
             "--format",
-            help="plain: a state dict of any network, with Python code that rebuilds it. The "
-            "others: the names that these libraries expect.",
+            help="plain: a state dict of any network, with Python code that rebuilds it. Others: "
+            "with the parameter names that these libraries expect.",
         ),
     ],
     out: Annotated[
         Path,
         typer.Option(
             help="File to write: .safetensors (not simsiam, moco, swav), .pt, .pth, .pth.tar or "
-            ".bin; detectron2: .pkl. A model card, FILE.md, is written beside it."
+            ".bin; detectron2: .pkl. A model card, FILE.md, is written next to it."
         ),
     ],
     backbone: Annotated[
         str,
         typer.Option(
-            help="Network of a file whose names do not tell: convnext_tiny, timm/NAME. Not needed "
-            "for plain ResNets."
+            help="Network of a weights file, if the names in it do not identify it, such as "
+            "convnext_tiny or timm/NAME. Not needed for plain ResNets."
         ),
     ] = "",
     stem: Annotated[
         str,
         typer.Option(
-            help="First layers of a ResNet in a file, as of train; weights do not tell the "
-            "padding. Default: what the file's program has, else cifar."
+            help="First layers of a ResNet in a weights file, as for train; the weights do not "
+            "show the padding. Default: those of the program that wrote the file, else cifar."
         ),
     ] = "",
     force: Annotated[
-        bool, typer.Option("--force", help="Overwrite the file and its card if they are there.")
+        bool, typer.Option("--force", help="Overwrite the file and its model card if they exist.")
     ] = False,
 ) -> None:
     """Write the backbone's weights for use elsewhere, with a model card.
 
-    simsiam, moco and swav are as the authors of these methods write them, and take the heads too,
-    of a run of that method. A format that cannot hold the network is refused with the formats
-    that can.
+    simsiam, moco and swav are the formats of these methods' authors. They include the heads if the
+    run used that method. If a format does not support the network, the error lists those that do.
     """
     from fastsiam.evaluate.features import own_records
     from fastsiam.interchange import export_weights, load_pretrained

@@ -1,7 +1,7 @@
-"""Commands whose options are made from settings.
+"""Commands whose options are generated from settings.
 
-An option that is not given is None; its setting then has the value of another source (see
-``merge_sources``). Typer reads options from a function's ``__signature__`` (PEP 362), which
+An option that is not passed is None; its setting then gets its value from another source (see
+``merge_sources``). Typer reads the options from a function's ``__signature__`` (PEP 362), which
 ``_with_options`` sets.
 """
 
@@ -27,12 +27,12 @@ from fastsiam.config.setting import Config, Setting, as_text, settings_of, title
 from fastsiam.config.train import BRANCH_SETTINGS, all_settings, train_settings
 from fastsiam.config.views import ViewConfig
 from fastsiam.errors import FastSiamError
-from fastsiam.files import explained, is_file, require_local
+from fastsiam.files import is_file, os_errors_as, require_local
 
 _FRESH = "auto", "never", ""
-"""Values of ``--resume`` that name no run."""
+"""Values of ``--resume`` that are not the path of a run."""
 _OF_A_BRANCH = *BRANCH_SETTINGS, "extend"
-"""Settings in which a branch may differ from the run that it branched off."""
+"""Settings in which a branch may differ from its original run."""
 _COMMON = {
     "data", "pipeline", "workers", "bad_images", "crop", "backbone", "method", "epochs", "batch",
     "lr", "accumulate", "seed", "precision", "compile", "knn_every", "device", "gpus", "nodes",
@@ -46,7 +46,7 @@ class Command(typer.core.TyperCommand):
     """A command whose help is plain text, with the options in sections."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
-        """Read the options; point out ``--set`` for a setting that has no option."""
+        """Parse the options; suggest ``--set`` for a setting that has no option."""
         try:
             return super().parse_args(ctx, args)
         except Exception as error:  # versions of Typer differ in the class for unknown options
@@ -60,9 +60,9 @@ class Command(typer.core.TyperCommand):
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write arguments, options without a section, and the sections.
 
-        Settings of a training run have the defaults of the recipe, the method and the file that
-        are named before ``--help``. A setting that several methods have is described as that
-        method's, or once for each method if it has none of that name.
+        The defaults shown for a training run are those of the recipe, method and file passed before
+        ``--help``. A setting that several methods share is described for the selected method, or
+        once per method if the selected method does not have it.
         """
         sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
         parameters: dict[str, Any] = {one.name: one for one in self.get_params(ctx)}
@@ -93,7 +93,7 @@ class Command(typer.core.TyperCommand):
 
 
 class Commands(typer.Typer):
-    """A Typer app whose commands may take settings, and are listed with a whole sentence each."""
+    """A Typer app whose commands can take settings; their summaries are not truncated."""
 
     def __init__(self, *, help: str = "", **others: Any) -> None:
         super().__init__(help=help, short_help=help, **others)
@@ -104,15 +104,15 @@ class Commands(typer.Typer):
         *,
         options: Collection[str] | None = None,
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """Return the decorator of a command, with an option for each setting that it takes.
+        """Decorate a function as a command, with an option for each setting that it takes.
 
-        A parameter that is a ``Config`` has the settings of that class. A command with a parameter
-        ``recipe`` takes all settings of a training run, which come from recipe, method, run and
-        file where no option gives them. A value that is not allowed is a usage error (exit code 2).
+        A parameter of a ``Config`` type takes the settings of that class. A command with a
+        parameter ``recipe`` takes all settings of a training run. Those not passed as options come
+        from recipe, method, run and file. An invalid value is a usage error (exit code 2).
 
         Args:
-            name: of the command; by default that of the function.
-            options: names of the settings that get an option; by default all.
+            name: name of the command; default: that of the function.
+            options: names of the settings that get an option; default: all.
         """
 
         def added(run: Callable[..., Any]) -> Callable[..., Any]:
@@ -124,7 +124,7 @@ class Commands(typer.Typer):
 
 
 def _with_options(run: Callable[..., None], options: Collection[str] | None) -> Callable[..., None]:
-    """Return a function with Typer's options for the settings that another function takes."""
+    """Wrap a function so that Typer finds an option for each setting that it takes."""
     own = dict(inspect.signature(run, eval_str=True).parameters)
     of_a_run = own.pop("recipe", None) is not None
     declared: list[inspect.Parameter] = []
@@ -163,12 +163,12 @@ def _with_options(run: Callable[..., None], options: Collection[str] | None) -> 
 
     command.__name__, command.__doc__ = run.__name__, run.__doc__
     command.__signature__ = inspect.Signature(declared)  # type: ignore[attr-defined]
-    command.__annotations__ = {}  # older versions of Typer would take "values" for an option's
+    command.__annotations__ = {}  # older versions of Typer would mistake "values" for an option
     return command
 
 
 def _flags(options: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings that options give, ``--set`` and repeated ``--data`` included."""
+    """Return the settings passed as options, including ``--set`` and repeated ``--data``."""
     flags = {name: value for name, value in options.items() if value not in (None, [])}
     flags = parse_assignments(flags.pop("assignments", ())) | flags
     if isinstance(flags.get("data"), list):
@@ -185,7 +185,7 @@ def _show_all(context: typer.Context, is_given: bool | None) -> None:
 
 
 def _parameter(name: str, kind: Any, *declarations: str, **how: Any) -> inspect.Parameter:
-    """Return an option as a function's parameter; its value is None unless it is given."""
+    """Return the function parameter of an option, which is None unless it is passed."""
     option = typer.Option(None, *declarations, **how)
     keyword = inspect.Parameter.KEYWORD_ONLY
     return inspect.Parameter(name, keyword, default=option, annotation=kind | None)
@@ -202,15 +202,15 @@ _SOURCES = (
         "config",
         Path,
         is_eager=True,
-        help="Settings: a TOML or YAML file as fastsiam config prints it, or a run. They override "
-        "the recipe's; options override them.",
+        help="Settings file (TOML or YAML, as printed by fastsiam config) or run. Its settings "
+        "override the recipe's; options override both.",
     ),
     _parameter(
         "assignments",
         list[str],
         "--set",
         metavar="NAME=VALUE",
-        help="Any setting that fastsiam config lists, such as lr_end=0.001; may be repeated.",
+        help="Any setting listed by fastsiam config, such as lr_end=0.001. May be repeated.",
     ),
     _parameter(
         "help_all",
@@ -221,11 +221,11 @@ _SOURCES = (
         help="Show all options and exit.",
     ),
 )
-"""The options that say where settings are from, and the one that shows all options."""
+"""The options for the sources of settings, and ``--help-all``."""
 
 
 def _option(one: Setting, *, of_a_run: bool) -> inspect.Parameter:
-    """Return the option of a setting: text, which the setting's ``Config`` converts and checks."""
+    """Return the option of a setting. Its ``Config`` converts and checks the text."""
     metavar = _metavar(one)
     return _parameter(
         one.name,
@@ -238,7 +238,7 @@ def _option(one: Setting, *, of_a_run: bool) -> inspect.Parameter:
 
 
 def _help(one: Setting, default: Any) -> str:
-    """Return the help of an option, with its default, and the range of a share or percentage."""
+    """Return an option's help with its default, and its range if that ends at 100 or less."""
     text = as_text(default)
     if isinstance(default, bool):
         text = one.flag if default else f"no-{one.flag}"
@@ -249,7 +249,7 @@ def _help(one: Setting, default: Any) -> str:
 
 
 def _metavar(one: Setting) -> str | None:
-    """Return what an option takes, of a setting of the views also once for each; None: a switch."""
+    """Return the metavar, such as ``INTEGER``, marked if views may differ; None for a flag."""
     if one.kind in (bool, bool | None):
         return None
     several = "[,...]" if one is settings_of(ViewConfig).get(one.name) else ""
@@ -268,15 +268,15 @@ def _value_name(kind: Any) -> str:
 
 
 def merge_sources(flags: Mapping[str, Any]) -> Settings:
-    """Return every setting: those of the recipe, the resumed run, the file, the command line.
+    """Merge the settings of the recipe, the resumed run, the settings file and the command line.
 
-    Each overrides the ones before.
+    Each source overrides the previous ones.
 
     Args:
-        flags: those of the command line, with ``recipe`` and ``config``, the settings file.
+        flags: settings passed on the command line, with ``recipe`` and ``config``.
 
     Raises:
-        ValueError: one of them names nothing that holds settings.
+        ValueError: the recipe is unknown, or the file is not a valid settings file.
     """
     file = read_settings(Path(flags["config"])) if "config" in flags else Settings()
     options, recipe = Settings(flags=flags), str(flags.get("recipe", ""))
@@ -285,21 +285,21 @@ def merge_sources(flags: Mapping[str, Any]) -> Settings:
         return merge(file, options, recipe=recipe)
     run = _resumed_run(resume, str(flags.get("out") or file.flags.get("out", "")))
     merged = merge(run, file, options, recipe=recipe)
-    flags = {**merged.flags, "out": merged.flags["out"] or run.flags["out"]}  # a file may have ""
+    flags = {**merged.flags, "out": merged.flags["out"] or run.flags["out"]}  # a file may set ""
     return replace(merged, flags=flags, recipe=run.recipe or merged.recipe)
 
 
 def settings_of_resumed(run: RunConfig) -> Mapping[str, Any] | None:
-    """Return the settings that ``--resume RUN`` alone gives a run; None if it names no run."""
+    """Return the settings that ``--resume RUN`` alone implies; None if it is not a run's path."""
     if run.resume in _FRESH:
         return None
     return merge_sources({"resume": run.resume, "out": run.out}).flags
 
 
 def _resumed_run(path: str, out: str) -> Settings:
-    """Return the settings of a run that is resumed, in its own folder or in that of a branch.
+    """Return the settings of a resumed run, in its own folder or in the folder of a branch.
 
-    A branch that has started has its own settings of the optimizer.
+    A branch that has already started keeps its own optimizer settings.
     """
     folder = run_folder(Path(path))
     if folder is not None and _has_settings(folder):
@@ -310,7 +310,7 @@ def _resumed_run(path: str, out: str) -> Settings:
         run = Settings(source=path, flags=checkpoint.load(Path(path)).config.to_flags())
     flags = {**run.flags, "resume": path, "out": "" if folder is None else str(folder)}
     if out and (folder is None or Path(out).resolve() != folder.resolve()):
-        flags["extend"] = 0  # the run's epochs are those that it was extended to
+        flags["extend"] = 0  # the run's epochs already include its extension
     if out and _has_settings(Path(out)):
         branch = read_settings(Path(out), resumes=True).flags
         flags |= {name: branch[name] for name in _OF_A_BRANCH if name in branch}
@@ -318,14 +318,14 @@ def _resumed_run(path: str, out: str) -> Settings:
 
 
 def _has_settings(run: Path) -> bool:
-    with explained(FastSiamError, f"cannot read {run}"):
+    with os_errors_as(FastSiamError, f"cannot read {run}"):
         found = is_file(run / "config.json")
     return found
 
 
 @contextlib.contextmanager
 def usage_errors(source: str = "") -> Iterator[None]:
-    """Turn a ``ValueError`` inside into a usage error, with the source of the settings."""
+    """Turn a ``ValueError`` into a usage error that names the source of the settings."""
     try:
         yield
     except ValueError as error:

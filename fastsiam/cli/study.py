@@ -28,23 +28,23 @@ _OF_DETECTION = {
     "weight_decay", "warmup", "short_side", "long_side", "rois", "precise_bn", "precision", "seed",
     "data", "workers", "gpus", "device", "json",
 }  # fmt: skip
-"""Settings of ``fastsiam study detect``; the others are those of the networks' runs."""
+"""Options of ``fastsiam study detect``; other settings are those of the networks' runs."""
 
 app = Commands(
     no_args_is_help=True,
-    help="The paper's experiments by name: run what is missing, and see the figures beside the "
+    help="Repeat the paper's experiments: run what is missing, and compare the results with the "
     "paper's, with a verdict on each of its claims.",
 )
 
 
 Names = Annotated[
-    list[str], typer.Argument(help="Names of studies as fastsiam study list has them, or all.")
+    list[str], typer.Argument(help="Names of studies, as listed by fastsiam study list, or all.")
 ]
 
 
 @app.command("list")
 def show_list() -> None:
-    """Show the studies: name, where the paper has it, rows."""
+    """List the studies: name, place in the paper, rows."""
     from fastsiam.study.catalogue import STUDIES
 
     wide = max(map(len, STUDIES))
@@ -55,11 +55,11 @@ def show_list() -> None:
 
 @app.command()
 def run(names: Names, config: StudyRunConfig) -> None:
-    """Run what is missing of studies, or of all.
+    """Run the missing runs of studies.
 
-    What is done is skipped, what was begun continues, and rows that studies share are run once.
+    Finished runs are skipped, interrupted ones resume, and rows shared by several studies run once.
     """
-    from fastsiam.study.runner import check, do_runs, images
+    from fastsiam.study.runner import check, execute_runs, images
     from fastsiam.study.runs import folder_of, runs_of
     from fastsiam.study.scales import scale
 
@@ -70,19 +70,19 @@ def run(names: Names, config: StudyRunConfig) -> None:
     runs = runs_of(chosen, size, folder_of(config), seeds=seeds, linear=config.linear)
     with usage_errors():
         check(runs)
-    do_runs(runs, config)
+    execute_runs(runs, config)
 
 
 @app.command()
 def table(names: Names, config: StudyTableConfig) -> None:
-    """Show the tables of studies: the paper's figures, ours, and a verdict on each claim."""
-    from fastsiam.files import values_used
+    """Show the tables of studies: the paper's results, fastsiam's, and a verdict on each claim."""
+    from fastsiam.files import value_errors_as_data_error
     from fastsiam.study.record import read_record, write_record
     from fastsiam.study.table import as_markdown, as_text
 
     chosen = _studies(names)
     if len(chosen) > 1 and (config.json or config.record or config.picture):
-        raise typer.BadParameter("--picture, --json and --record are of one study: name one")
+        raise typer.BadParameter("--picture, --json and --record apply to a single study: name one")
     if config.picture and Path(config.picture).suffix.lower() != ".png":
         raise typer.BadParameter(f"--picture {config.picture}: its name must end in .png")
     show = as_markdown if config.markdown else as_text
@@ -90,7 +90,7 @@ def table(names: Names, config: StudyTableConfig) -> None:
         record = read_record(Path(config.record)) if config.record else _collected(study, config)
         if record.name != study.name:
             raise typer.BadParameter(f"{config.record} is a record of {record.name}")
-        with values_used(Path(config.record)) if config.record else nullcontext():
+        with value_errors_as_data_error(Path(config.record)) if config.record else nullcontext():
             text = show(record)
             if config.picture:
                 from fastsiam.study.pictures import write_picture
@@ -105,25 +105,27 @@ def table(names: Names, config: StudyTableConfig) -> None:
 def detect(rows: StudyDetectConfig, config: DetectConfig) -> None:
     """Train detectors on the networks of Table 5, each at the best of several learning rates.
 
-    Networks are those of the studies related-2x and transfer; run them first. Evaluations that are
-    done are skipped.
+    The networks are those of the studies related-2x and transfer; run these first. Finished
+    evaluations are skipped.
     """
-    from fastsiam.study.detection import detection_rows, do_detection, table, write_detection
+    from fastsiam.study.detection import detection_rows, run_detection, table, write_detection
     from fastsiam.study.runs import folder_of
     from fastsiam.study.scales import scale
 
     if not config.data:
-        raise typer.BadParameter(f"--data is missing: the folder of {config.task}'s folders")
+        raise typer.BadParameter(
+            f"--data is missing: the folder that contains {config.task}'s folders"
+        )
     folder = folder_of(rows)
     chosen = detection_rows(scale(rows.scale, epochs=rows.epochs), folder, rows)
-    found = do_detection(chosen, rows, config, folder / "detection")
+    found = run_detection(chosen, rows, config, folder / "detection")
     if config.json:
         write_detection(Path(config.json), found, rows, config)
     print(table(found, config))
 
 
 def _collected(study: Study, config: StudyConfig) -> StudyRecord:
-    """Return the record of a study's runs as they are now."""
+    """Return a record of the current results of a study's runs."""
     from fastsiam.study.record import collect
     from fastsiam.study.runs import folder_of, runs_of, seeds_in
     from fastsiam.study.scales import scale
@@ -136,7 +138,7 @@ def _collected(study: Study, config: StudyConfig) -> StudyRecord:
 
 
 def _studies(names: list[str]) -> list[Study]:
-    """Return studies by their names, each once; one that is unknown is a usage error."""
+    """Return studies by name, without duplicates; an unknown name is a usage error."""
     from fastsiam.study.catalogue import STUDIES
 
     with usage_errors():

@@ -1,4 +1,4 @@
-"""``fastsiam train``, as a job for SLURM, the demo of it, and its settings as a file."""
+"""``fastsiam train``, and the related commands ``demo``, ``config`` and ``slurm``."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def train(recipe: str, config: TrainConfig) -> None:
         command.train_here(config, recipe)
     except KeyboardInterrupt:
         raise Interrupted(
-            "SIGINT: stopped before a step was taken; there is nothing to save", exit_code=130
+            "SIGINT: stopped before the first step; there is nothing to save", exit_code=130
         ) from None
 
 
@@ -42,7 +42,7 @@ def demo(
         Path, typer.Option(help="Folder for the images, the run and the report.")
     ] = Path("runs/demo"),
 ) -> None:
-    """Make small images, train on them, and show that the features beat raw pixels.
+    """Generate small images, train on them, and show that the features beat raw pixels.
 
     Takes a few minutes on a laptop.
     """
@@ -53,12 +53,12 @@ def demo(
 
 @app.command("config")
 def write_config(recipe: str, config: TrainConfig) -> None:
-    """Print a settings file with comments, for train --config: the recipe's, changed by flags."""
+    """Print the settings of a recipe, changed by flags, as a commented file for train --config."""
     print(to_toml(config, recipe=recipe), end="")
 
 
 class _JobsRunConfig(TrainConfig):
-    """Settings of a run whose job decides where its machines meet."""
+    """Settings of a run whose SLURM job determines the rendezvous."""
 
     @classmethod
     def from_flags(cls, flags: Mapping[str, Any]) -> Self:
@@ -71,13 +71,13 @@ def slurm(
     config: _JobsRunConfig,
     job: SlurmConfig,
     submit: Annotated[
-        bool, typer.Option("--submit", help="Submit it through submitit, and print its number.")
+        bool, typer.Option("--submit", help="Submit the job with submitit and print its number.")
     ] = False,
     scripts: Annotated[
-        Path, typer.Option(help="Folder in which --submit keeps the scripts.")
+        Path, typer.Option(help="Folder in which --submit saves the scripts.")
     ] = Path("slurm"),
 ) -> None:
-    """Print a job for sbatch that trains as train does, and continues when it is requeued."""
+    """Print a job script for sbatch that runs train, and resumes when the job is requeued."""
     from fastsiam.distributed.slurm import slurm_script
     from fastsiam.distributed.slurm import submit as submit_script
 

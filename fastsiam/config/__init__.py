@@ -1,7 +1,7 @@
-"""Every setting, as frozen dataclasses; torch is not imported.
+"""All settings, as frozen dataclasses. Importing this package does not import torch.
 
-``setting`` defines what a setting is; ``train``, ``convert``, ``evaluate`` and others have the
-settings; ``recipes`` are named starting points; ``files`` reads settings files and merges sources.
+``setting`` has the classes ``Setting`` and ``Config``. ``train``, ``convert``, ``evaluate`` and
+others define the settings, ``recipes`` named starting points. ``files`` reads and merges settings.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Settings of a conversion."""
+"""Settings of ``fastsiam convert``."""
 
 from __future__ import annotations
 
@@ -18,48 +18,48 @@ class ConvertConfig(Config):
 
     source: str = setting("", "Folder or file with the data. Default: $FASTSIAM_DATA, else ./data.")
     image_column: str = setting(
-        "", "Column with the images of parquet or Arrow data, or with the paths of a list."
+        "", "Image column of parquet or Arrow data, or path column of a list."
     )
-    label_column: str = setting(
-        "", "Column with the labels of parquet or Arrow data, or of a list."
-    )
+    label_column: str = setting("", "Label column of parquet or Arrow data, or of a list.")
     out: str = setting(
         "", "Folder for train.beton, val.beton and manifest.json. Default: SOURCE-beton."
     )
     max_side: int = setting(
-        0, "Shrink images to at most this longer side in pixels. 0: keep sizes.", at_least=0
+        0, "Shrink images whose longer side exceeds this, in pixels. 0: keep sizes.", at_least=0
     )
     short_side: int = setting(
-        0, "Shrink images to at most this shorter side in pixels. 0: keep sizes.", at_least=0
+        0, "Shrink images whose shorter side exceeds this, in pixels. 0: keep sizes.", at_least=0
     )
     quality: int = setting(
         95,
-        "JPEG quality of images that are encoded: shrunk ones, CMYK, other formats than JPEG.",
+        "JPEG quality of re-encoded images: shrunk ones, CMYK, and formats other than JPEG.",
         at_least=1,
         at_most=100,
     )
     raw: bool | None = setting(
-        None, "Store pixels instead of JPEGs, for small images. Default: if they come as pixels."
+        None, "Store pixels instead of JPEGs, for small images. Default: if the source has pixels."
     )
     exif: Exif = setting(
         "ignore", "EXIF orientation: ignore it, or apply it, which re-encodes rotated images."
     )
     alpha: Alpha = setting(
-        "drop", "Transparent pixels: drop the transparency, or draw the image over white or black."
+        "drop",
+        "Transparent pixels. drop: ignore the alpha channel. white, black: draw the image over "
+        "this colour.",
     )
     limit: int = setting(
-        0, "Largest number of images of each split, all classes in proportion. 0: all.", at_least=0
+        0, "Maximum number of images per split, with classes in proportion. 0: all.", at_least=0
     )
-    seed: int = setting(0, "Seed of the choice of images for --limit.")
+    seed: int = setting(0, "Seed for choosing the images for --limit.")
     part: str = setting(
         "",
-        "Convert one part of several, such as 2/8, into its own file; the parts in one folder are "
-        "one data set, which fastsiam convert folder makes one file.",
+        "Convert one of several parts, such as 2/8, into its own file. The parts in a folder form "
+        "one data set; fastsiam convert folder merges them into one file.",
     )
     parts: int = setting(
         0,
-        "Convert into this many parts by dask's workers; other schedulers run --part 2/8 and so "
-        "on. 0: one file for each split, by this process.",
+        "Convert into this many parts with dask workers; for other schedulers, see --part. 0: "
+        "write one file per split in this process.",
         at_least=0,
         at_most=99999,
     )
@@ -71,31 +71,33 @@ class ConvertConfig(Config):
     skip_bad: bool = setting(
         False, "Leave out images that cannot be read, and list them in the manifest."
     )
-    workers: int = setting(-1, "Worker processes. -1: one for each core.", at_least=-1)
+    workers: int = setting(-1, "Worker processes. -1: one per core.", at_least=-1)
 
     def check(self) -> None:
-        """Refuse settings that contradict each other."""
+        """Raise ``ValueError`` if settings contradict each other."""
         require(self.workers != 0, "workers must be -1 or at least 1, not 0")
         require(
             self.parts > 0 or not self.scheduler,
-            "--scheduler converts parts: say how many by --parts, a few for each machine",
+            "--scheduler needs --parts: pass their number, a few per machine",
         )
-        require(not (self.parts and self.part), "--part is one of --parts: leave one of them out")
+        require(not (self.parts and self.part), "choose one of --part and --parts")
         number, count = self.part_of
-        require(1 <= number <= count <= 99999, f"part must be such as 2/8, not {self.part!r}")
+        require(
+            1 <= number <= count <= 99999, f"part must be a part such as 2/8, not {self.part!r}"
+        )
 
     @property
     def root(self) -> Path | Url:
-        """Where the data are, with the default filled in."""
+        """Path or URL of the data, with the default filled in."""
         return DataConfig(data=self.source).root
 
     @property
     def columns(self) -> ColumnNames:
-        """Columns of a table that hold images and labels, where they are named."""
+        """Names of the image and label columns, as far as they are set."""
         return ColumnNames(self.image_column, self.label_column)
 
     @property
     def part_of(self) -> tuple[int, int]:
-        """Number of the part, from 1, and how many there are; (0, -1) if it makes no sense."""
+        """Number of the part, from 1, and number of parts; (0, -1) if ``part`` is invalid."""
         match = re.fullmatch(r"([0-9]+)/([0-9]+)", self.part or "1/1")
         return (int(match[1]), int(match[2])) if match else (0, -1)

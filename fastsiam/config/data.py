@@ -1,4 +1,4 @@
-"""Settings of the data: where the images are, and how they are loaded."""
+"""Settings of the data: where the images are and how they are loaded."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ImagePipeline = Literal["torchvision", "native", "ffcv", "dali", "memory"]
 """Pipelines that load images; ``fastsiam.pipelines.backends`` lists the features of each."""
 Pipeline = Literal[ImagePipeline, "synthetic"]
 PipelineSetting = Literal["auto", Pipeline]
-"""A pipeline by name, or the one that ``fastsiam.pipelines.automatic`` chooses."""
+"""Name of a pipeline, or "auto": ``fastsiam.pipelines.automatic`` chooses it."""
 
 
 Exif = Literal["ignore", "apply"]
@@ -24,7 +24,7 @@ Alpha = Literal["drop", "white", "black"]
 
 
 class ColumnNames(NamedTuple):
-    """Columns of a table that hold the images and their labels; "" finds them by type and name."""
+    """Names of a table's image and label columns; "" detects them by type and name."""
 
     image: str = ""
     label: str = ""
@@ -39,105 +39,105 @@ class DataConfig(Config):
 
     data: str = setting(
         "",
-        "Training images: a folder of images (with train/ beside val/ or test/, or without), of "
-        "tars, of parquet files, or of a Hugging Face dataset saved to disk; a .tar, .parquet or "
-        ".beton file; a converted folder; a list of image files (.csv with a column path); or an "
-        "address s3://, gs://, az:// or https:// of tars, .beton or parquet. Repeat "
-        "--data to train on a mixture; the first is evaluated. Default: $FASTSIAM_DATA, else "
-        "./data.",
+        "Training images: a folder of images, .tar or .parquet files, optionally split into "
+        "train/ and val/ or test/; a folder written by fastsiam convert; a Hugging Face dataset "
+        "saved to disk; a .tar, .parquet or .beton file; a list of image files (.csv with a "
+        "column path); or an s3://, gs://, az:// or https:// URL of .tar, .parquet or .beton "
+        "files. Repeat --data to train on a mixture; evaluations use the first. Default: "
+        "$FASTSIAM_DATA, else ./data.",
     )
     mixed_with: tuple[str, ...] = setting(
         (), "The other data sets of a mixture: every --data after the first.", option=False
     )
     weights: tuple[float, ...] = setting(
         (),
-        "Shares of the data sets of a mixture in every batch, such as 0.7,0.3. Default: in "
-        "proportion to their images.",
+        "Share of each data set of a mixture in every batch, such as 0.7,0.3. Default: "
+        "proportional to the numbers of images.",
         above=0,
     )
     image_column: str = setting(
         "",
-        "Column with the images of parquet or Arrow data, or with the paths of a list. Default: "
-        "found by type and name.",
+        "Image column of parquet or Arrow data, or path column of a list. Default: detected by "
+        "type and name.",
     )
     label_column: str = setting(
         "",
-        "Column with the labels of parquet or Arrow data, or of a list. Default: label, labels, "
-        "fine_label or cls, else the only ClassLabel.",
+        "Label column of parquet or Arrow data, or of a list. Default: label, labels, fine_label "
+        "or cls, else the only ClassLabel column.",
     )
     holdout: str = setting(
         "",
-        "Share of each class of the training images to validate on, such as 10%, if there are no "
-        "validation images. 0: none.",
+        "Share of each class of the training images to hold out for validation, such as 10%, if "
+        "there are no validation images. 0: none.",
     )
     shuffle: str = setting(
         "full",
-        "full, or window:N: shuffle blocks of neighbouring images, and images within N places, so "
-        "that object storage and hard disks read them together; N should be many batches, such as "
-        "window:16384.",
+        "full: shuffle all images. window:N: shuffle blocks of neighbouring images, then images "
+        "within a window of N, so that object storage and hard disks read neighbours together. N "
+        "should be many batches, such as window:16384.",
     )
     bad_images: Literal["stop", "replace"] = setting(
         "stop",
-        "If an image cannot be decoded: stop, or replace it by another one, the same in all "
-        "pipelines and on any number of ranks, and leave it out of evaluations. May change on "
-        "resume.",
+        "What to do if an image cannot be decoded. stop: exit with an error. replace: use another "
+        "image, the same in all pipelines and on any number of ranks; evaluations skip it. May "
+        "change on resume.",
     )
     exif: Exif = setting(
         "ignore",
-        "EXIF orientation: ignore it, as torchvision does, or apply it. .beton files keep the "
-        "orientation of their conversion.",
+        "EXIF orientation: ignore it, as torchvision does, or apply it. No effect on .beton files, "
+        "where fastsiam convert --exif decides.",
     )
     alpha: Alpha = setting(
         "drop",
-        "Transparent pixels: drop the transparency, as torchvision does, which shows the colours "
-        "below; or draw the image over white or black.",
+        "Transparent pixels. drop: ignore the alpha channel and show the hidden colours, as "
+        "torchvision does. white, black: draw the image over this colour.",
     )
     pipeline: PipelineSetting = setting(
         "auto",
-        "native: compiled code in threads; torchvision: PIL in worker processes; ffcv and dali: "
-        "these libraries; memory: images are decoded once and kept on the device; synthetic: "
-        "random tensors. auto: the fastest that is installed and reads the data, memory if all "
-        "images fit; a resumed run keeps its own.",
+        "native: compiled code in threads. torchvision: PIL in worker processes. ffcv, dali: "
+        "these libraries. memory: decode all images once and keep them on the device. synthetic: "
+        "random tensors. auto: memory if all images fit, else the fastest installed one that "
+        "reads the data; a resumed run keeps its pipeline.",
     )
     workers: int | str = setting(
         -1,
-        "Loader threads (torchvision: processes) of each rank. -1: one for each core; 0 "
-        "(torchvision): load in the training process; auto (native, ffcv): the fewest that do not "
-        "slow training down, timed over the first hundred batches.",
+        "Loader threads per rank (torchvision: processes). -1: one per core. 0 (torchvision): "
+        "load in the training process. auto (native, ffcv): the smallest number that does not "
+        "slow training down, measured over the first hundred batches.",
     )
     prefetch: int = setting(
-        2, "native, ffcv, dali, memory: batches to prepare ahead of the training step.", at_least=1
+        2, "Batches to prepare ahead of the training step (native, ffcv, dali, memory).", at_least=1
     )
     cache: str = setting(
-        "", "Folder on a local disk that caches remote data for later epochs and runs."
+        "", "Folder on a local disk in which to cache remote data for later epochs and runs."
     )
     cache_gb: float = setting(
-        100.0, "Largest size of the cache in GB; the least recently used data are deleted.", above=0
+        100.0, "Maximum size of the cache in GB; the least recently used data are deleted.", above=0
     )
     os_cache: bool = setting(
         True,
-        "ffcv: memory-map the file. Otherwise FFCV reads it into the memory of each rank, which "
-        "takes nearly the size of the file.",
+        "ffcv: memory-map the file. Otherwise each rank reads it into memory, which takes nearly "
+        "the size of the file.",
         option=False,
     )
     dali_hw_decoder_load: float = setting(
         0.9,
-        "dali on a GPU: share of the images that its JPEG engine decodes; its cores decode the "
-        "others. DALI's default is 0.65; NVIDIA measured training 1.8% faster at 0.9.",
+        "dali on a GPU: share of the images that the JPEG engine decodes; CUDA cores decode the "
+        "others. DALI's default is 0.65; NVIDIA measured 1.8% faster training with 0.9.",
         at_least=0,
         at_most=1,
         option=False,
     )
 
     def check(self) -> None:
-        """Check the settings that are not described by a type and a range."""
+        """Check the settings for which type and range are not enough."""
         require(
             self.workers == "auto" or (isinstance(self.workers, int) and self.workers >= -1),
             f"workers must be auto or at least -1, not {self.workers}",
         )
         require(
             not self.weights or len(self.weights) == len(self.places) > 1,
-            f"weights must be a number for each --data of a mixture, not {self.weights} for "
+            f"weights must have one number per --data of a mixture, not {self.weights} for "
             f"{len(self.places)}",
         )
         if not share(self.holdout, "holdout"):
@@ -149,35 +149,35 @@ class DataConfig(Config):
 
     @property
     def loads_images(self) -> bool:
-        """Whether the pipeline loads images; ready tensors come from none."""
+        """Whether the pipeline loads images; "synthetic" generates tensors instead."""
         return self.pipeline != "synthetic"
 
     @property
     def window(self) -> int:
-        """Images of the window that the order is shuffled within; 0 is all."""
+        """Size of the shuffle window in images; 0 means a full shuffle."""
         return int(self.shuffle.partition(":")[2] or 0)
 
     @property
-    def held_percent(self) -> float:
-        """Percent of the training images that are held out; 0 if nothing is."""
+    def holdout_percent(self) -> float:
+        """Percentage of the training images to hold out."""
         return share(self.holdout, "holdout")
 
     @property
     def columns(self) -> ColumnNames:
-        """Columns of a table that hold images and labels, where they are named."""
+        """Names of the image and label columns, as far as they are set."""
         return ColumnNames(self.image_column, self.label_column)
 
     def has_same_root(self, other: DataConfig) -> bool:
-        """Tell whether other settings name the same place of the data, perhaps in another way."""
+        """Return whether other settings name the same data, perhaps by other paths."""
         own, others = ([os.path.realpath(str(x)) for x in y.places] for y in (self, other))
         return own == others
 
     def at(self, data: str, columns: ColumnNames) -> DataConfig:
-        """Return these settings for other data, whose columns may have other names.
+        """Return a copy of these settings for other data, whose columns may have other names.
 
         Args:
-            data: where they are; "" is where these are.
-            columns: their columns; "" takes this one's name if the data are the same, else none.
+            data: path or URL of the data; "" keeps the current one.
+            columns: "" keeps the current name if the data are the same, else detects the column.
         """
         moved = replace(self, data=data, mixed_with=(), weights=()) if data else self
         known = self.columns if self.has_same_root(moved) else AUTOMATIC
@@ -189,33 +189,33 @@ class DataConfig(Config):
 
     @property
     def root(self) -> Path | Url:
-        """Where the data are, with the default filled in; of a mixture, its first data set."""
+        """Path or URL of the data, with the default filled in; for a mixture, of the first."""
         return self.places[0]
 
     @property
     def full_root(self) -> str:
-        """``root`` as a full path or an address."""
+        """``root`` as an absolute path or a URL."""
         root = self.root
         return str(root.resolve() if isinstance(root, Path) else root)
 
     @property
     def places(self) -> tuple[Path | Url, ...]:
-        """Where all data sets of a mixture are, or the one."""
+        """Paths or URLs of the data: one, or several for a mixture."""
         first = self.data or os.environ.get("FASTSIAM_DATA", "") or "data"
         return tuple(place(one) for one in (first, *self.mixed_with))
 
     @property
     def parts(self) -> tuple[DataConfig, ...]:
-        """The settings of each data set of a mixture, or these."""
+        """The settings of each data set of a mixture; without a mixture, these settings."""
         each = (self.data, *self.mixed_with)
         return tuple(replace(self, data=one, mixed_with=(), weights=()) for one in each)
 
 
 def share(text: str, name: str) -> float:
-    """Return the percentage of a share such as "10%"; 0.0 for "", "0" and "0%".
+    """Parse a share such as "10%" into a percentage; 0.0 for "", "0" and "0%".
 
     Args:
-        text: the setting.
+        text: value of the setting.
         name: name of the setting, for the message.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Settings of ``fastsiam eval detect``: a detector on a run's network."""
+"""Settings of ``fastsiam eval detect``, which trains detectors on a run's backbone."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from .train import Precision
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DetectConfig(NetworkConfig):
-    """Detection: data, detector and training; the defaults are those of the paper's Table 5."""
+    """Detection: data, detector and training, with the defaults of the paper's Table 5."""
 
     task: Literal["voc07", "voc0712", "coco"] = setting(
         "voc07",
-        "VOC 2007 trainval, or VOC 2007 and 2012 trainval, tested on VOC 2007 test; or COCO "
-        "train2017 with masks, tested on val2017. --data is the folder of their files.",
+        "voc07: VOC 2007 trainval; voc0712: VOC 2007 and 2012 trainval; both tested on VOC 2007 "
+        "test. coco: COCO train2017 with masks, tested on val2017. --data is the folder that "
+        "contains their files.",
     )
     detector: Literal["c4", "fpn"] = setting(
-        "c4", "c4: the paper's design, from torchvision's parts; fpn: torchvision's own."
+        "c4", "c4: the paper's design, built from torchvision's parts; fpn: torchvision's own."
     )
     trials: int = setting(
-        5, "Detectors to train, each with the next seed (paper: 5 on VOC).", at_least=1
+        5, "Detectors to train, with consecutive seeds (paper: 5 on VOC).", at_least=1
     )
     steps: int = setting(0, "Training steps. 0: 24,000 on VOC, 90,000 on COCO.", at_least=0)
     batch_size: int = setting(16, "Global batch size.", at_least=1)
@@ -35,18 +36,17 @@ class DetectConfig(NetworkConfig):
     )
     short_side: str = setting(
         "",
-        "Shorter side of the images in pixels: 600, or a range such as 480-800, of which training "
-        "draws every 32nd and tests use the largest. Default: 480-800 on VOC, 640-800 on COCO.",
+        "Shorter side of the images in pixels, such as 600, or a range such as 480-800: training "
+        "draws from it in steps of 32, tests use its maximum. Default: 480-800 on VOC, 640-800 on "
+        "COCO.",
     )
-    long_side: int = setting(1333, "Largest longer side of the images in pixels.", at_least=1)
-    rois: int = setting(
-        512, "Number of proposed boxes of each image that train the box head.", at_least=1
-    )
+    long_side: int = setting(1333, "Maximum longer side of the images in pixels.", at_least=1)
+    rois: int = setting(512, "Number of proposals per image for training the box head.", at_least=1)
     precise_bn: int = setting(
-        200, "Steps without training that average BN before each test. 0: none.", at_least=0
+        200, "Forward passes that average BN statistics before each test. 0: none.", at_least=0
     )
     precision: Literal["run", Precision] = setting(
-        "fp32", "Autocast type, as for train; the protocol uses fp32. run: the run's."
+        "fp32", "Autocast dtype, as for train; the protocol uses fp32. run: the run's."
     )
     seed: int = setting(
         0, "Seed of the first trial: weights, order, sizes, flips and boxes.", at_least=0
@@ -56,7 +56,7 @@ class DetectConfig(NetworkConfig):
     )
 
     def check(self) -> None:
-        """Refuse settings that contradict each other."""
+        """Raise ``ValueError`` if settings contradict each other."""
         NetworkConfig.check(self)
         require(
             not self.sides or self.sides[-1] <= self.long_side,
@@ -69,12 +69,13 @@ class DetectConfig(NetworkConfig):
 
     @property
     def sides(self) -> tuple[int, ...]:
-        """The shorter sides, in rising order; empty for the task's own."""
+        """The shorter sides, in increasing order; empty for the task's default."""
         if not self.short_side:
             return ()
         match = re.fullmatch(r"(\d{1,5})(?:-(\d{1,5}))?", self.short_side)
         low, high = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
         require(
-            32 <= low <= high, f"short-side is 600 or 480-800, from 32 on, not {self.short_side!r}"
+            32 <= low <= high,
+            f"short-side must be 600 or 480-800, at least 32, not {self.short_side!r}",
         )
         return tuple(dict.fromkeys((*range(low, high, 32), high)))

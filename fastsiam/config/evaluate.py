@@ -14,91 +14,95 @@ from .train import Precision
 Storage = Literal["fp32", "fp16", "bf16"]
 
 _PAPERS_BATCH = 4096
-"""Batch of linear evaluation with LARS."""
+"""Batch size of the paper's linear evaluation with LARS."""
 _LARS_STEPS = 2000
-"""Steps of this batch below which LARS stays near its start; ImageNet gives 28,080."""
+"""With fewer steps of this batch size, LARS hardly changes the weights; ImageNet has 28,080."""
 _RATES_FOR_LITTLE = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
-"""Base rates for SGD on few images: the best depends on their number, and on the features."""
+"""Base rates for SGD on few images; the best one depends on their number and the features."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkConfig(NodesConfig):
-    """Network: what is evaluated, and on which data."""
+    """Network: what to evaluate, and on which data."""
 
     data: str = setting(
-        "", "Data, as for train, with a validation split where there is one. Default: the run's."
+        "", "Data, as for train, with the validation split if there is one. Default: the run's."
     )
     workers: int = setting(
-        -1, "Loader threads (torchvision: processes) of each rank; -1: one per core.", at_least=-1
+        -1, "Loader threads per rank (torchvision: processes). -1: one per core.", at_least=-1
     )
     backbone: str = setting(
-        "", "Network of a file whose names do not tell: one of torchvision's, or timm/NAME."
+        "",
+        "Network of a weights file, if the names in it do not identify it: one of torchvision's, "
+        "or timm/NAME.",
     )
     stem: Literal["", Stem] = setting(
-        "", "First layers of a ResNet in such a file, as for train: weights do not tell."
+        "",
+        "First layers of a ResNet in such a file, as for train; the weights do not identify them.",
     )
     untrained: bool = setting(
-        False, "Evaluate the same network with random weights of the run's seed."
+        False, "Evaluate the same network with random weights, drawn with the run's seed."
     )
     mean: tuple[float, float, float] | None = setting(
         None,
-        "Mean of each channel that normalisation subtracts. Default: the run's, else ImageNet's.",
+        "Per-channel mean that normalisation subtracts. Default: the run's, else ImageNet's.",
     )
     std: tuple[float, float, float] | None = setting(
         None,
-        "Standard deviation that normalisation divides by. Default: the run's, else ImageNet's.",
+        "Per-channel standard deviation that normalisation divides by. Default: the run's, else "
+        "ImageNet's.",
         above=0,
     )
     precision: Literal["run", Precision] = setting(
-        "run", "Autocast type, as for train. run: as the run (auto for other files)."
+        "run", "Autocast dtype, as for train. run: the run's (for weights files: auto)."
     )
     json: str = setting(
-        "", "Also write the record to this file; the run's eval folder always has it."
+        "", "Also write the record to this file; it is always written to the run's eval folder."
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalConfig(NetworkConfig):
-    """Images: how they are read; by default as by the run, and for other files as by train."""
+    """Images: how to read them. By default as in the run, for weights files as in train."""
 
-    image_column: str = setting("", "Column with the images. Default: the run's, for its own data.")
-    label_column: str = setting("", "Column with the labels. Default: the run's, for its own data.")
+    image_column: str = setting("", "Image column. Default: the run's, if its data are used.")
+    label_column: str = setting("", "Label column. Default: the run's, if its data are used.")
     holdout: str = setting(
         "",
-        "Share of each class to validate on, as for train; 0: none. Default: the run's, for its "
-        "own data.",
+        "Share of each class to hold out for validation, as for train. 0: none. Default: the "
+        "run's, if its data are used.",
     )
     bad_images: Literal["run", "stop", "replace"] = setting(
         "run",
-        "If an image cannot be decoded: stop, or replace, which leaves it out, or shows another "
-        "one in training. run: as the run (stop for other files).",
+        "What to do if an image cannot be decoded. stop: exit with an error. replace: skip it, or "
+        "use another one in training. run: as in the run (for weights files: stop).",
     )
     exif: Literal["run", Exif] = setting(
-        "run", "EXIF orientation, as for train. run: as the run (ignore for other files)."
+        "run", "EXIF orientation, as for train. run: as in the run (for weights files: ignore)."
     )
     alpha: Literal["run", Alpha] = setting(
-        "run", "Transparent pixels, as for train. run: as the run (drop for other files)."
+        "run", "Transparent pixels, as for train. run: as in the run (for weights files: drop)."
     )
     pipeline: Literal["run", "auto", ImagePipeline] = setting(
         "run",
-        "Pipeline, as for train. run: as the run (auto for other files). auto is never memory, "
-        "which would decode all images first.",
+        "Pipeline, as for train. run: the run's (for weights files: auto). auto never chooses "
+        "memory, which would decode all images first.",
     )
     crop: int = setting(
-        0, "Side of the central crop. Default: the run's, else 224 (CIFAR: 32).", at_least=0
+        0,
+        "Side of the central crop in pixels. Default: the run's, else 224 (CIFAR: 32).",
+        at_least=0,
     )
     resize: int = setting(
         0,
-        "Shorter side in pixels before the central crop. Default: the run's; with another --crop "
-        "as for eval_resize=0 of train.",
+        "Shorter side in pixels before the central crop. Default: the run's, or with another "
+        "--crop as for eval_resize=0 in train.",
         at_least=0,
     )
-    feature_batch: int = setting(
-        256, "Images that go through the network at a time on each rank.", at_least=1
-    )
+    feature_batch: int = setting(256, "Batch size per rank for computing features.", at_least=1)
 
     def check(self) -> None:
-        """Check the machines, the holdout and the sizes."""
+        """Check the nodes, the holdout and the image sizes."""
         NodesConfig.check(self)
         share(self.holdout, "holdout")
         require(
@@ -109,37 +113,37 @@ class EvalConfig(NetworkConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnnConfig(EvalConfig):
-    """Classifier: kNN, all combinations of k and temperature in one pass."""
+    """Classifier: kNN, with all combinations of k and temperature in one pass."""
 
     k: tuple[int, ...] = setting(
-        (), "Neighbours that vote; several as 10,20,200. Default: the run's, else 200.", at_least=1
+        (), "Number of neighbours, or several: 10,20,200. Default: the run's, else 200.", at_least=1
     )
     temperature: tuple[float, ...] = setting(
         (),
-        "T of the votes' weights exp(similarity / T); several as 0.07,0.2. Default: the run's, "
-        "else 0.2.",
+        "Temperature T of the vote weights exp(similarity / T), or several: 0.07,0.2. Default: the "
+        "run's, else 0.2.",
         above=0,
     )
     baselines: bool = setting(False, "Also evaluate the untrained network and the raw pixels.")
-    per_class: bool = setting(False, "Print the accuracy of every class; the record always has it.")
+    per_class: bool = setting(
+        False, "Print the accuracy of each class; it is always in the record."
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabelConfig(EvalConfig):
-    """Training with labels: on which images, and how."""
+    """Training with labels: images, optimizer and seed."""
 
     percent: float = setting(
         100.0,
-        "Percentage of each class's training images to use, at least one image; low-shot "
-        "evaluations use 1 and 10.",
+        "Percentage of each class's training images to use, at least one image per class. "
+        "Low-shot evaluations use 1 and 10.",
         above=0,
         at_most=100,
     )
-    subset: str = setting(
-        "", "File with the names of the training images to use, one on each line."
-    )
+    subset: str = setting("", "File with the names of the training images to use, one per line.")
     scale_min: float = setting(
-        0.08, "Smallest area of a random crop, as a share of the image's area.", above=0, at_most=1
+        0.08, "Minimum area of a random crop, as a share of the image's area.", above=0, at_most=1
     )
     momentum: float = setting(0.9, "Momentum of the optimizer.", at_least=0, below=1)
     weight_decay: float = setting(0.0, "Weight decay.", at_least=0)
@@ -147,28 +151,28 @@ class LabelConfig(EvalConfig):
         10, "Epochs between validations; 0: only after the last epoch.", at_least=0
     )
     seed: int = setting(
-        0, "Seed of the subset, the classifier's weights, the order and the crops.", at_least=0
+        0, "Seed of the subset, the initial weights, the image order and the crops.", at_least=0
     )
     resume: Literal["auto", "never"] = setting(
         "auto", "auto: resume the same evaluation if it was interrupted; never: start over."
     )
 
     def check(self) -> None:
-        """Refuse settings that contradict each other."""
+        """Raise ``ValueError`` if settings contradict each other."""
         EvalConfig.check(self)
         require(not (self.subset and self.percent < 100), "give --subset or --percent, not both")
 
     @property
     def global_batch(self) -> int:
-        """Images of a step over all ranks, with the default filled in."""
+        """Images per step over all ranks, with the default filled in."""
         raise NotImplementedError
 
     def settled(self, images: int) -> Self:
-        """Return the settings with those resolved that depend on the number of training images."""
+        """Resolve the settings that depend on the number of training images."""
         return self
 
     def protocol(self) -> dict[str, Any]:
-        """Return the settings that identify the evaluation in its record, once all are resolved."""
+        """Return the resolved settings that identify the evaluation in its record."""
         return {
             "batch": self.global_batch,
             "momentum": self.momentum,
@@ -180,71 +184,71 @@ class LabelConfig(EvalConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearConfig(LabelConfig):
-    """Classifier: linear; the defaults are those of the paper's authors where data suffice."""
+    """Classifier: linear, with the paper authors' defaults if there are enough images."""
 
     optimizer: Literal["auto", "lars", "sgd"] = setting(
         "auto",
-        "lars as in the paper, or sgd, its alternative with --lrs 30 --batch 256. auto: lars if "
-        "--lrs is given or images x epochs make 2,000 steps of 4096; else sgd with several rates, "
-        "because so few steps of lars hardly change the weights.",
+        "lars: as in the paper. sgd: the paper's alternative, with --lrs 30 --batch 256. auto: "
+        "lars if --lrs is given or images x epochs are enough for 2,000 steps of batch 4096; else "
+        "sgd with several rates, because so few steps of lars hardly change the weights.",
     )
     lrs: tuple[float, ...] = setting(
         (),
-        "Learning rates for a batch of 256, scaled by batch / 256; several (0.02,0.05,0.1) train "
-        "one classifier each. Default: 0.1 for lars (the authors' code; the paper's text says "
-        "0.02), 30 for sgd, 0.1,0.3,1,3,10,30 where auto chooses sgd.",
+        "Learning rate for a batch of 256, scaled by batch / 256. Several (0.02,0.05,0.1) train "
+        "one classifier each. Default: 0.1 for lars (from the authors' code; the paper says 0.02), "
+        "30 for sgd, 0.1,0.3,1,3,10,30 if auto chooses sgd.",
         above=0,
     )
     batch: int = setting(
         0,
-        "Global batch size. Default: 4096 for lars, 256 for sgd (16 to 256 where auto chooses "
-        "sgd).",
+        "Global batch size. Default: 4096 for lars, 256 for sgd (16 to 256 if auto chooses sgd).",
         at_least=0,
     )
     epochs: int = setting(
-        90, "Passes over the training images, the length of the cosine.", at_least=1
+        90, "Epochs, over which the learning rate follows one cosine.", at_least=1
     )
-    lars_trust: float = setting(0.001, "Trust coefficient of lars; there is no clipping.", above=0)
+    lars_trust: float = setting(0.001, "Trust coefficient of lars, without clipping.", above=0)
     cached: bool = setting(
         False,
-        "Train on features of one central crop of each image, computed once: minutes instead of "
-        "hours, but without augmentation.",
+        "Train on features of one central crop per image, computed once. This takes minutes "
+        "instead of hours, but there is no augmentation.",
     )
     storage: Storage = setting(
-        "fp32", "Type in which --cached keeps features; fp16 and bf16 halve the memory."
+        "fp32", "Dtype of the features that --cached stores; fp16 and bf16 halve the memory."
     )
 
     def check(self) -> None:
-        """Refuse settings that contradict each other."""
+        """Raise ``ValueError`` if settings contradict each other."""
         LabelConfig.check(self)
         require(
-            self.cached or self.storage == "fp32", "storage is for --cached: nothing else is kept"
+            self.cached or self.storage == "fp32",
+            "storage needs --cached: otherwise no features are stored",
         )
-        require(len(set(self.lrs)) == len(self.lrs), f"lrs has a rate twice: {self.lrs}")
+        require(len(set(self.lrs)) == len(self.lrs), f"lrs has a duplicate rate: {self.lrs}")
 
     @property
     def rates(self) -> list[float]:
-        """The base rates."""
+        """Base learning rates, with the default filled in."""
         return list(self.lrs) or [30.0 if self.optimizer == "sgd" else 0.1]
 
     @property
     def global_batch(self) -> int:
-        """Images of a step over all ranks, with the default filled in."""
+        """Images per step over all ranks, with the default filled in."""
         return self.batch or (256 if self.optimizer == "sgd" else _PAPERS_BATCH)
 
     def settled(self, images: int) -> Self:
-        """Return the settings with "auto" resolved for this number of training images."""
+        """Resolve "auto" for this number of training images."""
         if self.optimizer != "auto":
             return self
-        # LARS changes a weight, relative to its size, by the sum of its rates, which are scaled by
-        # the batch: images x epochs count, whatever the batch is.
+        # The relative change of a weight by LARS depends on the sum of the rates, which scale with
+        # the batch size. So only images x epochs matters.
         if self.lrs or images * self.epochs >= _LARS_STEPS * _PAPERS_BATCH:
             return replace(self, optimizer="lars")
         batch = self.batch or _batch_for_little(images)
         return replace(self, optimizer="sgd", lrs=_RATES_FOR_LITTLE, batch=batch)
 
     def protocol(self) -> dict[str, Any]:
-        """Return the settings that identify the evaluation in its record, once all are resolved."""
+        """Return the resolved settings that identify the evaluation in its record."""
         return LabelConfig.protocol(self) | {
             "optimizer": self.optimizer,
             "lars_trust": self.lars_trust if self.optimizer == "lars" else None,
@@ -255,8 +259,8 @@ class LinearConfig(LabelConfig):
             "scale_min": None if self.cached else self.scale_min,
         }
 
-    def why_settled(self, images: int) -> str:
-        """Return the meaning of "auto" for this number of images as text; "" if it is not used."""
+    def explain_auto(self, images: int) -> str:
+        """Explain the choice of "auto" for this number of images; "" if it is not used."""
         if self.optimizer != "auto":
             return ""
         why = "--lrs is given"
@@ -264,30 +268,30 @@ class LinearConfig(LabelConfig):
             steps = images * self.epochs // _PAPERS_BATCH
             why = (
                 f"{images:,} images x {self.epochs} epochs are {steps:,} steps of {_PAPERS_BATCH}, "
-                f"and LARS takes {_LARS_STEPS:,}"
+                f"and LARS needs {_LARS_STEPS:,}"
             )
         return f"{self.settled(images).optimizer.upper()}: {why} (see --optimizer)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinetuneConfig(LabelConfig):
-    """Fine-tuning: of the whole network; SimCLR's defaults (appendix B.5), except for the batch."""
+    """Fine-tuning: entire network, SimCLR's defaults (appendix B.5) except the batch."""
 
     lr: float = setting(0.05, "Learning rate for a batch of 256, scaled by batch / 256.", above=0)
     batch: int = setting(
         256, "Global batch size (SimCLR: 4096), at most the number of training images.", at_least=2
     )
     epochs: int = setting(
-        0, "Passes over the training images. Default: 60 on up to 1% of them, else 30.", at_least=0
+        0, "Epochs. Default: 60 with at most 1% of the training images, else 30.", at_least=0
     )
 
     @property
     def global_batch(self) -> int:
-        """Images of a step over all ranks."""
+        """Images per step over all ranks."""
         return self.batch
 
     def protocol(self) -> dict[str, Any]:
-        """Return the settings that identify the evaluation in its record, once all are resolved."""
+        """Return the resolved settings that identify the evaluation in its record."""
         return LabelConfig.protocol(self) | {
             "optimizer": "sgd, Nesterov",
             "lr": self.lr,
@@ -298,26 +302,26 @@ class FinetuneConfig(LabelConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeaturesConfig(EvalConfig):
-    """Features: which, and the file that they go to."""
+    """Features: which ones to write, and the output file."""
 
     out: str = setting(
         "features.npy",
-        "File to write: .npy (with names and labels in a .npy.csv beside it) or .parquet.",
+        "File to write: .npy (with names and labels in a .npy.csv next to it) or .parquet.",
     )
     split: Literal["auto", "train", "val"] = setting(
         "auto",
-        "auto: all training images, with held-out ones; train: those that are not held out; val: "
-        "held-out ones, or the validation images. With a holdout, a column split tells them "
-        "apart. A folder without splits is train.",
+        "auto: all training images, including held-out ones. train: without held-out ones. val: "
+        "the held-out images, or the validation images. With a holdout, the file has a column "
+        "split. A folder without splits counts as train.",
     )
     layer: Literal["backbone", "projector"] = setting(
         "backbone",
-        "Pooled features of the backbone (pool5), or projections, which the loss compares.",
+        "backbone: its pooled features (pool5). projector: projections, which the loss compares.",
     )
     force: bool = setting(False, "Overwrite existing files.")
 
     def check(self) -> None:
-        """Check the ending of the file's name."""
+        """Check the file name extension."""
         EvalConfig.check(self)
         require(
             self.out.endswith((".npy", ".parquet")),
@@ -327,18 +331,19 @@ class FeaturesConfig(EvalConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NeighboursConfig(EvalConfig):
-    """Picture: of images and their nearest neighbours."""
+    """Picture: images and their nearest neighbours."""
 
-    out: str = setting("neighbours.png", "Picture to write, such as a .png file.")
+    out: str = setting("neighbours.png", "Picture file to write, such as a .png.")
     images: int = setting(
         8,
-        "Query images, spread over the validation images (without any: the training images).",
+        "Query images, spread over the validation images, or over the training images if there "
+        "is no validation split.",
         at_least=1,
     )
-    k: int = setting(8, "Neighbours of each query, out of the training images.", at_least=1)
-    seed: int = setting(0, "Seed of the choice of queries.", at_least=0)
+    k: int = setting(8, "Nearest training images to draw for each query.", at_least=1)
+    seed: int = setting(0, "Seed for choosing the queries.", at_least=0)
 
 
 def _batch_for_little(images: int) -> int:
-    """Return the largest batch that makes eight full steps an epoch, 16 to 256."""
+    """Return the largest batch size, 256 to 16, with at least eight full steps per epoch."""
     return next(batch for batch in (256, 128, 64, 32, 16) if batch * 8 <= images or batch == 16)

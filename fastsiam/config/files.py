@@ -1,7 +1,7 @@
-"""Settings files, and the order in which recipe, method, run and files override one another.
+"""Settings files, and the precedence of recipe, method, run, settings file and options.
 
-A settings file (TOML, YAML or JSON) has settings by name, perhaps grouped in the sections of
-``TrainConfig``, and may name a recipe. A run's ``config.json`` is read as it is.
+A settings file (TOML, YAML or JSON) has settings by name, optionally grouped in the sections of
+``TrainConfig``, and may name a recipe. A run's ``config.json`` is a settings file, too.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fastsiam.errors import DataError, FastSiamError
-from fastsiam.files import explained, parsed_json, require_local
+from fastsiam.files import os_errors_as, parse_json, require_local
 
 from .methods import METHOD_CONFIGS, SimSiamConfig
 from .recipes import CHANGES, RECIPES
@@ -25,33 +25,33 @@ from .setting import check_name, checked, require, settings_of
 from .train import REMOVED, TrainConfig, all_settings, train_settings
 
 _OF_ONE_RUN = "out", "resume", "extend"
-"""Settings that say where a run is and how it continues; another run does not take them over."""
+"""Settings of a run's folder and of resuming it, which are not copied to another run."""
 _SUFFIXES = ".toml", ".yaml", ".yml", ".json"
 _NULL = None, "null", "Null", "NULL", "~"
-"""No value, in JSON and YAML."""
+"""Null, in JSON and YAML."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Some settings, such as those in a file."""
+    """Some settings, such as those in a file, and their source."""
 
     source: str = ""
-    """Where they are from, for messages."""
+    """Name of the source, for messages."""
     recipe: str = ""
-    """The recipe that they change; empty if they name none."""
+    """Recipe that they are based on; empty if not named."""
     flags: Mapping[str, Any] = field(default_factory=dict)
-    """Values by name, as in the source: ``TrainConfig.from_flags`` checks their types."""
+    """Values by name, as in the source; ``TrainConfig.from_flags`` converts and checks them."""
 
     @property
     def method(self) -> str:
-        """The method whose settings they hold; empty if they do not say."""
+        """Name of their method, or of their recipe's method; empty if they name neither."""
         of_recipe = CHANGES.get(self.recipe, {"method": ""})
         return str(self.flags.get("method", of_recipe.get("method", SimSiamConfig.name)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings:
-    """A run's settings and machine, written by this version or an older one."""
+    """A run's settings and environment, from the ``config.json`` of this or an older version."""
 
     recipe: str
     config: TrainConfig
@@ -59,22 +59,22 @@ class RunSettings:
     environment: dict[str, Any]
     """Versions and machine (``fastsiam.environment``)."""
     branch: Mapping[str, Any] | None
-    """Where the run branched off another; None if it did not."""
+    """Run and step that this run branched off from; None if it is not a branch."""
     compiled: bool | None
     """Whether the steps were compiled; None if that is not recorded."""
 
     @classmethod
     def read(cls, run: Path) -> RunSettings:
-        """Read the file in a run's folder.
+        """Read ``config.json`` in a run's folder.
 
         Raises:
-            DataError: it is missing or damaged.
+            DataError: the file is missing or invalid.
         """
         path = run / "config.json"
-        with explained(DataError, f"cannot read the settings of the run, {path}"):
+        with os_errors_as(DataError, f"cannot read the settings of the run, {path}"):
             content = path.read_bytes()
         try:
-            found = parsed_json(content)
+            found = parse_json(content)
             return cls(
                 recipe=found["recipe"],
                 config=TrainConfig.from_dict(found["config"]),
@@ -87,7 +87,7 @@ class RunSettings:
 
 
 def _machine(environment: dict[str, Any]) -> dict[str, Any]:
-    """Return a run's ``environment`` if it has what reports and tables name."""
+    """Return a run's ``environment`` after checking the entries that reports and tables use."""
     kinds = {"gpus": tuple[str, ...], "cpu": str, "cores": int, "fastsiam": str}
     for name, kind in kinds.items():
         checked(kind, environment[name], name)
@@ -99,21 +99,21 @@ def read_settings(path: Path, *, resumes: bool = False) -> Settings:
     """Read a settings file, a run's config.json or a run's folder.
 
     Args:
-        path: of the file or folder.
-        resumes: whether to resume the run; otherwise the settings that say where it is and how it
-            continues are left out.
+        path: the file or folder.
+        resumes: whether the run is resumed. Otherwise ``out``, ``resume`` and ``extend`` are left
+            out.
 
     Raises:
         FastSiamError: the file cannot be read.
-        ValueError: it holds no settings, or one of an unknown name.
+        ValueError: it is not a settings file, or has an unknown setting.
     """
     require_local(path, reads=True)
-    with explained(FastSiamError, f"cannot read {path}"):
+    with os_errors_as(FastSiamError, f"cannot read {path}"):
         file = path / "config.json" if path.is_dir() else path
     if file.suffix not in _SUFFIXES:
         known = ", ".join(_SUFFIXES)
-        raise ValueError(f"{file}: settings are in files {known}, or in a run's folder")
-    with explained(FastSiamError, f"cannot read {file}"):
+        raise ValueError(f"{file}: settings must be in a file {known}, or in a run's folder")
+    with os_errors_as(FastSiamError, f"cannot read {file}"):
         text = file.read_bytes()
     try:
         content = _parsed(text.decode("utf-8-sig"), file.suffix)
@@ -129,7 +129,7 @@ def read_settings(path: Path, *, resumes: bool = False) -> Settings:
                 table = value if isinstance(value, Mapping) else {section: value}
                 require(not table.get("restarts"), "restarts was removed after version 0.2")
                 for key in [key for key in table if key not in REMOVED]:
-                    require((name := _known_name(key)) not in flags, f"{name} is there twice")
+                    require((name := _known_name(key)) not in flags, f"{name} occurs twice")
                     require(table[key] not in _NULL, f"{name} has no value: leave it out")
                     flags[name] = table[key]
             check_name("recipe", recipe, ["", *RECIPES])
@@ -140,11 +140,11 @@ def read_settings(path: Path, *, resumes: bool = False) -> Settings:
 
 
 def _parsed(text: str, suffix: str) -> Any:
-    """Parse a file; the values of YAML stay text, so that the settings decide their types."""
+    """Parse a file's text. YAML values stay text, which the settings convert to their types."""
     if suffix == ".toml":
         return tomllib.loads(text)
     if suffix == ".json":
-        return parsed_json(text, table=_table)
+        return parse_json(text, table=_table)
     import yaml
 
     class Loader(yaml.BaseLoader):
@@ -159,9 +159,9 @@ def _parsed(text: str, suffix: str) -> Any:
 
 
 def _table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a table of names and values, as TOML has it: each name is there once."""
+    """Return pairs as a dictionary; raise if a name occurs twice, as TOML does."""
     for name, count in Counter(name for name, _ in pairs).items():
-        require(count == 1, f"{name} is there twice")
+        require(count == 1, f"{name} occurs twice")
     return dict(pairs)
 
 
@@ -172,10 +172,10 @@ def _known_name(text: object) -> str:
 
 
 def parse_assignments(texts: Iterable[str]) -> dict[str, Any]:
-    """Return the settings that ``--set`` gives, as ``NAME=VALUE``.
+    """Parse the arguments ``NAME=VALUE`` of ``--set``.
 
     Raises:
-        ValueError: there is no such setting.
+        ValueError: "=" is missing, or the setting is unknown.
     """
     flags = {}
     for text in texts:
@@ -186,7 +186,7 @@ def parse_assignments(texts: Iterable[str]) -> dict[str, Any]:
 
 
 def to_toml(config: TrainConfig, *, recipe: str) -> str:
-    """Return all settings by section, with the help of each as a comment above it."""
+    """Return all settings as TOML, by section, with each setting's help as a comment above it."""
     lines = [
         "# Settings of a training run: fastsiam train --config FILE. Flags override them.",
         f"recipe = {json.dumps(recipe)}",
@@ -198,7 +198,7 @@ def to_toml(config: TrainConfig, *, recipe: str) -> str:
         for heading, group in groupby(own, key=lambda one: one.section):
             lines += ["", *_comment(f"{heading}.")]
             for one in group:
-                # JSON's text is TOML's, except for one character.
+                # JSON values are valid TOML, except for the character DEL.
                 text = json.dumps(values[one.name], ensure_ascii=False).replace("\x7f", "\\u007f")
                 lines += ["", *_comment(one.help), f"{one.name} = {text}"]
     return "\n".join(lines) + "\n"
@@ -211,35 +211,35 @@ def _comment(text: str) -> list[str]:
 
 
 def run_folder(path: Path) -> Path | None:
-    """Return the folder of a run, given it or a checkpoint in it; None if in no run's folder.
+    """Return the folder of a run, given the folder or a checkpoint in it; None for other files.
 
     Raises:
         FastSiamError: the path cannot be read.
     """
-    with explained(FastSiamError, f"cannot read {path}"):
+    with os_errors_as(FastSiamError, f"cannot read {path}"):
         if path.is_dir():
             return path
-    # First without following links: the folder or its files may lie on another disk.
+    # First without resolving symlinks: the folder or its files may be on another disk.
     files = [x for x in (path.absolute(), path.resolve()) if x.parent.name == "checkpoints"]
     folders = [file.parents[1] for file in files]
-    with explained(FastSiamError, f"cannot read {path}"):
+    with os_errors_as(FastSiamError, f"cannot read {path}"):
         runs = [folder for folder in folders if (folder / "config.json").exists()]
     return next(iter(runs or folders), None)
 
 
 def merge(*sources: Settings, recipe: str = "") -> Settings:
-    """Merge settings: each source overrides the ones before, and all override the recipe.
+    """Merge settings: each source overrides the previous ones, and all override the recipe.
 
-    The last source that names a method, or a recipe, decides it; settings of other methods are left
-    out.
+    The last source that names a method or a recipe determines it. Settings of other methods are
+    left out.
 
     Args:
-        sources: from the weakest to the strongest.
-        recipe: name; by default that of the last source with one, else the first recipe. It decides
-            the method only if no source does.
+        sources: in order of increasing precedence.
+        recipe: name of the recipe; default: that of the last source with one, else the first
+            recipe. It determines the method only if no source does.
 
     Returns:
-        Every setting, and the recipe.
+        All settings, and the name of the recipe.
 
     Raises:
         ValueError: there is no such recipe or method.

@@ -1,7 +1,7 @@
-"""Settings of every method, and the table of them.
+"""Settings of all methods, and the table of methods.
 
-``fastsiam.methods`` has the methods: settings are apart from them because torch is not imported
-for ``--help``.
+The methods themselves are in ``fastsiam.methods``. Their settings are separate so that ``--help``
+does not import torch.
 """
 
 from __future__ import annotations
@@ -14,44 +14,44 @@ from .setting import Config, require, setting
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MethodConfig(Config):
-    """Settings of a method: what is trained on a backbone. Each method has a class of its own."""
+    """Base class of the settings of a method. Each method has a subclass."""
 
     name: ClassVar[str]
-    """What ``--method`` calls it."""
+    """Name for ``--method``."""
     title: ClassVar[str]
-    """What its paper calls it."""
+    """Name in the paper."""
     paper: ClassVar[str]
-    """Its paper, for model cards, in Markdown."""
+    """Citation of the paper, in Markdown, for model cards."""
     builder: ClassVar[str]
-    """What builds it, as ``module:name``; called with these settings, a backbone and ``images``."""
+    """``module:name`` of its builder, called with these settings, a backbone and ``images``."""
 
     def described(self) -> dict[str, str]:
-        """Return its settings as text, by name."""
+        """Return the settings as text by name, for display."""
         return {name.replace("_", " "): str(value) for name, value in self.to_flags().items()}
 
     @property
     def centred(self) -> bool:
-        """Whether BN centres the projector's output, so that its std is near 1 unless it fails."""
+        """Whether BN centres the projector's output; its std is then near 1 unless it collapses."""
         return False
 
     def check_views(self, views: int) -> None:
-        """Raise ``ValueError`` if the method does not take so many views: most compare a pair."""
+        """Raise ``ValueError`` if the method does not support this number of views."""
         require(views == 2, f"{self.name} compares two views of each image, not {views}")
 
     def doubts(self, *, images: int, batch: int, groups: int) -> list[str]:
-        """Return warnings of a run that works, but hardly as it is meant to; a line each.
+        """Return warnings about settings that work but are probably unintended, one line each.
 
         Args:
-            images: of the data set.
-            batch: images that go through the layers together, of all ranks.
-            groups: that BN cuts them into, each with statistics of its own; 0 without BN.
+            images: number of images in the data set.
+            batch: number of images that pass the layers together, over all ranks.
+            groups: number of groups of them with separate BN statistics; 0 without BN.
         """
         return []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProjectedConfig(MethodConfig):
-    """Projector: the head whose outputs a method compares."""
+    """Projector: the head whose outputs the method compares."""
 
     projector_layers: int = setting(3, "Layers of the projection MLP.", at_least=1)
     dim: int = setting(128, "Output dimension of the projector.", at_least=1)
@@ -65,7 +65,7 @@ class ProjectedConfig(MethodConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimSiamConfig(MethodConfig):
-    """SimSiam: its heads and its loss (section 3 of the paper)."""
+    """SimSiam: heads and loss (section 3 of the paper)."""
 
     name: ClassVar[str] = "simsiam"
     title: ClassVar[str] = "SimSiam"
@@ -80,51 +80,52 @@ class SimSiamConfig(MethodConfig):
     )
     dim: int = setting(2048, "Output dimension of the projector.", at_least=1)
     projector_dim: int = setting(
-        0, "Width of the projector's hidden layers; 0: dim, as in the paper.", at_least=0
+        0, "Width of the projector's hidden layers; 0: same as dim (paper).", at_least=0
     )
     predictor_dim: int = setting(
         512, "Width of the predictor's hidden layer (paper: a quarter of dim).", at_least=1
     )
     predictor: Literal["trained", "fixed", "none"] = setting(
-        "trained", "Trained, fixed at its initialisation, or none (Table 1: fixed and none fail)."
+        "trained", "Trained, fixed at initialisation, or none (Table 1: fixed and none fail)."
     )
     predictor_lr: Literal["constant", "cosine"] = setting(
         "constant",
-        "Predictor's learning rate: constant (paper: 68.1), or decaying with the rest (67.7).",
+        "Learning rate of the predictor: constant (paper: 68.1%), or cosine decay like all other "
+        "weights (67.7%).",
     )
     head_bn: Literal["none", "hidden", "default", "all"] = setting(
         "default",
-        "BN in the heads (Table 3). none; hidden: on hidden layers; default: also on the "
-        "projector's output; all: also on the predictor's output.",
+        "BN in the heads (Table 3). none: no BN. hidden: on hidden layers. default: also on the "
+        "projector's output. all: also on the predictor's output.",
     )
     output_affine: bool = setting(
         False,
-        "Scale and offset in the BN of the projector's output (68.1 with, 68.2 without).",
+        "Scale and offset in the BN of the projector's output (68.1% with, 68.2% without).",
         option=False,
     )
     stop_gradient: bool = setting(
         True, "Stop the gradient through the targets; without it training collapses (Fig. 2)."
     )
     similarity: Literal["cosine", "cross-entropy"] = setting(
-        "cosine", "Loss: cosine similarity, or cross-entropy of the softmax over channels (63.2)."
+        "cosine", "Loss: cosine similarity, or cross-entropy of the softmax over channels (63.2%)."
     )
     symmetric: bool = setting(
         True,
         "Predict each view from the other. Otherwise only the first view of each pair predicts "
-        "(64.8); --views 4 then makes two pairs of each image (67.3).",
+        "the second (64.8%); --views 4 then gives two pairs per image (67.3%).",
     )
     alternate_every: int = setting(
         1,
-        "Steps whose targets come from the encoder as it was before them (section 5.2): 1 is "
-        "SimSiam, 0 an epoch. Above 1 a frozen copy of the encoder costs another forward pass.",
+        "Steps between updates of the encoder that computes the targets (section 5.2). 1: "
+        "SimSiam; 0: an epoch. Above 1, the frozen copy costs another forward pass.",
         at_least=0,
         option=False,
     )
     target_average: float = setting(
         0.0,
         "Momentum of a moving average of each image's projections, used as its target; 0: off. "
-        "The paper has 0.8 with --predictor none (section 5.2: 55.0). It takes dim float32 for "
-        "each image on every GPU and in every checkpoint: 10.5 GB for ImageNet.",
+        "The paper uses 0.8 with --predictor none (section 5.2: 55.0%). It takes dim float32 "
+        "values per image on every GPU and in every checkpoint: 10.5 GB for ImageNet.",
         at_least=0,
         below=1,
         option=False,
@@ -139,7 +140,7 @@ class SimSiamConfig(MethodConfig):
         return [self.projector_dim or self.dim] * (self.projector_layers - 1)
 
     def check(self) -> None:
-        """Refuse settings that contradict each other."""
+        """Raise ``ValueError`` if settings contradict each other."""
         require(
             not self.output_affine or self.head_bn in ("default", "all"),
             f"output-affine needs head-bn default or all, not {self.head_bn}",
@@ -164,19 +165,22 @@ class SimSiamConfig(MethodConfig):
         return self.head_bn in ("default", "all")
 
     def check_views(self, views: int) -> None:
-        """Refuse all but two, or pairs of them without symmetry: the loss compares a pair."""
+        """Raise unless there are two views or, without symmetry, an even number."""
         if self.symmetric:
             require(
                 views == 2,
                 f"simsiam compares two views of each image, not {views}; --method fastsiam takes "
-                "more, --no-symmetric pairs of them",
+                "more, --no-symmetric an even number",
             )
-        require(views % 2 == 0, f"without symmetry views are compared in pairs, not {views}")
+        require(
+            views % 2 == 0,
+            f"--no-symmetric compares pairs of views, so views must be even, not {views}",
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FastSiamConfig(SimSiamConfig):
-    """FastSiam: SimSiam's heads and loss, of any number of views."""
+    """FastSiam: SimSiam's heads and loss, for any number of views."""
 
     name: ClassVar[str] = "fastsiam"
     title: ClassVar[str] = "FastSiam"
@@ -187,12 +191,12 @@ class FastSiamConfig(SimSiamConfig):
     )
 
     def check_views(self, views: int) -> None:
-        """Take any number from two on, which every augmentation has."""
+        """Accept any number of views; ``TrainConfig`` requires at least two."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimCLRConfig(ProjectedConfig):
-    """SimCLR: its head, its loss, and SimSiam's additions (section 6.2)."""
+    """SimCLR: head, loss, and the SimSiam paper's additions (section 6.2)."""
 
     name: ClassVar[str] = "simclr"
     title: ClassVar[str] = "SimCLR"
@@ -204,25 +208,25 @@ class SimCLRConfig(ProjectedConfig):
 
     temperature: float = setting(0.1, "Temperature of the softmax over similarities.", above=0)
     predictor: Literal["trained", "none"] = setting(
-        "none", "Predictor on one of the compared branches: none (66.5), or trained (66.4)."
+        "none", "Predictor on one of the two branches: none (66.5%), or trained (66.4%)."
     )
     predictor_dim: int = setting(
         512, "Width of the predictor's hidden layer, if there is a predictor.", at_least=1
     )
     stop_gradient: bool = setting(
         False,
-        "Stop the gradient through the other branch (66.0 with a predictor; 66.5 without both).",
+        "Stop the gradient through the other branch (66.0% with a predictor; 66.5% with neither).",
     )
 
     @property
     def centred(self) -> bool:
-        """Whether BN centres the projector's output: it does."""
+        """Whether BN centres the projector's output: always."""
         return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoCoV2Config(ProjectedConfig):
-    """MoCo v2: its head, its queue of negatives and its momentum encoder."""
+    """MoCo v2: head, queue of negatives and momentum encoder."""
 
     name: ClassVar[str] = "mocov2"
     title: ClassVar[str] = "MoCo v2"
@@ -234,31 +238,31 @@ class MoCoV2Config(ProjectedConfig):
 
     projector_layers: int = 2
     temperature: float = setting(0.2, "Temperature of the softmax over similarities.", above=0)
-    queue: int = setting(65536, "Projections of earlier batches to keep as negatives.", at_least=1)
+    queue: int = setting(65536, "Number of previous projections to keep as negatives.", at_least=1)
     encoder_momentum: float = setting(0.999, "Momentum of the key encoder.", at_least=0, below=1)
     symmetric: bool = setting(
         True, "Use both views as queries, as SimSiam's authors did, or only the first."
     )
 
     def doubts(self, *, images: int, batch: int, groups: int) -> list[str]:
-        """Warn of BN that tells queries their keys, and of a queue with keys of the same image."""
+        """Warn if BN lets queries identify their keys, or an image's own keys are negatives."""
         said = []
         if groups == 1:
             said.append(
-                "BN normalises queries among the same images as their keys, from which MoCo learns "
-                "to cheat: divide the batch, by --no-sync-bn --bn-images 32 for example"
+                "BN normalises queries and their keys over the same images, which lets MoCo cheat; "
+                "split the batch, for example with --no-sync-bn --bn-images 32"
             )
         if self.queue >= (keys := images * (2 if self.symmetric else 1)):
             said.append(
-                f"the queue of {self.queue:,} is as long as an epoch's {keys:,} keys, so an "
-                "image's own keys are among its negatives: choose a smaller queue"
+                f"the queue of {self.queue:,} holds all {keys:,} keys of an epoch, so an image's "
+                "own keys are among its negatives; choose a smaller --queue"
             )
         return said
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BYOLConfig(ProjectedConfig):
-    """BYOL: its heads and its momentum encoder, the target."""
+    """BYOL: heads, and the momentum encoder that computes the targets."""
 
     name: ClassVar[str] = "byol"
     title: ClassVar[str] = "BYOL"
@@ -282,7 +286,7 @@ class BYOLConfig(ProjectedConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwAVConfig(ProjectedConfig):
-    """SwAV: its head, its prototypes, and how images are assigned to them."""
+    """SwAV: head, prototypes, and how images are assigned to them."""
 
     name: ClassVar[str] = "swav"
     title: ClassVar[str] = "SwAV"
@@ -298,7 +302,7 @@ class SwAVConfig(ProjectedConfig):
     temperature: float = setting(0.1, "Temperature of the softmax over similarities.", above=0)
     epsilon: float = setting(
         0.05,
-        "Entropy of the Sinkhorn assignments; smaller is nearer to one prototype each.",
+        "Entropy regularisation of the assignments; smaller is closer to one prototype each.",
         above=0,
         option=False,
     )
@@ -306,16 +310,16 @@ class SwAVConfig(ProjectedConfig):
         3, "Sinkhorn iterations that balance the assignments.", at_least=1, option=False
     )
     frozen_epochs: float = setting(
-        1.0, "Epochs at the start in which prototypes are not trained.", at_least=0, option=False
+        1.0, "Epochs at the start during which prototypes are frozen.", at_least=0, option=False
     )
     queue: int = setting(
-        0, "Projections of earlier batches to keep, which balance small ones; 0: none.", at_least=0
+        0, "Number of previous projections to keep, to balance small batches; 0: none.", at_least=0
     )
     queue_from: float = setting(
         15.0, "Epoch from which the queue is filled and used.", at_least=0, option=False
     )
     predictor: Literal["trained", "none"] = setting(
-        "none", "Predictor on one of the compared branches: none (66.5), or trained (65.2)."
+        "none", "Predictor on one of the two branches: none (66.5%), or trained (65.2%)."
     )
     predictor_dim: int = setting(
         512, "Width of the predictor's hidden layer, if there is a predictor.", at_least=1
@@ -325,16 +329,16 @@ class SwAVConfig(ProjectedConfig):
     )
 
     def check_views(self, views: int) -> None:
-        """Take two or more: the first two are assigned, and predicted from all others."""
-        require(views >= 2, f"swav compares two views of each image or more, not {views}")
+        """Require at least two: the first two are assigned, and predicted from all others."""
+        require(views >= 2, f"swav compares two or more views of each image, not {views}")
 
     def doubts(self, *, images: int, batch: int, groups: int) -> list[str]:
-        """Warn of fewer images than prototypes."""
+        """Warn if there are fewer images than prototypes."""
         if (there := batch + self.queue) >= self.prototypes:
             return []
         return [
-            f"{there:,} images cannot be balanced over {self.prototypes:,} prototypes: fewer "
-            "prototypes, or a longer queue"
+            f"{there:,} images cannot be balanced over {self.prototypes:,} prototypes; choose "
+            "fewer --prototypes or a longer --queue"
         ]
 
 
@@ -349,4 +353,4 @@ METHOD_CONFIGS: dict[str, type[MethodConfig]] = {
         SwAVConfig,
     )
 }
-"""The settings of each method, by its name; they say what builds it."""
+"""The settings class of each method, by the method's name."""

@@ -1,4 +1,4 @@
-"""Settings of where and how a run runs: machines, its folder, a job for SLURM."""
+"""Settings of a run's machines, folder and SLURM job."""
 
 from __future__ import annotations
 
@@ -10,46 +10,46 @@ from typing import Literal
 from .setting import Config, check_name, require, setting
 
 DEFAULT_PORT = 29500
-"""Port of ``--rendezvous`` if it names none."""
+"""Port of ``--rendezvous`` if it does not include one."""
 LONGEST_WAIT = 1e9
-"""Longest timeout in seconds: gloo counts nanoseconds in 64 bits."""
+"""Maximum timeout in seconds; gloo counts nanoseconds in 64 bits."""
 TRACKERS = ("tensorboard", "wandb", "mlflow")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodesConfig(Config):
-    """Machines: where it runs, and where several of them meet."""
+    """Machines: number, devices, and how several machines connect."""
 
     nodes: int | str = setting(
         1,
-        "Number of machines, or MIN:MAX to continue with fewer when some are lost and with more "
-        "when some join. The same command runs on each.",
+        "Number of machines, or MIN:MAX to continue with fewer if some are lost and with more if "
+        "some join. Run the same command on each.",
     )
     rendezvous: str = setting(
-        "", "Several machines: HOST:PORT where they meet, one of them and a free port there."
+        "", "With several machines: HOST:PORT, the address of one of them and a free port there."
     )
     rendezvous_timeout: float = setting(
         600.0,
-        "Several machines: seconds to wait for the others at a start or restart.",
+        "With several machines: seconds to wait for the others at a start or restart.",
         above=0,
         at_most=LONGEST_WAIT,
     )
     gpus: int = setting(
-        1, "GPUs of this machine, one process each; with --device cpu: CPU processes.", at_least=1
+        1, "GPUs per machine, one process each. With --device cpu: number of processes.", at_least=1
     )
     device: Literal["auto", "cuda", "cpu"] = setting(
         "auto", "auto: the GPU if there is one, else the CPU."
     )
     rank_timeout: float = setting(
         120.0,
-        "Several ranks: seconds that one waits for the others, slow reading and compiling "
-        "included, before all end with an error.",
+        "With several ranks: seconds that one waits for the others, including slow reading and "
+        "compilation, before all exit with an error.",
         above=0,
         at_most=LONGEST_WAIT,
     )
 
     def check(self) -> None:
-        """Check number and address of the machines."""
+        """Check the number of machines and the rendezvous."""
         require(
             bool(re.fullmatch(r"\d+(:\d+)?", str(self.nodes)))
             and 1 <= self.min_nodes <= self.max_nodes,
@@ -63,20 +63,20 @@ class NodesConfig(Config):
             _ = self.meeting
 
     def check_given(self, given: Collection[str]) -> None:
-        """Refuse a meeting of one machine."""
+        """Raise if a rendezvous is given for a single machine."""
         require(
             not (self.rendezvous and "rendezvous" in given and self.max_nodes == 1),
-            "rendezvous is where several machines meet: pass --nodes too, or leave it out",
+            "rendezvous is for several machines: pass --nodes too, or leave it out",
         )
 
     @property
     def min_nodes(self) -> int:
-        """The fewest machines that the ranks start on."""
+        """Minimum number of machines on which ranks start."""
         return int(str(self.nodes).partition(":")[0])
 
     @property
     def max_nodes(self) -> int:
-        """The most machines that the ranks start on."""
+        """Maximum number of machines on which ranks start."""
         return int(str(self.nodes).rpartition(":")[2])
 
     @property
@@ -91,7 +91,7 @@ class NodesConfig(Config):
         port = int(found["port"] or DEFAULT_PORT) if found else 0
         require(
             0 < port < 2**16,
-            f"rendezvous is HOST:PORT, such as node1:29500, not {self.rendezvous!r}",
+            f"rendezvous must be HOST:PORT, such as node1:29500, not {self.rendezvous!r}",
         )
         assert found is not None
         return found["host"].strip("[]"), port
@@ -99,50 +99,49 @@ class NodesConfig(Config):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig(NodesConfig):
-    """Run: how it continues, what it writes and when."""
+    """Run: resuming, output folder, metrics and checkpoints."""
 
     max_restarts: int = setting(
         0,
-        "Several ranks: how often each machine restarts them from the last checkpoint after a "
-        "rank failed, was killed or hung, or a machine was lost.",
+        "With several ranks: how often each machine restarts them from the last checkpoint after "
+        "a rank fails, is killed or hangs, or a machine is lost.",
         at_least=0,
     )
     numa_binding: bool = setting(
-        True, "Several GPUs: bind each process to the cores (NUMA node) of its GPU.", option=False
+        True, "With several GPUs: bind each process to its GPU's NUMA node.", option=False
     )
     out: str = setting("", "Run folder. Default: runs/<time>-<recipe>.")
     init: str = setting(
         "",
-        "Initial weights: a run, a checkpoint or another program's file. Heads that it lacks or "
-        "that differ in size are initialised at random.",
+        "Initial weights: a run, a checkpoint or a weights file of another program. Heads that are "
+        "missing or differ in size are initialised randomly.",
     )
     resume: str = setting(
         "auto",
-        "auto: from the run folder's last checkpoint; never: refuse a folder that holds a run; or "
-        "the path of a run or checkpoint, whose settings are used. With another --out it branches "
-        "off there, with other optimizer settings if given.",
+        "auto: resume from the last checkpoint in --out, if any. never: start a new run; fail if "
+        "--out contains a run. PATH of a run or checkpoint: resume it with its settings; with "
+        "another --out, branch off into that folder, with other optimizer settings if given.",
     )
     extend: int = setting(
         0,
-        "Continue a run to this many epochs in all, more than it was started with, as one cosine. "
-        "0: off.",
+        "Extend a run to this total number of epochs, with one cosine over all of them. 0: off.",
         at_least=0,
     )
     data_changed: Literal["refuse", "accept"] = setting(
         "refuse",
-        "If a resumed run's data lost or gained files: refuse, or accept this one change. The "
-        "remaining images keep order and augmentations, some also replace lost ones, and new ones "
-        "are not used.",
+        "If a resumed run's data lost or gained files: refuse to resume, or accept this one "
+        "change. Remaining images keep order and augmentations, some also replace lost ones, and "
+        "new ones are not used.",
     )
     tracker: str = setting(
         "tensorboard",
-        "Where metrics go besides metrics.jsonl: tensorboard, wandb, mlflow, several as a,b, or "
-        "none. Their own variables set project and server (WANDB_PROJECT, MLFLOW_TRACKING_URI, "
-        "...).",
+        "Where to log metrics in addition to metrics.jsonl: tensorboard, wandb, mlflow, several "
+        "(tensorboard,wandb), or none. Their environment variables set project and server "
+        "(WANDB_PROJECT, MLFLOW_TRACKING_URI, ...).",
     )
-    log_every: int = setting(50, "Steps between two log lines of metrics.", at_least=1)
+    log_every: int = setting(50, "Steps between log lines.", at_least=1)
     save_every: int = setting(
-        1000, "Steps between two checkpoints; a killed run repeats at most this many.", at_least=1
+        1000, "Steps between checkpoints; a killed run repeats at most this many.", at_least=1
     )
     max_steps: int = setting(
         0, "Stop after this many steps of the full schedule; 0: no limit.", at_least=0
@@ -155,7 +154,7 @@ class RunConfig(NodesConfig):
             check_name("tracker", name, TRACKERS)
 
     def check_given(self, given: Collection[str]) -> None:
-        """Refuse a meeting of one machine, and initial weights of a run that has its own."""
+        """Raise if a single machine has a rendezvous, or a resumed run initial weights."""
         NodesConfig.check_given(self, given)
         names_run = self.resume not in ("auto", "never")
         require(
@@ -166,60 +165,60 @@ class RunConfig(NodesConfig):
 
     @property
     def trackers(self) -> tuple[str, ...]:
-        """Names of the trackers, each once."""
+        """Names of the trackers, without duplicates."""
         return () if self.tracker == "none" else tuple(dict.fromkeys(self.tracker.split(",")))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlurmConfig(Config):
-    """Job: what SLURM is asked for beside --nodes and --gpus."""
+    """Job: SLURM options in addition to --nodes and --gpus."""
 
     time: str = setting(
         "24:00:00",
-        "Time limit of a job, as for sbatch: 24:00:00 or 2-12 (days-hours); the next job "
-        "continues.",
+        "Time limit of a job, as for sbatch: 24:00:00 or 2-12 (days-hours). A requeued job "
+        "resumes the run.",
     )
     partition: str = setting("", "Partition to submit to. Default: the cluster's.")
     account: str = setting("", "Account that the job is charged to. Default: yours.")
     name: str = setting("fastsiam", "Name of the job.")
-    cpus: int = setting(12, "CPU cores of each rank, which load its images.", at_least=1)
+    cpus: int = setting(12, "CPU cores per rank, for loading images.", at_least=1)
     mem: str = setting(
-        "", "Memory of each machine, such as 200G, or 0 for all of it. Default: the cluster's."
+        "", "Memory per machine, such as 200G, or 0 for all of it. Default: the cluster's."
     )
     warning: int = setting(
         120, "Seconds before the time limit at which the run saves and is requeued.", at_least=1
     )
     requeues: int = setting(
-        100, "Largest number of times that the job is requeued; 0: never.", at_least=0
+        100, "Maximum number of times that the job is requeued; 0: never.", at_least=0
     )
     seeds: str = setting(
-        "", "Array of runs with these seeds, such as 0-4 or 0,2, each in its own folder."
+        "", "Job array with one run per seed, such as 0-4 or 0,2, each in its own folder."
     )
-    sbatch: str = setting("", 'Other options of sbatch, such as "--constraint=h100 --exclusive".')
+    sbatch: str = setting("", 'Further options of sbatch, such as "--constraint=h100 --exclusive".')
 
     def check(self) -> None:
-        """Check what the script depends on; sbatch checks its own options."""
+        """Check the values that the script uses; sbatch checks its own options."""
         require(
             not self.seeds or bool(re.fullmatch(r"\d+(-\d+)?(,\d+(-\d+)?)*", self.seeds)),
-            f"seeds are numbers and ranges, such as 0-4 or 0,2, not {self.seeds!r}",
+            f"seeds must be numbers and ranges, such as 0-4 or 0,2, not {self.seeds!r}",
         )
         require(
             bool(re.fullmatch(r"[\w.,:=@+-]+", self.name)),
-            f"name is of letters, digits and . , : = @ + - _, not {self.name!r}",
+            f"name may have letters, digits and . , : = @ + - _ only, not {self.name!r}",
         )
         for option in ("time", "partition", "account", "mem"):
             value = getattr(self, option)
-            require(not re.search(r"\s", value), f"{option} has no spaces: {value!r}")
-        require("\n" not in self.sbatch, f"sbatch is one line, not {self.sbatch!r}")
+            require(not re.search(r"\s", value), f"{option} must not contain spaces: {value!r}")
+        require("\n" not in self.sbatch, f"sbatch must be one line, not {self.sbatch!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyConfig(Config):
-    """Verify: what of a run is computed again."""
+    """Verify: which steps to recompute, and on which data."""
 
     step: int = setting(
         0, "Verify only the log line of this step, from 1, and list its images; 0: all.", at_least=0
     )
-    data: str = setting("", "Data, as for train, if they have moved. Default: the run's.")
-    image_column: str = setting("", "Column with the images. Default: the run's, for its own data.")
-    label_column: str = setting("", "Column with the labels. Default: the run's, for its own data.")
+    data: str = setting("", "Data, as for train, if they were moved. Default: the run's.")
+    image_column: str = setting("", "Image column. Default: the run's, if its data are used.")
+    label_column: str = setting("", "Label column. Default: the run's, if its data are used.")

@@ -1,7 +1,7 @@
-"""A setting: default, help and allowed values, defined once as the field of a ``Config``.
+"""Settings: default, help text and allowed values, defined once as a field of a ``Config``.
 
-``lr: float = setting(0.05, "Base learning rate.", above=0)`` is all that a setting needs. Its
-check, its option on the command line and its comment in a settings file follow from it.
+``lr: float = setting(0.05, "Base learning rate.", above=0)`` is a complete definition. Validation,
+command-line option and comment in settings files are derived from it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _TYPES: dict[Any, tuple[str, Any]] = {
     dict: ("a table of settings", {}.__getitem__),
     NoneType: ("nothing", {}.__getitem__),
 }
-"""What messages call a type, and what parses its text; ``KeyError`` if that text is not of it."""
+"""Name of each type in messages, and its parser, which raises an error for invalid text."""
 _COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
     "above": operator.gt,
     "at_least": operator.ge,
@@ -45,17 +45,17 @@ class Setting:
     default: Any
     help: str
     bounds: Mapping[str, float]
-    """The range of a number, by the names of the arguments of ``setting``."""
+    """Range of a number, by argument name of ``setting``, such as ``{"at_least": 0}``."""
     section: str
-    """Heading: the docstring of the class that first has it."""
+    """Heading in ``--help``: first sentence of the docstring of the class that defines it."""
     option: bool
     """Whether the command line has an option for it."""
     nested: type | None
-    """The type of its option, if it holds other ``Config`` objects, which check their values."""
+    """Type of its option if it holds other ``Config`` objects, which check their own values."""
 
     @property
     def flag(self) -> str:
-        """Its name on the command line, without dashes."""
+        """Its name on the command line, without leading dashes."""
         return self.name.replace("_", "-")
 
     @property
@@ -64,7 +64,7 @@ class Setting:
         return " and ".join(f"{x.replace('_', ' ')} {end}" for x, end in self.bounds.items())
 
     def checked(self, value: Any) -> Any:
-        """Return a value as the setting's type; raise ``ValueError`` if it is not allowed."""
+        """Convert a value to the setting's type; raise ``ValueError`` if it is not allowed."""
         value = checked(self.kind, value, self.flag)
         for number in value if isinstance(value, tuple) else () if value is None else (value,):
             within = all(_COMPARISONS[name](number, end) for name, end in self.bounds.items())
@@ -85,12 +85,13 @@ def setting(
     option: bool = True,
     nested: type | None = None,
 ) -> _T:
-    """Return the field of a setting. A subclass may change its default alone: ``lr: float = 0.1``.
+    """Define a dataclass field as a setting.
+
+    To change only the default, a subclass assigns a plain value: ``lr: float = 0.1``.
 
     Args:
-        default: the default value.
-        help: its purpose, with the unit.
-        above, at_least, below, at_most: range of a number, or of each number in a tuple.
+        help: the help text, with the unit.
+        above, at_least, below, at_most: range of the number, or of each number in a tuple.
         option: whether the command line has an option for it; ``--set`` takes every setting.
         nested: for a field that holds other ``Config`` objects, the type of its option.
     """
@@ -116,17 +117,17 @@ class Config:
         """Raise ``ValueError`` if settings contradict each other."""
 
     def check_given(self, given: Collection[str]) -> None:
-        """Raise ``ValueError`` if a setting has no effect beside the others.
+        """Raise ``ValueError`` if the user passed a setting that has no effect.
 
         Args:
-            given: names of the settings that the user gave; the others may come from a run.
+            given: names of the settings passed on the command line; others may come from a run.
         """
 
     @classmethod
     def from_flags(cls, flags: Mapping[str, Any]) -> Self:
-        """Build it from values by name, which may be text.
+        """Build the group from values by setting name. Values may be text.
 
-        Missing ones get their defaults; those of other groups are ignored.
+        Missing settings get their defaults; settings of other groups are ignored.
 
         Raises:
             ValueError: a value is not allowed.
@@ -134,7 +135,7 @@ class Config:
         return cls(**{name: flags[name] for name in settings_of(cls) if name in flags})
 
     def to_flags(self) -> dict[str, Any]:
-        """Return every setting's value by name."""
+        """Return the values of all settings by name."""
         return {name: getattr(self, name) for name in settings_of(type(self))}
 
 
@@ -150,7 +151,7 @@ def _settings_of(cls: Any) -> dict[str, Setting]:
     for own in fields(cls):
         bases = [base for base in groups if own.name in base.__dataclass_fields__]
         each = [base.__dataclass_fields__[own.name].metadata for base in bases]
-        if metadata := next(filter(None, each), None):  # a changed default has none of its own
+        if metadata := next(filter(None, each), None):  # a changed default has no metadata
             kind, section = metadata["nested"] or hints[own.name], title(bases[-1])
             settings[own.name] = Setting(own.name, kind, own.default, section=section, **metadata)
     return settings
@@ -165,16 +166,14 @@ def title(documented: object) -> str:
 def checked(kind: Any, value: Any, name: str) -> Any:
     """Convert a plain value, from a file or the command line, to a type.
 
-    Text is parsed where a number, a truth value or a tuple is wanted. Lists become tuples, and
-    mappings become dataclasses, whose missing fields get their defaults.
+    Text is parsed if the type is a number, a bool or a tuple. Lists become tuples, and mappings
+    become dataclasses, whose missing fields get their defaults.
 
     Args:
-        kind: the type.
-        value: the plain value.
-        name: name of the setting, for the message.
+        name: name of the setting, for error messages.
 
     Raises:
-        ValueError: the value is not of this type, or a dataclass has no field of a given name.
+        ValueError: the value cannot be converted, or a key is not a field of the dataclass.
     """
     items, origin = get_args(kind), get_origin(kind)
     if origin in (Union, UnionType):
@@ -214,7 +213,7 @@ def _dataclass_of(kind: Any, values: Mapping[Any, Any], prefix: str) -> Any:
 
 
 def _description(kind: Any) -> str:
-    """Return what messages call a type."""
+    """Return the name of a type for messages."""
     items, origin = get_args(kind), get_origin(kind)
     if origin in (Union, UnionType):
         return " or ".join(map(_description, items))
@@ -226,7 +225,7 @@ def _description(kind: Any) -> str:
 
 
 def as_text(value: Any) -> str:
-    """Return a value as on the command line: a tuple as ``a,b``."""
+    """Format a value for the command line: a tuple as ``a,b``."""
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
@@ -237,20 +236,18 @@ def require(condition: bool, message: str) -> None:
 
 
 def check_name(what: str, name: object, known: Collection[str]) -> None:
-    """Raise ``ValueError`` unless a name is known; suggest the nearest one."""
+    """Raise ``ValueError`` if a name is unknown; suggest the closest known one."""
     if name not in known:
         hint = nearest(str(name), known) or f"there are {', '.join(filter(None, known))}"
         raise ValueError(f"unknown {what} {name!r}; {hint}")
 
 
 def nearest(name: str, known: Iterable[str], *, most: int = 1, alike: float = 0.6) -> str:
-    """Return "did you mean a or b?" for a misspelt name, or "" if no name resembles it.
+    """Return "did you mean a or b?" for a misspelt name, or "" if no known name is similar.
 
     Args:
-        name: the misspelt name.
-        known: the names to choose from.
-        most: how many to suggest.
-        alike: how much they must resemble it, from 0 to 1.
+        most: maximum number of suggestions.
+        alike: minimum similarity, from 0 to 1.
     """
     close = difflib.get_close_matches(name, list(dict.fromkeys(known)), n=most, cutoff=alike)
     return f"did you mean {' or '.join(close)}?" if close else ""

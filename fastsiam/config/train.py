@@ -16,49 +16,50 @@ from .views import AugmentConfig, ViewConfig, usual_resize
 Precision = Literal["auto", "bf16", "fp16", "fp32"]
 Compile = Literal["auto", "on", "off"]
 REMOVED = ("restarts", "extend_schedule", "batch_views", "keep_memory", "bucket_mb")
-"""Settings of version 0.2 that are ignored: they change results by rounding at most, except for the
-schedule of ``restarts``, with which ``fastsiam.run.checkpoint`` refuses to resume."""
+"""Settings of version 0.2 that are ignored. They change results by rounding at most, except
+``restarts``: ``fastsiam.run.checkpoint`` does not resume a run with that schedule."""
 FIXED_SECTIONS = ("augment", "model", "optim", "numerics")
 """Sections that define what is trained. The others say how it is run and may change on resume."""
 FIXED_SETTINGS = {"data": ("weights", "holdout", "shuffle", "exif", "alpha", "image_column")}
-"""Settings of the other sections that define what is trained."""
+"""Settings of other sections that also define what is trained."""
 FIXED_IN_PLACE = ("image_column",)
-"""Fixed settings that may change if the data move, because the new place may be another format."""
+"""Fixed settings that may change if the data move, because the format may change, too."""
 BRANCH_SETTINGS = (
     "epochs", "lr", "momentum", "weight_decay", "lars_trust", "lars_all", "warmup_epochs",
     "warmup_from", "lr_end", "accumulate", "predictor_lr",
 )  # fmt: skip
-"""Fixed settings that a branch of a run may change: weights, momenta and the number of finished
-steps keep their meaning. With another batch or optimizer they do not."""
+"""Fixed settings that a branch of a run may change. Weights, momenta and the number of finished
+steps keep their meaning, which they would not with another batch size or optimizer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimConfig(Config):
-    """Optimizer: its steps, and their cosine schedule (section 3 of the paper)."""
+    """Optimizer: batch, learning rate and its cosine schedule (section 3 of the paper)."""
 
     epochs: int = setting(
         100,
-        "Passes over the images, the length of the cosine; --extend trains a run longer.",
+        "Epochs, over which the learning rate follows one cosine; --extend trains a run longer.",
         at_least=1,
     )
     batch: int = setting(
-        512, "Images, each with all its views, of one optimizer step over all ranks.", at_least=2
+        512, "Global batch size: images (each with all views) per optimizer step.", at_least=2
     )
     optimizer: Literal["sgd", "lars"] = setting(
         "sgd",
-        "sgd as in the paper, or lars for batches of thousands: SimCLR uses --lr 0.3 "
-        "--weight-decay 1e-6 --warmup-epochs 10; --predictor-lr cosine is safer then.",
+        "sgd: as in the paper. lars: for batches of thousands of images; SimCLR uses it with "
+        "--lr 0.3 --weight-decay 1e-6 --warmup-epochs 10, and SimSiam is then safer with "
+        "--predictor-lr cosine.",
     )
     lr: float = setting(
         0.05, "Learning rate for a batch of 256; the peak rate is lr x batch / 256.", above=0
     )
     momentum: float = setting(0.9, "Momentum of the optimizer.", at_least=0, below=1)
     weight_decay: float = setting(
-        1e-4, "Weight decay: of all parameters for sgd, not of BN and biases for lars.", at_least=0
+        1e-4, "Weight decay, for all parameters; with lars not for BN and biases.", at_least=0
     )
     lars_trust: float = setting(
         0.001,
-        "lars: trust coefficient, a layer's update relative to its weights' norm.",
+        "lars: trust coefficient, a layer's update relative to the norm of its weights.",
         above=0,
         option=False,
     )
@@ -67,8 +68,8 @@ class OptimConfig(Config):
     )
     warmup_epochs: float = setting(
         0.0,
-        "Epochs of linear warm-up (paper: 10 for batches of 1024 and more), which a constant "
-        "predictor rate does not have.",
+        "Epochs of linear warm-up of the learning rate (paper: 10 for batches of 1024 and more). A "
+        "constant predictor rate has no warm-up.",
         at_least=0,
     )
     warmup_from: float = setting(
@@ -83,13 +84,13 @@ class OptimConfig(Config):
     )
     accumulate: int = setting(
         1,
-        "Parts of each rank's batch whose gradients are accumulated, to save memory. BN, SimCLR's "
-        "negatives and SwAV's assignments see one part at a time.",
+        "Split each rank's batch into this many parts and accumulate their gradients, to save "
+        "memory. BN, SimCLR's negatives and SwAV's assignments see one part at a time.",
         at_least=1,
     )
 
     def check(self) -> None:
-        """Refuse settings that contradict each other."""
+        """Raise ``ValueError`` if settings contradict each other."""
         require(
             self.warmup_epochs <= self.epochs,
             f"warmup-epochs must be at most epochs ({self.epochs}), not {self.warmup_epochs}",
@@ -102,15 +103,15 @@ class OptimConfig(Config):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NumericsConfig(Config):
-    """Numerics: what decides the last digits of a run."""
+    """Numerics: seed, precision and BN statistics."""
 
     seed: int = setting(
         0, "Seed of the initial weights, image order and augmentations.", at_least=0, below=2**63
     )
     precision: Precision = setting(
         "auto",
-        "Autocast type; fp16 needs a GPU. auto: bf16 on a GPU that supports it, else fp16; on a "
-        "CPU bf16 with AMX, else fp32. A resumed run keeps its type.",
+        "Autocast dtype; fp16 needs a GPU. auto: bf16 on a GPU that supports it, else fp16; on a "
+        "CPU bf16 with AMX, else fp32. A resumed run keeps its dtype.",
     )
     tf32: bool = setting(
         True, "On a GPU, use TF32 for float32 matrix products and convolutions.", option=False
@@ -123,23 +124,23 @@ class NumericsConfig(Config):
     )
     sync_bn_ranks: int = setting(
         0,
-        "Consecutive ranks that share BN statistics, such as the 8 of a machine; 0: all.",
+        "Number of consecutive ranks that share BN statistics, such as the 8 of a machine; 0: all.",
         at_least=0,
     )
     bn_images: int = setting(
         0,
-        "Images of a rank that share BN statistics, such as 32, as if they were on a GPU of their "
-        "own, which MoCo needs; only with --no-sync-bn. 0: all.",
+        "Number of images on a rank that share BN statistics, such as 32, as if each group had its "
+        "own GPU. MoCo needs this. Requires --no-sync-bn. 0: all.",
         at_least=0,
     )
 
     def check(self) -> None:
-        """Refuse settings that contradict each other."""
+        """Raise ``ValueError`` if settings contradict each other."""
         require(self.bn_images != 1, "bn-images must be at least 2, or 0, not 1")
         require(not (self.bn_images and self.sync_bn), "bn-images needs --no-sync-bn")
 
     def check_given(self, given: Collection[str]) -> None:
-        """Refuse groups of ranks that share nothing."""
+        """Raise if ``sync_bn_ranks`` is given without ``sync_bn``."""
         require(
             self.sync_bn or not (self.sync_bn_ranks and "sync_bn_ranks" in given),
             f"choose one of sync-bn-ranks {self.sync_bn_ranks} and no-sync-bn",
@@ -148,28 +149,29 @@ class NumericsConfig(Config):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepConfig(Config):
-    """Step: how a training step is computed; it changes results by rounding at most."""
+    """Step: how a training step is computed; affects results only by rounding."""
 
     compile: Compile = setting(
         "auto",
-        "Use torch.compile, which takes about a minute the first time. auto: for runs of 1,000 "
-        "steps and more; a resumed run stays as it was.",
+        "Use torch.compile, which takes about a minute the first time. auto: on for runs of at "
+        "least 1,000 steps; a resumed run keeps its setting.",
     )
     cuda_graphs: bool = setting(
         False,
-        "Compiled, on one GPU: replay each step as a CUDA graph, for models so small that "
-        "launching kernels takes longer than running them.",
+        "Replay each step as a CUDA graph, for small models whose kernels take longer to launch "
+        "than to run. Requires the compiled model and one GPU.",
     )
     activation_memory: float = setting(
         1.0,
-        "Share of the activations to keep for the backward pass; recomputing the others takes "
-        "time and saves memory. Not compiled, below 1 keeps each residual block's input only.",
+        "Share of the activations to keep for the backward pass; the others are recomputed, which "
+        "saves memory and takes time. Without torch.compile, any value below 1 keeps only the "
+        "input of each residual block.",
         at_least=0,
         at_most=1,
     )
 
     def check(self) -> None:
-        """Refuse settings that contradict each other."""
+        """Raise ``ValueError`` if settings contradict each other."""
         require(
             not (self.cuda_graphs and self.compile == "off"), "cuda-graphs needs the compiled model"
         )
@@ -177,7 +179,7 @@ class StepConfig(Config):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MonitorConfig(Config):
-    """Monitoring: quality and collapse during training."""
+    """Monitoring: kNN accuracy and collapse during training."""
 
     knn_every: int = setting(
         1,
@@ -186,34 +188,34 @@ class MonitorConfig(Config):
     )
     knn_first: bool = setting(
         True,
-        "Evaluate before the first epoch too, which reads the training set once more.",
+        "Also evaluate before the first epoch, which reads the training set one more time.",
         option=False,
     )
     knn_k: int = setting(
-        200, "Nearest neighbours that vote in the kNN evaluation.", at_least=1, option=False
+        200, "Number of neighbours in the kNN evaluation.", at_least=1, option=False
     )
     knn_temperature: float = setting(
-        0.2, "T of the kNN votes' weights exp(similarity / T).", above=0, option=False
+        0.2, "Temperature T of the kNN vote weights exp(similarity / T).", above=0, option=False
     )
     eval_resize: int = setting(
         0,
-        "Shorter side in pixels before the central crop of evaluations. 0: crop x 256 / 224, and "
-        "the crop itself up to 64 pixels (CIFAR).",
+        "Shorter side in pixels before the central crop of evaluations. 0: crop x 256 / 224, or "
+        "the crop itself if it is at most 64 pixels (CIFAR).",
         at_least=0,
         option=False,
     )
     on_collapse: Literal["warn", "stop"] = setting(
         "warn",
-        "If the representation collapses: warn, or stop. GPUs report a collapse some steps later, "
-        "so stop takes these steps too.",
+        "What to do if the representation collapses: warn, or stop. A GPU reports a collapse some "
+        "steps later; stop ends the run only then.",
     )
 
     def evaluates_after(self, epoch: int, epochs: int) -> bool:
-        """Return whether a kNN evaluation follows an epoch, if ``knn_every`` is not 0.
+        """Return whether a kNN evaluation follows an epoch. ``knn_every`` must not be 0.
 
         Args:
-            epoch: its number, from 1; 0 is the untrained network.
-            epochs: number of the last one.
+            epoch: number of the epoch, from 1; 0 means before training.
+            epochs: number of the last epoch.
         """
         if not epoch:
             return self.knn_first
@@ -234,7 +236,7 @@ class TrainConfig(Config):
     run: RunConfig = field(default_factory=RunConfig)
 
     def check(self) -> None:
-        """Refuse settings that contradict each other."""
+        """Raise ``ValueError`` if settings contradict each other."""
         require(
             not (self.step.cuda_graphs and self.optim.accumulate > 1),
             "cuda-graphs cannot be combined with accumulate",
@@ -254,13 +256,13 @@ class TrainConfig(Config):
         self.model.method.check_views(views)
 
     def check_given(self, given: Collection[str]) -> None:
-        """Refuse what has no effect, section by section."""
+        """Raise if a setting that the user passed has no effect."""
         for section in fields(self):
             getattr(self, section.name).check_given(given)
 
     @classmethod
     def from_flags(cls, flags: Mapping[str, Any]) -> Self:
-        """Build it from values by name, which may be text; missing ones get their defaults.
+        """Build it from values by name, which may be text. Missing ones get their defaults.
 
         Raises:
             ValueError: a value is not allowed, or belongs to another method.
@@ -269,20 +271,20 @@ class TrainConfig(Config):
         return cls(**{section: kind.from_flags(flags) for section, kind in kinds})
 
     def flags_by_section(self) -> dict[str, dict[str, Any]]:
-        """Return every setting's value by section and name."""
+        """Return the values of all settings by section and name."""
         return {section.name: getattr(self, section.name).to_flags() for section in fields(self)}
 
     def to_flags(self) -> dict[str, Any]:
-        """Return every setting's value by name; where views differ, as text ``a,b``."""
+        """Return the values of all settings by name; if views differ, as text ``a,b``."""
         return {k: v for section in self.flags_by_section().values() for k, v in section.items()}
 
     @property
     def eval_resize(self) -> int:
-        """Shorter side in pixels before the central crop, with what 0 means filled in."""
+        """Shorter side in pixels before the central crop, with the default filled in."""
         return self.monitor.eval_resize or usual_resize(self.augment.crop)
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
-        """Return plain nested dictionaries, as config.json and checkpoints hold them."""
+        """Return nested dictionaries, as stored in config.json and checkpoints."""
         sections = asdict(self)
         method = {"name": self.model.method.name}
         sections["model"]["method"] = method | sections["model"]["method"]
@@ -290,7 +292,7 @@ class TrainConfig(Config):
 
     @classmethod
     def from_dict(cls, sections: Mapping[str, Any]) -> TrainConfig:
-        """Rebuild from ``to_dict``'s result, also that of version 0.2.
+        """Rebuild the settings from the result of ``to_dict``, also of version 0.2.
 
         Raises:
             ValueError: a section or a field is unknown, or a value is not allowed.
@@ -300,11 +302,11 @@ class TrainConfig(Config):
             values = checked(dict, values, section)
             known[section] = {name: x for name, x in values.items() if name not in REMOVED}
         if model := known.get("model"):
-            require("method" in model, "version 0.1 of fastsiam wrote it, which is too old")
+            require("method" in model, "it was written by fastsiam 0.1, which is too old")
             method = dict(checked(dict, model["method"], "model.method"))
             if (name := str(method.pop("name", ""))) not in METHOD_CONFIGS:
                 raise ValueError(
-                    f"unknown method {name!r}; start the program that registers it in place of "
+                    f"unknown method {name!r}; start the program that registers it instead of "
                     "fastsiam (docs/develop/add-a-method.md)"
                 )
             model["method"] = checked(METHOD_CONFIGS[name], method, "model.method")
@@ -313,9 +315,9 @@ class TrainConfig(Config):
 
 
 def all_settings(method: str = SimSiamConfig.name) -> list[Setting]:
-    """Return every setting of a training run with a method, and what other methods have beside it.
+    """Return all settings of a training run with a method, and those that only other methods have.
 
-    A name that several of the other methods share occurs repeatedly.
+    If several of the other methods share a name, their settings of this name are all returned.
 
     Raises:
         ValueError: a method has a setting of the same name as another section.
@@ -341,7 +343,7 @@ def all_settings(method: str = SimSiamConfig.name) -> list[Setting]:
 
 
 def train_settings() -> dict[str, Setting]:
-    """Return all settings by name; of a name that several methods share, the first method's."""
+    """Return all settings by name; for a name that several methods share, the first method's."""
     found: dict[str, Setting] = {}
     for one in all_settings():
         found.setdefault(one.name, one)
@@ -349,7 +351,7 @@ def train_settings() -> dict[str, Setting]:
 
 
 def as_arguments(flags: Mapping[str, Any]) -> list[str]:
-    """Return the values of ``TrainConfig.to_flags`` as words of a command line."""
+    """Return the values of ``TrainConfig.to_flags`` as command-line arguments."""
     words = []
     for one in train_settings().values():
         value = flags.get(one.name)
@@ -364,7 +366,7 @@ def as_arguments(flags: Mapping[str, Any]) -> list[str]:
 
 
 def differences(old: TrainConfig, new: TrainConfig) -> dict[str, tuple[Any, Any]]:
-    """Return the settings in which two runs train something different, as name: (old, new)."""
+    """Return the differing settings that define what is trained, as ``{name: (old, new)}``."""
     found = {}
     moved = not old.data.has_same_root(new.data)
     for section in (*FIXED_SECTIONS, *FIXED_SETTINGS):
@@ -377,7 +379,7 @@ def differences(old: TrainConfig, new: TrainConfig) -> dict[str, tuple[Any, Any]
 
 
 def changes_text(changed: Mapping[str, tuple[Any, Any]], *, between: str = "; ") -> str:
-    """Return the result of ``differences`` as text."""
+    """Format the result of ``differences`` for messages."""
     return between.join(
         f"{name.replace('_', '-')}: {as_text(old) or 'none'} -> {as_text(new) or 'none'}"
         for name, (old, new) in changed.items()

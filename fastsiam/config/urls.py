@@ -1,4 +1,4 @@
-"""Addresses of data on other machines, told apart from paths before a path drops their slashes."""
+"""URLs of remote data, parsed before ``Path`` would collapse their double slashes."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from urllib.parse import unquote
 from fastsiam.errors import DataError
 
 SCHEMES = ("s3", "gs", "az", "https", "http")
-"""Object storage of S3's kind, Google's, Azure's; web servers."""
+"""S3-compatible, Google and Azure object storage, and web servers."""
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
 _ENCODED = re.compile("(%(?!23|25|3F)[0-9A-F]{2})+", re.IGNORECASE)
-"""Characters as browsers write them, such as ``%20``, except for those that would not be parts of
-an address that is parsed again: ``#``, ``%`` and ``?``."""
+"""Percent-encoded characters, such as ``%20``. ``#``, ``%`` and ``?`` stay encoded, so that a URL's
+text can be parsed again."""
 
 
 @dataclass(frozen=True, order=True)
 class Url:
-    """Where data lie on another machine, with the parts that paths have.
+    """URL of remote data, with the attributes of a path.
 
-    Its text never holds a secret: an address with a password or a signature is refused.
+    Its text never contains a secret: ``place`` rejects URLs with a password or a signature.
     """
 
     scheme: str
@@ -30,68 +30,68 @@ class Url:
     host: str
     """Bucket (s3, gs), container (az), or server and port (http, https)."""
     key: str
-    """Where in it, such as ``photos/train.tar``, without slashes at its ends; "" is all of it."""
+    """Path in it, such as ``photos/train.tar``, without slashes at the ends; "" for the root."""
 
     def __str__(self) -> str:
-        """Return the address."""
+        """Return the URL as text."""
         return f"{self.scheme}://{self.host}/{self.key}".rstrip("/")
 
     @property
     def name(self) -> str:
-        """The last part."""
+        """The last component."""
         return self.key.rpartition("/")[2] or self.host
 
     @property
     def stem(self) -> str:
-        """The last part without its ending."""
+        """The last component without its suffix."""
         return PurePosixPath(self.name).stem
 
     @property
     def suffix(self) -> str:
-        """The ending of the last part, such as ``.tar``."""
+        """The suffix of the last component, such as ``.tar``."""
         return PurePosixPath(self.name).suffix
 
     @property
     def parent(self) -> Self:
-        """What it lies in."""
+        """The parent folder."""
         return replace(self, key=self.key.rpartition("/")[0])
 
     def __truediv__(self, name: str) -> Self:
-        """Return what lies below it."""
+        """Append components."""
         return replace(self, key="/".join(filter(None, (self.key, name.strip("/")))))
 
     def with_name(self, name: str) -> Self:
-        """Return what lies beside it."""
+        """Replace the last component."""
         return self.parent / name
 
     def resolve(self) -> Self:
-        """Return itself: there are no links."""
+        """Return itself, because URLs have no symlinks."""
         return self
 
 
 def place(text: str) -> Path | Url:
-    """Return a path or, if the text is one, an address.
+    """Parse a path or a URL.
 
     Raises:
-        DataError: it is an address of a kind that cannot be read, or holds a secret.
+        DataError: the URL is invalid, has an unsupported scheme, or contains a secret.
     """
     if not (match := _URL.fullmatch(text)):
         return Path(text)
     scheme, (host, _, key) = match[1].lower(), match[2].partition("/")
     if scheme not in SCHEMES:
         known = ", ".join(f"{own}://" for own in SCHEMES)
-        raise DataError(f"data at {scheme}:// cannot be read: only at {known} or at a path")
+        raise DataError(f"cannot read data at {scheme}://; pass a path or a URL {known}")
     if "@" in host or "?" in text or "#" in text:
         bare = f"{scheme}://{host.rpartition('@')[2].partition('?')[0].partition('#')[0]}/..."
         raise DataError(
-            f"the address at {bare} holds a password, a signature or a query, which files of the "
-            "run would hold too: leave it out, and give credentials by the environment"
+            f"the URL {bare} contains a password, a signature or a query, which would be written "
+            "to the run's files; leave it out, and pass credentials in environment variables"
         )
     if scheme in ("http", "https"):
         key = _ENCODED.sub(lambda found: unquote(found[0]), key)
     if not host:
-        raise DataError(f"{scheme}:// names no bucket or server: write {scheme}://NAME/PREFIX")
+        raise DataError(f"{scheme}:// has no bucket or server; write {scheme}://NAME/PREFIX")
     parts = [*filter(None, key.split("/"))]
     if not {".", ".."}.isdisjoint(parts):
-        raise DataError(f"{text} has a part . or .., which an address cannot have: write it out")
+        raise DataError(f"{text} contains . or .., which URLs do not support; write the path out")
     return Url(scheme, host, "/".join(parts))

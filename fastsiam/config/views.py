@@ -13,76 +13,78 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
 def usual_resize(crop: int) -> int:
-    """Return the usual shorter side in pixels before a central crop of so many.
+    """Return the usual shorter side, in pixels, of the image before a central crop.
 
-    ImageNet's proportion, 256 before 224; of images of up to 64 pixels, such as CIFAR's, all is
-    seen.
+    The ratio is ImageNet's, 256 to 224. Crops of up to 64 pixels (CIFAR) show the entire image.
     """
     return crop if crop <= 64 else round(crop * 256 / 224)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ViewConfig(Config):
-    """Each view: how it is made of an image. Defaults are the paper's (section 3)."""
+    """Each view: crop, flip, colours and blur. Defaults are the paper's (section 3)."""
 
     crop: int = setting(224, "Side of a view, in pixels.", at_least=1)
     scale_min: float = setting(
-        0.2, "Smallest area of a crop, as a share of the image's area.", above=0, at_most=1
+        0.2, "Minimum area of a crop, as a share of the image's area.", above=0, at_most=1
     )
     scale_max: float = setting(
         1.0,
-        "Largest area of a crop, as a share of the image's area.",
+        "Maximum area of a crop, as a share of the image's area.",
         above=0,
         at_most=1,
         option=False,
     )
-    ratio_min: float = setting(3 / 4, "Smallest width / height of a crop.", above=0, option=False)
-    ratio_max: float = setting(4 / 3, "Largest width / height of a crop.", above=0, option=False)
+    ratio_min: float = setting(3 / 4, "Minimum width / height of a crop.", above=0, option=False)
+    ratio_max: float = setting(4 / 3, "Maximum width / height of a crop.", above=0, option=False)
     crop_of: int = setting(
         -1,
-        "Number of an earlier view, from 0, whose crop and flip are used with other colours; -1: "
-        "none.",
+        "Use the crop and flip of this earlier view (numbered from 0), with other colours; -1: "
+        "draw its own.",
         at_least=-1,
         option=False,
     )
     flip_p: float = setting(0.5, "Probability of a horizontal flip.", at_least=0, at_most=1)
     jitter_p: float = setting(0.8, "Probability of the colour jitter.", at_least=0, at_most=1)
     brightness: float = setting(
-        0.4, "The brightness factor of the jitter is drawn from 1 - X to 1 + X.", at_least=0
+        0.4, "Brightness jitter: the factor is drawn from 1 - X to 1 + X.", at_least=0
     )
     contrast: float = setting(
-        0.4, "The contrast factor of the jitter is drawn from 1 - X to 1 + X.", at_least=0
+        0.4, "Contrast jitter: the factor is drawn from 1 - X to 1 + X.", at_least=0
     )
     saturation: float = setting(
-        0.4, "The saturation factor of the jitter is drawn from 1 - X to 1 + X.", at_least=0
+        0.4, "Saturation jitter: the factor is drawn from 1 - X to 1 + X.", at_least=0
     )
     hue: float = setting(
         0.1,
-        "The hue shift of the jitter is drawn from -X to X turns of the colour circle.",
+        "Hue jitter: the shift is drawn from -X to X turns of the colour circle.",
         at_least=0,
         at_most=0.5,
     )
-    gray_p: float = setting(0.2, "Probability that a view becomes gray.", at_least=0, at_most=1)
+    gray_p: float = setting(0.2, "Probability of conversion to grayscale.", at_least=0, at_most=1)
     blur_p: float = setting(0.5, "Probability of a Gaussian blur.", at_least=0, at_most=1)
     blur_sigma_min: float = setting(
-        0.1, "Smallest sigma of the blur, in pixels of the view.", above=0, option=False
+        0.1, "Minimum sigma of the blur, in pixels of the view.", above=0, option=False
     )
     blur_sigma_max: float = setting(
-        2.0, "Largest sigma of the blur, in pixels of the view.", above=0, option=False
+        2.0, "Maximum sigma of the blur, in pixels of the view.", above=0, option=False
     )
     solarise_p: float = setting(
-        0.0, "Probability that bright levels are inverted, after the blur.", at_least=0, at_most=1
+        0.0,
+        "Probability of solarisation (inverting bright pixels) after the blur.",
+        at_least=0,
+        at_most=1,
     )
     solarise_threshold: int = setting(
         128,
-        "Solarisation inverts levels from this one on (0 to 255).",
+        "Solarisation inverts pixel values from this one upwards (0 to 255).",
         at_least=0,
         at_most=255,
         option=False,
     )
 
     def check(self) -> None:
-        """Refuse ranges whose ends are the wrong way round."""
+        """Raise if the minimum of a range is above its maximum."""
         for name in ("scale", "ratio", "blur_sigma"):
             low, high = getattr(self, f"{name}_min"), getattr(self, f"{name}_max")
             flag = name.replace("_", "-")
@@ -91,28 +93,28 @@ class ViewConfig(Config):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AugmentConfig(Config):
-    """Views: how one image becomes one or more of them."""
+    """Views: number of views per image, and their normalisation."""
 
     views: tuple[ViewConfig, ...] = setting(
         (ViewConfig(), ViewConfig()),
-        "Number of views of each image; their settings take one value for all, or one for each: "
+        "Number of views per image. View settings take one value for all views, or one per view: "
         "a,b.",
         nested=int,
     )
     mean: tuple[float, float, float] = setting(
         IMAGENET_MEAN,
-        "Mean of each channel that normalisation subtracts (images scaled to 0-1).",
+        "Per-channel mean that normalisation subtracts, for images scaled to 0-1.",
         option=False,
     )
     std: tuple[float, float, float] = setting(
         IMAGENET_STD,
-        "Standard deviation of each channel that normalisation divides by.",
+        "Per-channel standard deviation that normalisation divides by.",
         above=0,
         option=False,
     )
 
     def check(self) -> None:
-        """Refuse an empty list of views, and a crop of a view that does not come before."""
+        """Check that there is a view, and that each ``crop_of`` is an earlier view."""
         object.__setattr__(self, "views", tuple(self.views))
         require(len(self.views) >= 1, f"views must be at least 1, not {len(self.views)}")
         for number, view in enumerate(self.views):
@@ -124,7 +126,7 @@ class AugmentConfig(Config):
 
     @classmethod
     def from_flags(cls, flags: Mapping[str, Any]) -> Self:
-        """Build it from flags, where settings of the views have one value, or one for each."""
+        """Build it from values by name. View settings have one value, or one per view."""
         views = settings_of(ViewConfig)
         count = checked(int, flags.get("views", 2), "views")
         columns = {x: _of_each_view(x, flags[x], count) for x in views if x in flags}
@@ -133,7 +135,7 @@ class AugmentConfig(Config):
         return cls(views=tuple(ViewConfig(**view) for view in each), **own)
 
     def to_flags(self) -> dict[str, Any]:
-        """Return every setting's value by name; where views differ, as text ``a,b``."""
+        """Return the values of all settings by name; if views differ, as text ``a,b``."""
         flags = Config.to_flags(self) | {"views": len(self.views)}
         for name in settings_of(ViewConfig):
             values = [getattr(view, name) for view in self.views]
@@ -142,22 +144,22 @@ class AugmentConfig(Config):
 
     @classmethod
     def alike(cls, views: int = 2, **settings: Any) -> AugmentConfig:
-        """Return so many views that are made alike.
+        """Return an augmentation whose views all have the same settings.
 
         Args:
-            views: how many.
-            settings: fields of ``ViewConfig`` for all of them; ``mean`` and ``std``.
+            views: number of views.
+            settings: fields of ``ViewConfig`` for all views; ``mean`` and ``std``.
         """
         own = {f.name: settings.pop(f.name) for f in fields(ViewConfig) if f.name in settings}
         return cls(views=(ViewConfig(**own),) * views, **settings)
 
     def changed(self, **settings: Any) -> AugmentConfig:
-        """Return the same with some settings of all views changed."""
+        """Return a copy with some settings changed in all views."""
         return replace(self, views=tuple(replace(view, **settings) for view in self.views))
 
     @property
     def crops_of(self) -> list[int]:
-        """The view whose crop each view shows: mostly its own number."""
+        """Number of the view whose crop each view uses; usually its own."""
         shown: list[int] = []
         for number, view in enumerate(self.views):
             shown.append(number if view.crop_of < 0 else shown[view.crop_of])
@@ -165,12 +167,12 @@ class AugmentConfig(Config):
 
     @property
     def crop(self) -> int:
-        """Side of the largest view in pixels; evaluation's central crops have the same."""
+        """Side of the largest view in pixels, and of the central crop in evaluations."""
         return max(view.crop for view in self.views)
 
     @property
     def by_side(self) -> dict[int, tuple[int, ...]]:
-        """Numbers of the views of each side, which are made together; sides as they first occur."""
+        """Numbers of the views of each side, in order of first occurrence of the side."""
         sides = dict.fromkeys(view.crop for view in self.views)
         return {
             side: tuple(i for i, view in enumerate(self.views) if view.crop == side)
@@ -183,7 +185,7 @@ def _of_each_view(name: str, value: Any, count: int) -> list[Any]:
     values = list(values) if isinstance(values, list | tuple) else [values]
     require(
         len(values) in (1, count),
-        f"{name.replace('_', '-')} has {len(values)} values for {count} views; give one, or one "
-        "for each",
+        f"{name.replace('_', '-')} has {len(values)} values for {count} views; pass one, or one "
+        "per view",
     )
     return values * (count // len(values))

@@ -6,7 +6,7 @@ program; torch's launcher passes each its rank in environment variables.
 
 from __future__ import annotations
 
-from fastsiam.launched import is_worker as is_worker
+from fastsiam.child_process import is_worker as is_worker
 
 from .collectives import check_same_images as check_same_images
 from .collectives import closing_unless_lost as closing_unless_lost

@@ -1,4 +1,4 @@
-"""Collectives of tensors and short texts, and their errors that mean that a rank is gone or late.
+"""Collectives for tensors and short strings, and detection of ranks that are gone or late.
 
 With a single rank each collective returns its input.
 """
@@ -15,8 +15,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import _functional_collectives as functional
 
+from fastsiam.child_process import is_worker
 from fastsiam.errors import DataError
-from fastsiam.launched import is_worker
 
 _newer = getattr(functional, "all_gather_single_autograd", None)  # torch 2.13 renamed it
 _gather = _newer or functional.all_gather_tensor_autograd
@@ -31,7 +31,7 @@ _GONE = (
     "ncclremoteerror",
 )
 _LATE = ("timed out waiting", "timed out after", "wait timeout after")
-"""Parts of the error messages of gloo, NCCL and torch's store."""
+"""Parts of error messages of gloo, NCCL and torch's store, in lower case."""
 
 
 def rank_and_world() -> tuple[int, int]:
@@ -54,8 +54,8 @@ def gather_with_gradient(tensor: Tensor, group: dist.ProcessGroup | None = None)
     It works inside ``torch.compile``.
 
     Args:
-        tensor: of the same shape on all ranks.
-        group: the ranks; None means all.
+        tensor: has the same shape on all ranks.
+        group: the ranks to gather from; None means all.
     """
     if not dist.is_initialized():
         return tensor
@@ -65,7 +65,7 @@ def gather_with_gradient(tensor: Tensor, group: dist.ProcessGroup | None = None)
 
 
 def gather_uneven(tensor: Tensor) -> Tensor:
-    """Concatenate tensors whose first axes differ in length, in the ranks' order."""
+    """Concatenate tensors whose first axes may differ in length, in rank order."""
     if not dist.is_initialized():
         return tensor
     lengths = gather(torch.tensor([len(tensor)], device=tensor.device)).tolist()
@@ -81,8 +81,8 @@ def complete(table: Tensor, shares: Sequence[int]) -> None:
     """Fill in the rows of the other ranks, in place.
 
     Args:
-        table: of the same shape on every rank, with this rank's rows filled in.
-        shares: number of rows of each rank, in the order of the ranks.
+        table: has the same shape on every rank, with this rank's rows filled in.
+        shares: number of rows of each rank, in rank order.
     """
     if dist.is_initialized():
         for rank, rows in enumerate(table.split(list(shares))):
@@ -90,7 +90,7 @@ def complete(table: Tensor, shares: Sequence[int]) -> None:
 
 
 def sum_across_ranks(tensor: Tensor) -> Tensor:
-    """Add up a tensor over the ranks."""
+    """Sum a tensor over the ranks."""
     return _reduced(tensor, dist.ReduceOp.SUM)
 
 
@@ -100,7 +100,7 @@ def mean_across_ranks(tensor: Tensor) -> Tensor:
 
 
 def minimum_across_ranks(tensor: Tensor) -> Tensor:
-    """Return the smallest of the ranks' values, element by element."""
+    """Return the element-wise minimum over the ranks."""
     return _reduced(tensor, dist.ReduceOp.MIN)
 
 
@@ -121,7 +121,7 @@ def from_leader(text: str) -> str:
 
 
 def from_all(text: str) -> list[str]:
-    """Return all ranks' texts on every rank, in the order of the ranks."""
+    """Return all ranks' texts on every rank, in rank order."""
     if not dist.is_initialized():
         return [text]
     texts = [""] * dist.get_world_size()
@@ -130,14 +130,14 @@ def from_all(text: str) -> list[str]:
 
 
 def check_same_images(names: Iterable[str], root: object) -> None:
-    """Check that all ranks found the same images in the same order, which nothing else notices.
+    """Check that all ranks found the same images in the same order; no later check would notice.
 
     Args:
-        names: of the images that this rank found; read only if there are several ranks.
-        root: of the data, for the message.
+        names: names of the images that this rank found; read only if there are several ranks.
+        root: path or URL of the data, for the message.
 
     Raises:
-        DataError: this rank found others than rank 0.
+        DataError: this rank's images differ from those of rank 0.
     """
     if not dist.is_initialized():
         return
@@ -146,8 +146,8 @@ def check_same_images(names: Iterable[str], root: object) -> None:
     of_leader, number = from_leader(f"{digest} {len(found):,}").split()
     if (digest, f"{len(found):,}") != (of_leader, number):
         raise DataError(
-            f"this rank finds other images than rank 0, or in another order ({len(found):,} here, "
-            f"{number} there): give every machine the same data ({root})"
+            f"this rank finds different images than rank 0, or another order ({len(found):,} here, "
+            f"{number} there); give every machine the same data ({root})"
         )
 
 
@@ -163,10 +163,10 @@ def peer_is_late(error: BaseException) -> bool:
 
 @contextmanager
 def closing_unless_lost(used: Any) -> Iterator[None]:
-    """Close what the block used, unless it ends because another rank is gone or late.
+    """Close ``used`` after the block, unless the block fails because a rank is gone or late.
 
-    Then this process exits at once. To free memory of a GPU would be to wait for kernels of NCCL,
-    and those wait for the other rank until NCCL aborts the process.
+    In that case this process exits at once. Freeing GPU memory would wait for NCCL's kernels, which
+    wait for the other rank until NCCL aborts the process.
     """
     ending: BaseException | None = None
     try:

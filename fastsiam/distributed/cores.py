@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
+from fastsiam.child_process import LAUNCHER
 from fastsiam.kernels import cores
-from fastsiam.launched import LAUNCHER
 
 log = logging.getLogger(__name__)
 
@@ -19,7 +19,7 @@ _SYSTEM = Path("/sys")
 
 
 def take_cores(device: torch.device, *, beside_gpu: bool) -> None:
-    """Take this rank's share of the machine's cores, for torch's threads and the loaders.
+    """Assign this rank its share of the machine's cores, for torch's threads and the loaders.
 
     The only rank of a machine takes all cores, or the CPU quota of its container. The number of
     threads in ``OMP_NUM_THREADS`` is kept, except for 1 under ``torchrun``, which sets it by
@@ -47,13 +47,13 @@ def take_cores(device: torch.device, *, beside_gpu: bool) -> None:
 def _move_beside_gpu(own: int, ranks: int) -> int:
     """Bind this process to the NUMA node of its GPU; return the number of ranks on that node.
 
-    torch's launcher can do it with ``numactl``, which containers may lack or may not use.
+    torch's launcher needs ``numactl`` for this, which is often missing or forbidden in containers.
     """
     nodes = [_node_of(gpu) for gpu in range(min(ranks, torch.cuda.device_count()))]
     listed = (_SYSTEM / f"devices/system/node/node{nodes[own]}/cpulist").read_text()
     near = _numbers(listed) & os.sched_getaffinity(0)
     if not near:
-        raise OSError(f"this process may not use the cores of GPU {own}, {listed.strip()}")
+        raise OSError(f"this process may not use the cores near GPU {own}, {listed.strip()}")
     os.sched_setaffinity(0, near)
     for thread in os.listdir("/proc/self/task"):  # some libraries start threads on import
         with contextlib.suppress(OSError):
@@ -71,7 +71,7 @@ def _node_of(gpu: int) -> int:
     place = f"{at.pci_domain_id:04x}:{at.pci_bus_id:02x}:{at.pci_device_id:02x}.0"
     node = int((_SYSTEM / f"bus/pci/devices/{place}/numa_node").read_text())
     if node < 0:
-        raise OSError(f"the NUMA node of GPU {gpu} is unknown to the system")
+        raise OSError(f"the system does not know the NUMA node of GPU {gpu}")
     return node
 
 

@@ -23,11 +23,11 @@ from torch.distributed.elastic.rendezvous.api import (
 )
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from fastsiam.child_process import LAUNCHER
 from fastsiam.config.run import NodesConfig
 from fastsiam.environment import add_package_to_path
 from fastsiam.errors import ERROR, RANK_LOST, SIGNALLED
-from fastsiam.launched import LAUNCHER
-from fastsiam.signals import handled, signal_name
+from fastsiam.signals import handle_signals, signal_name
 
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
 """Signals that the launcher forwards to its ranks, which save and exit."""
@@ -39,18 +39,18 @@ _WHY: dict[int, str] = {
 
 
 def launch(arguments: Sequence[str], config: NodesConfig, *, max_restarts: int = 0) -> int:
-    """Run ``fastsiam ARGUMENTS`` in one process for each rank of this machine; wait for their end.
+    """Run ``fastsiam ARGUMENTS`` in one process per rank of this machine, and wait for them.
 
     With several machines, each must call this with the same arguments.
 
     Args:
-        arguments: command line of the ranks.
-        config: number of machines, their rendezvous, and the ranks of each.
+        arguments: command-line arguments of the ranks.
+        config: number of machines, rendezvous, and number of ranks per machine.
         max_restarts: how often this machine restarts its ranks after a failure.
 
     Returns:
-        Exit code: 0, that of the first failed rank, 128 + the signal that ended it or this process,
-        or 75 if a machine is lost or did not join.
+        Exit code: 0; that of the rank that failed first; 128 + the number of the signal that ended
+        this rank or this process; or 75 if a machine was lost or did not join.
     """
     for name in _LOGGERS:
         logging.getLogger(f"torch.distributed.elastic.{name}").setLevel(logging.CRITICAL)
@@ -59,7 +59,7 @@ def launch(arguments: Sequence[str], config: NodesConfig, *, max_restarts: int =
     add_package_to_path()
     os.environ[LAUNCHER] = str(os.getpid())
     try:
-        with handled(_STOPS, _raise_signal):  # torch handles them only while ranks run
+        with handle_signals(_STOPS, _raise_signal):  # torch handles them only while ranks run
             settings = _settings(config, max_restarts)
             elastic_launch(settings, sys.executable)("-m", "fastsiam", *arguments)
     except ChildFailedError as error:
@@ -98,8 +98,8 @@ def _settings(config: NodesConfig, max_restarts: int) -> LaunchConfig:
         os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
         if is_own(host):
             host = "localhost"  # torch compares names to decide which machine serves the store
-    # After a signal torch kills ranks that are still saving: by itself after 30 s, as torch 2.11
-    # always does.
+    # Without this, torch kills ranks that are still saving 30 s after a signal. torch 2.11 always
+    # does.
     saving = round(config.rank_timeout) + 60
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(saving))
     return LaunchConfig(
@@ -138,8 +138,8 @@ def _raise_signal(number: int, _: object) -> NoReturn:
 def _exit_code(failures: Mapping[int, ProcessFailure]) -> int:
     """Return the exit code of the rank that failed first; print a message if a signal ended it.
 
-    Of ranks that failed within a second, it is one that a signal ended, else one with its own
-    error: the others exited because that one was gone. The agent ends the rest with SIGTERM.
+    Among ranks that failed within a second, one that a signal ended comes first, then one with its
+    own error: the others exited because that one was gone. The agent ends the rest with SIGTERM.
     """
     since = min(failure.timestamp for failure in failures.values())
 
@@ -158,13 +158,13 @@ def _exit_code(failures: Mapping[int, ProcessFailure]) -> int:
 
 
 def _fail(message: str, code: int) -> int:
-    with contextlib.suppress(OSError):  # the exit code is to stand, even if the log's disk is full
+    with contextlib.suppress(OSError):  # a full disk must not change the exit code
         print(f"error: {message}", file=sys.stderr)
     return code
 
 
 def is_own(host: str) -> bool:
-    """Return whether a host name or address is that of this machine."""
+    """Return whether a host name or address belongs to this machine."""
     with contextlib.suppress(OSError):
         for family, _, _, _, address in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM):
             with contextlib.suppress(OSError), socket.create_server(address, family=family):

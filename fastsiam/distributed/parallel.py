@@ -17,7 +17,7 @@ _BUCKET_MB = 25
 
 
 def bn_group(place: Place, config: NumericsConfig) -> dist.ProcessGroup | None:
-    """Return the group of ranks that share BN statistics with this one; None if it is alone.
+    """Return the group of ranks that share BN statistics with this one; None for a single rank.
 
     Every rank must call it. Groups are ``sync_bn_ranks`` consecutive ranks, or all ranks. They are
     separate from the group for gradients, because in one group NCCL would make BN's collectives
@@ -37,7 +37,7 @@ def bn_group(place: Place, config: NumericsConfig) -> dist.ProcessGroup | None:
 
 @torch.no_grad()
 def share_buffers(module: nn.Module, place: Place) -> None:
-    """Give every rank the buffers of rank 0, such as BN's statistics; every rank must call it."""
+    """Broadcast rank 0's buffers, such as BN statistics, to all ranks; every rank must call it."""
     if place.world > 1:
         for buffer in module.buffers():
             dist.broadcast(buffer, src=0)
@@ -47,8 +47,8 @@ def data_parallel(module: nn.Module, place: Place, *, same_buffers: bool) -> nn.
     """Wrap a module with DDP; with a single rank, return it unchanged.
 
     Args:
-        module: on its device. It must keep its direct buffers equal on all ranks; they are not
-            broadcast, because a row for each image may take gigabytes.
+        module: the module, on its device. It must keep its direct buffers equal on all ranks. They
+            are not broadcast, because per-image buffers may take gigabytes.
         place: this rank.
         same_buffers: whether the buffers of its layers, such as BN's statistics, are equal on all
             ranks. Otherwise those of rank 0 are broadcast before each forward pass.

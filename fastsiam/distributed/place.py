@@ -11,9 +11,9 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
+from fastsiam.child_process import is_worker
 from fastsiam.config.run import NodesConfig
 from fastsiam.errors import DeviceError
-from fastsiam.launched import is_worker
 
 from .cores import take_cores
 
@@ -38,8 +38,8 @@ class Place:
     def device_timeout(self) -> timedelta:
         """Timeout of collectives on the device.
 
-        It is longer than that of the host, because NCCL aborts the process with pages of output;
-        the votes of ``StopSignals``, on the host, should fail first.
+        It is longer than the host's, so that the votes of ``StopSignals`` on the host fail first.
+        NCCL would abort the process with pages of output.
         """
         return self.timeout + (_BEFORE_NCCL if self.device.type == "cuda" else timedelta())
 
@@ -53,7 +53,7 @@ def check_devices(config: NodesConfig) -> None:
     """Check that the requested devices exist.
 
     Raises:
-        DeviceError: they do not.
+        DeviceError: a requested device does not exist.
     """
     there = torch.cuda.device_count()
     if config.device == "cpu":
@@ -69,10 +69,10 @@ def check_devices(config: NodesConfig) -> None:
 
 
 def assigned_rank_and_world() -> tuple[int, int]:
-    """Return the rank of this process, and the number of ranks, as a launcher has set them.
+    """Return the rank of this process and the number of ranks, from the launcher's variables.
 
     Raises:
-        DeviceError: a part of a launcher's variables is missing.
+        DeviceError: some of the launcher's variables are missing.
     """
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     needed = ("RANK", "MASTER_ADDR", "MASTER_PORT") if world > 1 else ()
@@ -81,7 +81,7 @@ def assigned_rank_and_world() -> tuple[int, int]:
     if missing := [name for name in needed if name not in os.environ]:
         there = [name for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE") if name in os.environ]
         raise DeviceError(
-            f"{', '.join(there)} set without {', '.join(missing)}: start ranks by --gpus or "
+            f"{', '.join(there)} set without {', '.join(missing)}: start ranks with --gpus or "
             f"torchrun, or run `unset {' '.join(there)}` first"
         )
     return rank, world
@@ -91,11 +91,11 @@ def start(config: NodesConfig, *, numa_binding: bool = True) -> Place:
     """Choose this process's device and cores; with several ranks, initialise the process group.
 
     Args:
-        config: of the ranks.
-        numa_binding: whether a process of several with GPUs takes the cores of its GPU's NUMA node.
+        config: number of machines and ranks, devices and timeouts.
+        numa_binding: with several ranks, whether each uses the cores of its GPU's NUMA node.
 
     Raises:
-        DeviceError: the requested devices do not exist, or a launcher's variables.
+        DeviceError: a requested device or a variable of the launcher is missing.
     """
     check_devices(config)
     rank, world = assigned_rank_and_world()
@@ -124,7 +124,7 @@ def meet(place: Place) -> None:
     store, *_ = next(rendezvous("env://", place.rank, place.world, timeout=place.timeout))
     store.set_timeout(place.timeout)
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        # The agent's store survives a restart and contains addresses of ended ranks.
+        # The agent's store survives a restart and still contains addresses of exited ranks.
         restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         store = PrefixStore(f"fastsiam/restart-{restart}", store)
     dist.init_process_group(

@@ -1,4 +1,4 @@
-"""Signals that stop a run on all ranks together, before a step or in an evaluation."""
+"""Stop a run on all ranks together after a signal, before a step or in an evaluation."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ import torch.distributed as dist
 
 from fastsiam.distributed.place import Place
 from fastsiam.errors import FastSiamError, OtherRankError
-from fastsiam.signals import ECHO, leave_at_once, stops_handled
+from fastsiam.signals import ECHO, exit_immediately, handle_stop_signals
 
 T = TypeVar("T")
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
-"""Signals that make a run save and stop: Ctrl-C, a scheduler's end, SLURM's warning of one
-(``--signal=USR1@60``), and a closed terminal unless ``nohup`` ignores it."""
+"""Signals that make a run save and stop: Ctrl-C, termination by a scheduler, SLURM's warning before
+it (``--signal=USR1@60``), and a closed terminal unless ``nohup`` ignores it."""
 
 _LONG_ECHO = 3.0
-"""Seconds in which further signals count as repetitions of the first, because a scheduler and a
-launcher may both send it; a second Ctrl-C to a single process is not one."""
+"""Seconds during which further signals count as repeats of the first, because a scheduler and a
+launcher may both send it. For Ctrl-C to a single process, ``ECHO`` is used instead."""
 _FAILED = 1000
 """Vote of a rank that cannot continue: this value plus its rank."""
 
@@ -37,7 +37,7 @@ class Signalled(Exception):
 
 
 class StopSignals:
-    """Stops all ranks at the same batch after a signal to, or an error of, any rank.
+    """Stops all ranks at the same batch after any rank receives a signal or fails.
 
     Before each batch the ranks vote by an all-reduce of two numbers over gloo, on the host. So the
     vote does not wait for devices, and no rank stops while another waits for it in a collective. A
@@ -54,9 +54,9 @@ class StopSignals:
         self._group: dist.ProcessGroup | None = None
         if not self._is_alone:
             self._group = dist.new_group(backend="gloo", timeout=place.timeout)  # type: ignore[assignment]
-        self._handlers = stops_handled(
+        self._handlers = handle_stop_signals(
             self._note,
-            again=leave_at_once,
+            again=exit_immediately,
             numbers=STOPPING,
             echo=lambda number: ECHO if self._is_alone and number == signal.SIGINT else _LONG_ECHO,
         )
@@ -80,7 +80,7 @@ class StopSignals:
         Raises:
             Signalled: a rank received a signal.
             OtherRankError: another rank's iterator raised an error.
-            FastSiamError: this rank's iterator raised it; the other ranks know.
+            FastSiamError: this rank's iterator raised it; the other ranks stop, too.
         """
         iterator, nothing = iter(items), object()
         while True:
@@ -114,7 +114,7 @@ class StopSignals:
         return error is self._failure
 
     def meet(self) -> None:
-        """Wait for the other ranks before exiting; ranks that are gone already are ignored."""
+        """Wait for the other ranks before exiting; ignore ranks that are already gone."""
         if not self._is_alone:
             with contextlib.suppress(RuntimeError):
                 dist.barrier(self._group)

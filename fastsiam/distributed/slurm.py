@@ -56,19 +56,19 @@ launch='trap : TERM USR1 CONT; "$@"; code=$?; exit $((code == 1 ? 255 : code))'
 def slurm_script(
     recipe: str, config: TrainConfig, job: SlurmConfig, *, resumed: Mapping[str, Any] | None = None
 ) -> str:
-    """Return the script with which ``sbatch`` runs ``fastsiam train``.
+    """Return a job script for ``sbatch`` that runs ``fastsiam train``.
 
     Args:
         recipe: name of the recipe that the settings are based on.
         config: the run's settings.
         job: options of the job.
-        resumed: settings of the run that ``--resume`` names, if it names one.
+        resumed: settings of the run passed to ``--resume``, if any.
     """
     several = config.run.max_nodes > 1
     words = [sys.executable, "-m", "fastsiam", "train", *_arguments(recipe, config, job, resumed)]
     command = shlex.join(words) + ' --out "$out"'
     if config.run.resume == "never":
-        command += " ${SLURM_RESTART_COUNT:+--resume auto}"  # of a job that was requeued
+        command += " ${SLURM_RESTART_COUNT:+--resume auto}"  # if the job was requeued
     if job.seeds:
         command += ' --seed "$SLURM_ARRAY_TASK_ID"'
     if several:
@@ -86,7 +86,7 @@ def slurm_script(
 
 
 def _options(config: TrainConfig, job: SlurmConfig) -> list[str]:
-    """Return the options of ``sbatch``."""
+    """Return the ``sbatch`` options."""
     run = config.run
     asked = {
         "job-name": job.name,
@@ -109,7 +109,7 @@ def _options(config: TrainConfig, job: SlurmConfig) -> list[str]:
 
 
 def _out(given: str, job: SlurmConfig) -> str:
-    """Return the run's folder as a shell word, which is the same after a requeue."""
+    """Return the run's folder as a shell word that is the same after a requeue."""
     number = "$SLURM_ARRAY_JOB_ID" if job.seeds else "$SLURM_JOB_ID"
     folder = shlex.quote(given) if given else f'runs/{job.name}-"{number}"'
     return folder + ('/seed-"$SLURM_ARRAY_TASK_ID"' if job.seeds else "")
@@ -164,6 +164,6 @@ def submit(script: str, *, folder: Path) -> str:
 
 
 def _reason(text: str) -> str:
-    """Return the error messages of sbatch within submitit's message."""
+    """Extract sbatch's error messages from submitit's message."""
     said = re.findall(r"sbatch: error: (.+)", text)
     return "; ".join(said) or text.strip().splitlines()[-1]

@@ -26,7 +26,7 @@ from fastsiam.config.evaluate import (
 from fastsiam.console import counted, duration
 from fastsiam.distributed import Place
 from fastsiam.evaluate.accuracy import Accuracy
-from fastsiam.evaluate.features import collected
+from fastsiam.evaluate.features import concat_batches
 from fastsiam.evaluate.knn import knn_accuracy
 from fastsiam.evaluate.labelled import (
     Batches,
@@ -87,7 +87,7 @@ def evaluate_knn(
     if config.baselines:
         protocol["baselines"] = True
     files = subject.record_files("knn", subject.data_facts(bank, queries), protocol, config)
-    subject.introduce()
+    subject.print_summary()
     subjects = {"untrained" if subject.untrained else "trained": subject}
     if config.baselines:
         pixels = replace(subject, network=nn.Flatten(), dtype=torch.float32)
@@ -99,7 +99,7 @@ def evaluate_knn(
         epoch = subject.pretrained.epoch if kind == "trained" else None
         name = f"after {counted(epoch, 'epoch')}" if epoch is not None else _NAMES[kind]
         began = time.monotonic()
-        asked, labels, _ = collected(own.extract(queries, "queries"))
+        asked, labels, _ = concat_batches(own.extract(queries, "queries"))
         known = ((part, of) for part, of, _ in own.extract(bank, "bank: images"))
         results = knn_accuracy(known, asked, labels, votes=votes, classes=len(bank.classes))
         seconds, images = time.monotonic() - began, bank.images + queries.images
@@ -129,14 +129,14 @@ def evaluate_linear(
     """
     subject = open_subject(path, config, place)
     images = LabelledImages(subject, config)
-    why = config.why_settled(images.train.images)
+    why = config.explain_auto(images.train.images)
     config = replace(config.settled(images.train.images), batch=images.batch)
     name = "SGD"
     if config.optimizer == "lars":
         name = f"LARS (trust {config.lars_trust:g}, no clipping, including biases)"
     rates = ", ".join(f"{lr:g} ({lr * config.batch / 256:g})" for lr in config.rates)
     cached = f"one central crop of each image, stored as {config.storage}: no augmentation"
-    subject.introduce(
+    subject.print_summary(
         f"linear evaluation on {images}: {name}, {_shared_settings(config)}",
         f"base rates (and scaled by {config.batch:,} / 256): {rates}",
         f"trained on CACHED features of {cached}" if config.cached else _augmentation(config),
@@ -169,7 +169,7 @@ def evaluate_finetuned(
     few = images.percent <= _FEW_PERCENT if config.subset else config.percent <= 1
     config = replace(config, batch=images.batch, epochs=config.epochs or (60 if few else 30))
     files = subject.record_files("finetune", images.facts(), config.protocol(), config, images.part)
-    subject.introduce(
+    subject.print_summary(
         f"fine-tuning all layers on {images}: SGD (Nesterov), rate {config.lr:g} x {config.batch} "
         f"/ 256, {_shared_settings(config)}",
         _augmentation(config),
@@ -238,7 +238,7 @@ def _trained(
         every=steps,
         images=images.batch,
         files=files,
-        at_mark=validate,
+        on_checkpoint=validate,
     )
     results = results or training.evaluate(validation())
     seconds, top = time.monotonic() - began, results[best()]

@@ -17,13 +17,13 @@ from torch import Tensor
 from fastsiam.config.evaluate import FeaturesConfig, NeighboursConfig
 from fastsiam.distributed import Place, gather_uneven
 from fastsiam.errors import BackendError, FastSiamError, NoSplitError
-from fastsiam.evaluate.features import collected
+from fastsiam.evaluate.features import concat_batches
 from fastsiam.evaluate.knn import nearest
 from fastsiam.evaluate.subject import Subject, open_subject
-from fastsiam.files import as_utf8, explained, written_whole
+from fastsiam.files import as_utf8, atomic_write, os_errors_as
 from fastsiam.pipelines import open_split
 from fastsiam.pipelines.store import Split
-from fastsiam.pipelines.subsets import open_whole
+from fastsiam.pipelines.subsets import open_with_holdout
 from fastsiam.report.pictures import Captioned, picture_grid, save_picture
 from fastsiam.run.records import check_targets
 from fastsiam.views.batch import EvalLoader
@@ -51,7 +51,7 @@ def write_features(path: Path, config: FeaturesConfig, place: Place) -> list[Pat
     """
     files = _targets(config) if place.is_leader else []
     subject = open_subject(path, config, place, layer=config.layer)
-    subject.introduce()
+    subject.print_summary()
     loader, splits = _images(subject, config.split)
     subject.check_same(loader)
     rows = _rows(subject, loader, splits)
@@ -59,7 +59,7 @@ def write_features(path: Path, config: FeaturesConfig, place: Place) -> list[Pat
         for _ in rows:
             pass
         return files
-    with explained(FastSiamError, f"cannot write {config.out}"):
+    with os_errors_as(FastSiamError, f"cannot write {config.out}"):
         if len(files) > 1:
             _write_npy(rows, *files)
         else:
@@ -106,7 +106,7 @@ def _images(
     if split != "auto":
         loader = subject.loader(split, in_turn=True)
         return loader, np.full(loader.images, split)
-    _, _, held = open_whole(subject.data)
+    _, _, held = open_with_holdout(subject.data)
     whole = replace(subject, data=replace(subject.data, holdout=""))
     loader = whole.loader("train", in_turn=True)
     splits = np.full(loader.images, "train")
@@ -151,8 +151,8 @@ def _in_order(subject: Subject, loader: EvalLoader) -> Iterator[tuple[Tensor, ..
 
 def _write_npy(rows: Iterator[Rows], out: Path, table_of_rows: Path) -> None:
     with (
-        written_whole(out) as temporary,
-        written_whole(table_of_rows) as temporary_table,
+        atomic_write(out) as temporary,
+        atomic_write(table_of_rows) as temporary_table,
         temporary.open("wb") as array,
         temporary_table.open("w", encoding="utf-8", newline="") as file,
     ):
@@ -175,7 +175,7 @@ def _write_parquet(rows: Iterator[Rows], out: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    with written_whole(out) as temporary, ExitStack() as stack:
+    with atomic_write(out) as temporary, ExitStack() as stack:
         writer = None
         for group in _grouped(rows):
             features = np.concatenate([part for part, _ in group])
@@ -213,7 +213,7 @@ def write_neighbours(path: Path, config: NeighboursConfig, place: Place, *, out:
     """
     check_targets(out)
     subject = open_subject(path, config, place)
-    subject.introduce()
+    subject.print_summary()
     bank = open_split(subject.data, "train")
     split: Split = "val"
     try:
@@ -224,7 +224,7 @@ def write_neighbours(path: Path, config: NeighboursConfig, place: Place, *, out:
     chosen = shuffled[: config.images].sort().values.numpy()
     most = config.k + (split == "train")  # a training image is nearest to itself
     asked, known = subject.loader(split, chosen=chosen), subject.loader("train")
-    queries, _, positions = collected(subject.extract(asked, "queries"))
+    queries, _, positions = concat_batches(subject.extract(asked, "queries"))
     bank_parts = ((features, at) for features, _, at in subject.extract(known, "bank: images"))
     similarity, found, _ = nearest(queries, bank_parts, most=most)
     rows = []

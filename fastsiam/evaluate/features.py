@@ -53,7 +53,7 @@ def frozen(network: nn.Module, image: Tensor, *, dtype: torch.dtype) -> Tensor:
     return features.float()
 
 
-def collected(parts: Iterable[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+def concat_batches(parts: Iterable[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
     """Concatenate each column of batches such as (features, labels, positions)."""
     return tuple(torch.cat(column) for column in zip(*parts, strict=True))
 

@@ -21,7 +21,7 @@ from fastsiam.bad_image_list import BadImage
 from fastsiam.config.evaluate import LabelConfig
 from fastsiam.distributed import complete, minimum_across_ranks
 from fastsiam.errors import FastSiamError
-from fastsiam.evaluate.features import collected, frozen
+from fastsiam.evaluate.features import concat_batches, frozen
 from fastsiam.evaluate.subject import Subject
 from fastsiam.pipelines import BadImages, Order, build_loader, choose, open_split, read_list
 from fastsiam.run.records import TrainingDataFacts
@@ -137,7 +137,7 @@ def augmented_features(images: LabelledImages, epochs: range) -> Batches:
         for epoch in epochs:
             views = loader.epoch(epoch)
             for _ in range(images.steps):
-                features, labels = collected(
+                features, labels = concat_batches(
                     (frozen(subject.network, image, dtype=subject.dtype), label)
                     for batch in islice(views, parts)
                     for image, label in zip(

@@ -15,7 +15,7 @@ from fastsiam.config.evaluate import LabelConfig, NetworkConfig
 from fastsiam.console import Console
 from fastsiam.distributed import Place, from_leader, minimum_across_ranks
 from fastsiam.errors import FastSiamError
-from fastsiam.files import why, write_json, written_whole
+from fastsiam.files import atomic_write, why, write_json
 from fastsiam.run.records import Evaluation, Record, check_targets
 
 Show = Callable[[Record], None]
@@ -105,7 +105,7 @@ class RecordFiles:
             return
         saved = {"same": self._same, "step": step, "training": state(), "results": self.results}
         try:
-            with written_whole(self._state) as temporary:
+            with atomic_write(self._state) as temporary:
                 torch.save(saved, temporary)
         except (OSError, RuntimeError) as error:
             self.console.warn(f"cannot save {self._state} ({why(error)}); continuing without")

@@ -159,7 +159,7 @@ class Subject(EvalImages):
         own = self.pretrained.config
         return own is not None and own.data.has_same_root(self.data)
 
-    def introduce(self, *lines: str) -> None:
+    def print_summary(self, *lines: str) -> None:
         """Print the network, the images and the settings that results depend on."""
         self.console.say(f"{'UNTRAINED: ' * self.untrained}{self.pretrained}")
         self.console.say(
@@ -175,7 +175,7 @@ class Subject(EvalImages):
             )
         if held := self.data.holdout:
             self.console.say(f"{held} of each class of the training images held out for validation")
-        if own and is_own and self.data.held_percent > own.data.held_percent:
+        if own and is_own and self.data.holdout_percent > own.data.holdout_percent:
             self.console.say("the network was trained on images that are held out here")
         for line in filter(None, lines):
             self.console.say(line)
@@ -307,7 +307,7 @@ def _image_settings(pretrained: Pretrained, config: EvalConfig) -> tuple[Augment
     Raises:
         FastSiamError: the resized images are smaller than the crop.
     """
-    seen = pretrained.usual_input
+    seen = pretrained.input_or_default
     augment = AugmentConfig.alike(
         views=1,
         crop=config.crop or seen.crop,

@@ -28,7 +28,7 @@ from fastsiam.distributed import Place, bn_group, data_parallel, mean_across_ran
 from fastsiam.evaluate.accuracy import Accuracy
 from fastsiam.evaluate.features import frozen
 from fastsiam.evaluate.record_files import RecordFiles
-from fastsiam.methods.optim import Lars, cosine, with_momenta
+from fastsiam.methods.optim import Lars, cosine, init_momentum_buffers
 from fastsiam.model.batch_norm import use_view_batch_norm
 from fastsiam.model.numerics import autocast
 
@@ -91,7 +91,7 @@ class Training:
         every: int,
         images: int,
         files: RecordFiles,
-        at_mark: Callable[[int, Tensor], str],
+        on_checkpoint: Callable[[int, Tensor], str],
         unit: str = "step",
     ) -> int:
         """Train to the last step, from the start or from a saved state, and show the progress.
@@ -99,11 +99,11 @@ class Training:
         Args:
             batches: called with a step; yields this rank's share of the batches from there on.
             steps: total number of steps.
-            every: steps between two marks, at which ``files`` may save the state.
+            every: steps between two checkpoints, at which ``files`` may save the state.
             images: images per step, over all ranks.
             files: saves the state, and has the one to resume from.
-            at_mark: called with the number of completed steps and the mean losses since the last
-                mark, over all ranks; returns text for the progress bar.
+            on_checkpoint: called with the number of completed steps and the mean losses since the
+                last checkpoint, over all ranks; returns text for the progress bar.
             unit: unit of the progress bar.
 
         Returns:
@@ -120,7 +120,7 @@ class Training:
             for done, batch in enumerate(stream, start=first + 1):
                 losses.append(self.step(done - 1, batch))
                 if done % every == 0 or done == steps:
-                    text = at_mark(done, mean_across_ranks(torch.stack(losses).mean(0)))
+                    text = on_checkpoint(done, mean_across_ranks(torch.stack(losses).mean(0)))
                     losses.clear()
                     files.save_state(done, self.state, last=done == steps)
                 speed = (done - first) * images / max(time.monotonic() - began, 1e-9)
@@ -193,7 +193,9 @@ class SupervisedTraining(Training):
             if (group := bn_group(place, NumericsConfig())) is not None:
                 use_view_batch_norm(network, group=group)
             shared |= {"nesterov": config.momentum > 0, "fused": True}
-            optimizer = with_momenta(torch.optim.SGD(network.parameters(), lr=0.0, **shared))
+            optimizer = init_momentum_buffers(
+                torch.optim.SGD(network.parameters(), lr=0.0, **shared)
+            )
         super().__init__(network, optimizer, dtype=dtype, place=place)
 
     def step(self, number: int, batch: tuple[Tensor, Tensor]) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 import fastsiam
 from fastsiam.config import BackboneConfig
 from fastsiam.errors import CheckpointError
-from fastsiam.files import explained
+from fastsiam.files import os_errors_as
 from fastsiam.model.backbones import BLOCKS, skeleton
 from fastsiam.run import checkpoint as checkpoints
 from fastsiam.run.records import Record
@@ -127,7 +127,7 @@ def export_weights(
     card = out.with_name(f"{out.name}.md")
     for target in (out, card):
         _check_target(target, pretrained.path, force=force)
-    refused = refusals(pretrained)
+    refused = unsupported_formats(pretrained)
     if refused[format]:
         possible = " or ".join(f"--format {name}" for name, why in refused.items() if not why)
         raise CheckpointError(
@@ -141,7 +141,7 @@ def export_weights(
     return [out, card]
 
 
-def refusals(pretrained: Pretrained) -> dict[str, str]:
+def unsupported_formats(pretrained: Pretrained) -> dict[str, str]:
     """Return for each format a short reason why it does not support a network; "" if it does."""
     model, method = pretrained.model, pretrained.method
     why = {name: _refused_backbone(name, _as_called_in(name, model)) for name in FORMATS}
@@ -186,7 +186,7 @@ def _refused_heads(authors: Layout, state: Mapping[str, Tensor], features: int) 
 
 def _check_target(target: Path, source: Path, *, force: bool) -> None:
     """Raise if the target is the source, lies among a run's checkpoints, or exists (no force)."""
-    with explained(CheckpointError, f"cannot write {target}"):
+    with os_errors_as(CheckpointError, f"cannot write {target}"):
         there = target.exists()
         same = there and source.exists() and target.samefile(source)
         folder = target.resolve().parent

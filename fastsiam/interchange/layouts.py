@@ -222,7 +222,7 @@ def translate(state: Mapping[str, Tensor], *, foreign: bool = False) -> Translat
         numbers = "backbone.0.weight" in new.values()
         new = {k: _torchvisions(name, numbers, lightlys) for k, name in new.items()}
     names = numbered(new, state)
-    _refuse_ambiguous(names, state)
+    _check_unambiguous(names, state)
     return Translation(
         layout=layout.name,
         weights={name: state[key] for key, name in names.items()},
@@ -232,7 +232,7 @@ def translate(state: Mapping[str, Tensor], *, foreign: bool = False) -> Translat
     )
 
 
-def _refuse_ambiguous(names: Mapping[str, str], state: Mapping[str, Tensor]) -> None:
+def _check_unambiguous(names: Mapping[str, str], state: Mapping[str, Tensor]) -> None:
     """Raise a ``ValueError`` if two keys with different weights have the same fastsiam name."""
     first: dict[str, str] = {}
     for key, name in names.items():

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from fastsiam.config import BackboneConfig, MethodConfig, ModelConfig, TrainConfig
 from fastsiam.config.views import IMAGENET_MEAN, IMAGENET_STD, usual_resize
 from fastsiam.console import counted
-from fastsiam.errors import CheckpointError, in_a_line
+from fastsiam.errors import CheckpointError, as_one_line
 from fastsiam.methods import build_method
-from fastsiam.model.backbones import Backbone, ForeignNetwork, build_backbone
+from fastsiam.model.backbones import Backbone, LibraryNetwork, build_backbone
 
 from .heads import build_parts
 from .layouts import AUTHORS
@@ -96,7 +96,7 @@ class Pretrained:
         return folder.parent if self.config and folder.name == "checkpoints" else None
 
     @property
-    def usual_input(self) -> Input:
+    def input_or_default(self) -> Input:
         """``input``; if unknown, 224-pixel crops (small stems: 32) and ImageNet's statistics."""
         crop = 224 if self.model.stem == "imagenet" else 32
         usual = Input(crop=crop, resize=usual_resize(crop), mean=IMAGENET_MEAN, std=IMAGENET_STD)
@@ -134,7 +134,7 @@ class Pretrained:
             ) from error
         if layer == "projector":
             *_, last = (x for x in network[-1].modules() if isinstance(x, nn.Linear))
-            return ForeignNetwork(network, features=last.out_features).eval()
+            return LibraryNetwork(network, features=last.out_features).eval()
         backbone: Backbone = network.get_submodule("backbone")  # type: ignore[assignment]
         return backbone.eval()
 
@@ -176,4 +176,4 @@ def listed(keys: Iterable[str]) -> str:
     """Format a list of keys for a message: the first few, then how many more."""
     keys = list(keys)
     more = f" and {len(keys) - _SHOWN} more" if len(keys) > _SHOWN else ""
-    return ", ".join(in_a_line(key)[:_LONGEST] for key in keys[:_SHOWN]) + more
+    return ", ".join(as_one_line(key)[:_LONGEST] for key in keys[:_SHOWN]) + more

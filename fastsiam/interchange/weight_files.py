@@ -17,8 +17,8 @@ from safetensors.torch import load_file, save_file
 from torch.serialization import safe_globals
 
 from fastsiam.errors import CheckpointError
-from fastsiam.files import parsed_json, reason, why, written_whole
-from fastsiam.run.checkpoint import other_one
+from fastsiam.files import atomic_write, parse_json, reason, why
+from fastsiam.run.checkpoint import previous_hint
 
 _HARMLESS_PACKAGES = re.compile(
     r"(addict|argparse|collections|datetime|detectron2|easydict|fvcore|lightly|lightly_train"
@@ -95,7 +95,7 @@ def read(path: Path) -> Any:
         raise CheckpointError(
             f"cannot read {path}: it is corrupt, or not a weights file (torch.save or "
             ".safetensors; files of TensorFlow and JAX must be converted to PyTorch first)"
-            f"{other_one(path)}"
+            f"{previous_hint(path)}"
         ) from error
 
 
@@ -111,7 +111,7 @@ def write(path: Path, content: Any) -> None:
         CheckpointError: the disk is full or the folder cannot be written; an old file is kept.
     """
     try:
-        with written_whole(path) as temporary:
+        with atomic_write(path) as temporary:
             if isinstance(content, str):
                 temporary.write_text(content, encoding="utf-8")
             elif path.suffix == ".safetensors":
@@ -140,7 +140,7 @@ def _safetensors(path: Path) -> dict[str, Any]:
     with safe_open(path, framework="pt") as file:
         about = (file.metadata() or {}).get("fastsiam")
     state = load_file(path)
-    return state if about is None else {"state_dict": state, "fastsiam": parsed_json(about)}
+    return state if about is None else {"state_dict": state, "fastsiam": parse_json(about)}
 
 
 def _unpickled(path: Path) -> Any:

@@ -1,1 +1,1 @@
-"""Compiled kernels, and the threads that run them."""
+"""Compiled image kernels and the thread pool that runs them."""

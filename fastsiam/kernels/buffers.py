@@ -1,6 +1,6 @@
-"""Reuse of memory buffers, because the system clears new memory page by page.
+"""Pool of reusable memory buffers, which avoids page faults in newly allocated memory.
 
-Clearing takes as long as a colour operation, and longer than reading a cached file.
+Zeroing new pages takes as long as a colour operation, and longer than reading a cached file.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 _ALIGNMENT = 64
-"""Bytes of a cache line, for the non-temporal stores of compiled code."""
+"""Alignment of buffers in bytes (a cache line), for the non-temporal stores of compiled code."""
 _MOST_SIZES = 8
-"""Number of buffer sizes that are kept: views have several sides, and a last batch is smaller."""
+"""Maximum number of different buffer sizes in a pool: crop sizes and last batches differ."""
 
 
 class BufferPool:
     """Pool of arrays whose memory is reused when an array is no longer referenced.
 
     Args:
-        most: number of unused buffers of one size to keep.
+        most: maximum number of unused buffers to keep per size.
     """
 
     def __init__(self, most: int) -> None:
@@ -30,10 +30,10 @@ class BufferPool:
         self._free: dict[int, list[NDArray[np.uint8]]] = {}
 
     def array(self, shape: tuple[int, ...], dtype: type[Any]) -> NDArray[Any]:
-        """Return an array with undefined values.
+        """Return an uninitialised array.
 
-        Its buffer is reused once this object is deleted, even if numpy slices of it exist. A tensor
-        or memoryview of it keeps the object alive.
+        Its buffer is reused once this array object is deleted, even if numpy slices of it still
+        exist. A tensor or memoryview of the array keeps it alive.
         """
         size = math.prod(shape) * np.dtype(dtype).itemsize
         try:

@@ -1,7 +1,7 @@
-"""Compiles the kernels: one library for each kind of processor, and one that decodes JPEGs.
+"""Build script for the compiled kernels: one library per CPU kind, and a JPEG decoder library.
 
-``setup.py`` calls this when the package is installed; ``python -m fastsiam.kernels.build`` does the
-same in a clone. Standard library only, because nothing else is there when a package is built.
+``setup.py`` calls this at installation; in a clone, run ``python -m fastsiam.kernels.build``. It
+imports only the standard library, because nothing else is available while a package is built.
 """
 
 from __future__ import annotations
@@ -19,47 +19,47 @@ from pathlib import Path
 
 SOURCE = Path(__file__).with_name("source")
 KINDS = {"x86-64-v4": ("avx512vbmi", "avx512vnni"), "x86-64-v3": (), "x86-64-v2": ()}
-"""Kinds of x86 processors, the newest first, and what each is to have beyond its level."""
+"""CPU kinds for x86, newest first, with the CPU features each needs beyond its x86-64 level."""
 OTHER = "generic"
-"""What is compiled for other processors."""
+"""CPU kind for all other processors."""
 _FLAGS = ["-std=c++17", "-O3", "-fPIC", "-shared", "-fno-math-errno", "-ffp-contract=off"]
 _FLAGS += ["-fvisibility=hidden", "-Wall", "-Wextra", "-fno-exceptions", "-fno-rtti"]
-# Two are for GCC 12's own headers, and Clang does not know one of them.
+# The "uninitialized" warnings come from GCC 12's own headers. Clang does not know one of the flags.
 _FLAGS += ["-Wno-psabi", "-Wno-maybe-uninitialized", "-Wno-uninitialized"]
 _FLAGS += ["-Wno-unknown-warning-option"]
 
 
 def library(kind: str) -> str:
-    """Return the file name of a kind's library."""
+    """Return the file name of the library for a CPU kind."""
     return f"kernels-{kind}.so"
 
 
 FOLDER = "FASTSIAM_KERNELS"
-"""The variable that names another folder of libraries than the package, as for sanitized ones."""
+"""Environment variable with another folder for the libraries, such as builds with sanitizers."""
 JPEG = "kernels-jpeg.so"
 JPEG_LICENCE = "LICENSE.libjpeg-turbo"
-"""The licence of the libjpeg-turbo inside ``JPEG``; missing where the system's is used."""
+"""Licence of the libjpeg-turbo linked into ``JPEG``; absent if the system's library is used."""
 _STATIC = ["-DSTATIC_LIBJPEG", "-Wl,--exclude-libs,ALL", "-l:libjpeg.a"]
-"""Links libjpeg-turbo so that no other libjpeg in the process can see or replace its symbols."""
+"""Linker options for a static libjpeg-turbo, with symbols hidden from any other libjpeg loaded."""
 _DYNAMIC = ["-ljpeg"]
-_LICENCES = "share/doc/libjpeg*turbo*-dev/copyright"  # of Debian's and Ubuntu's packages
+_LICENCES = "share/doc/libjpeg*turbo*-dev/copyright"  # in Debian's and Ubuntu's packages
 STAMP = "kernels.stamp"
-"""The file that says which sources the libraries beside it were made of."""
+"""File with the hash of the sources that the libraries next to it were built from."""
 
 
 def own_folder() -> Path:
-    """Return where libraries belong: ``$FASTSIAM_KERNELS``, or beside this file."""
+    """Return the folder for the libraries: ``$FASTSIAM_KERNELS``, or the folder of this module."""
     return Path(os.environ.get(FOLDER) or Path(__file__).parent)
 
 
 def cache_folder() -> Path:
-    """Return where libraries go if their own folder cannot be written."""
+    """Return the folder for the libraries if ``own_folder`` is not writable."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "fastsiam" / "kernels" / stamp()[:16]
 
 
 def stamp() -> str:
-    """Return a text that changes with the sources."""
+    """Return a hash of the C++ sources and this module."""
     whole = hashlib.sha256()
     for path in sorted([Path(__file__), *SOURCE.glob("*.h"), *SOURCE.glob("*.cpp")]):
         whole.update(path.read_bytes())
@@ -67,7 +67,7 @@ def stamp() -> str:
 
 
 def is_current(folder: Path) -> bool:
-    """Tell whether a folder's libraries were made of these sources, if there are sources."""
+    """Return whether a folder's libraries are up to date; without sources, any stamp counts."""
     if not SOURCE.exists():
         return (folder / STAMP).exists()
     try:
@@ -77,7 +77,7 @@ def is_current(folder: Path) -> bool:
 
 
 def compiler() -> list[str] | None:
-    """Return the command that compiles C++: ``$CXX``, the system's, or the one of ziglang."""
+    """Return the C++ compiler command: ``$CXX``, a system compiler or ziglang's; None if absent."""
     named = os.environ.get("CXX")
     if named:
         return shlex.split(named)
@@ -90,7 +90,7 @@ def compiler() -> list[str] | None:
 
 
 def _is_new_enough(command: list[str]) -> bool:
-    """Tell whether a compiler knows the kinds of processors: GCC from 11 on, Clang from 12 on."""
+    """Return whether a compiler supports the newest CPU kind: GCC 11 or Clang 12, or newer."""
     kind = next(iter(KINDS)) if _is_x86() else OTHER
     tried = [*command, "-std=c++17", *_processor(kind), "-fsyntax-only", "-x", "c++", "-"]
     done = subprocess.run(tried, input="#include <string.h>\n", capture_output=True, text=True)
@@ -102,16 +102,16 @@ def _is_x86() -> bool:
 
 
 def build(folder: Path) -> list[Path]:
-    """Compile what can be compiled here.
+    """Compile the kernels for this architecture, and the JPEG decoder if libjpeg-turbo is found.
 
     Args:
-        folder: where the libraries shall lie.
+        folder: where to put the libraries.
 
     Returns:
-        The libraries.
+        The paths of the libraries.
 
     Raises:
-        RuntimeError: there is no compiler, or it fails.
+        RuntimeError: no compiler was found, or it failed.
     """
     command = compiler()
     if command is None:
@@ -140,23 +140,23 @@ def build(folder: Path) -> list[Path]:
 
 
 def _linked(*, zig: bool) -> list[str]:
-    """Return options that leave out libraries of C++: see ``source/thread_exit.cpp``."""
+    """Return linker options that avoid a C++ runtime library; see ``source/thread_exit.cpp``."""
     if sys.platform != "linux":
         return []
     return ["-nostdlib++", "-s"] if zig else ["-Wl,--as-needed,-z,defs", "-static-libgcc"]
 
 
 def _processor(kind: str, *, zig: bool = False) -> list[str]:
-    """Return the compiler's options for a kind of processor; Zig has names of its own for them."""
+    """Return the compiler options for a CPU kind; Zig uses different names for CPUs."""
     if kind == OTHER:
-        return ["-mcpu=baseline"] if zig else []  # else it takes this machine's
+        return ["-mcpu=baseline"] if zig else []  # Zig's default is the CPU of this machine
     if zig:
         return ["-mcpu=" + "+".join([kind.replace("-", "_"), *KINDS[kind]])]
     return [f"-march={kind}", *(f"-m{own}" for own in KINDS[kind]), "-mprefer-vector-width=512"]
 
 
 def _compile(command: list[str], target: Path) -> Path:
-    """Compile into a file of another folder first: who uses the old one keeps it."""
+    """Compile to a temporary folder, then move: processes that use the old library keep it."""
     with tempfile.TemporaryDirectory(prefix="new-", dir=target.parent) as folder:
         new = Path(folder) / target.name
         done = _run([*command, "-o", str(new)])
@@ -167,14 +167,14 @@ def _compile(command: list[str], target: Path) -> Path:
 
 
 def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
-    """Run a compiler that leaves nothing behind: Zig would keep half a gigabyte at home."""
+    """Run a compiler with a temporary cache: Zig would leave 0.5 GB in the home directory."""
     with tempfile.TemporaryDirectory() as folder:
         own = {"ZIG_GLOBAL_CACHE_DIR": folder, "ZIG_LOCAL_CACHE_DIR": folder}
         return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **own})
 
 
 def _links(command: list[str], libjpeg: list[str]) -> bool:
-    """Tell whether libjpeg-turbo and its header are here, and can be linked this way."""
+    """Return whether libjpeg-turbo and its header are installed and link with these options."""
     with tempfile.TemporaryDirectory() as folder:
         source = str(SOURCE / "jpeg_library.cpp")
         return _run([*command, source, *libjpeg, "-o", str(Path(folder, "has"))]).returncode == 0

@@ -1,4 +1,4 @@
-"""Number of cores that this process may use, alone or as one of several ranks."""
+"""Number of CPU cores that this process may use, alone or as one of several ranks."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from math import ceil
 from pathlib import Path
 
 SHARE = "FASTSIAM_CORES"
-"""Environment variable with the number of cores of this rank."""
+"""Environment variable that sets the number of cores of this rank."""
 
 
 _ROOT = Path("/")
-"""Root folder of the control groups; tests change it."""
+"""Root of the file system where control groups are read; tests replace it."""
 
 
 def cores() -> int:
-    """Return the number of cores that this process may use, in a container those of its quota."""
+    """Return the number of cores this process may use, given its affinity and cgroup quotas."""
     own = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min([own, *_quotas()])
 
 
 @cache
 def _quotas() -> list[int]:
-    """Return how many cores each of this process's control groups may keep busy, if limited."""
+    """Return the CPU quota, in cores, of each of this process's control groups that has one."""
     found = []
     for group in control_groups("sys/fs/cgroup", "0::"):
         with contextlib.suppress(OSError, ValueError):  # "max": no limit
@@ -39,11 +39,11 @@ def _quotas() -> list[int]:
 
 
 def control_groups(home: str, own: str) -> list[Path]:
-    """Return the folders of this process's control group and of its parents.
+    """Return the folders of this process's control group and its ancestors.
 
     Args:
-        home: where the groups are mounted, below the root folder.
-        own: part of the line of /proc/self/cgroup that names this process's group.
+        home: mount point of the groups, relative to the root folder.
+        own: substring of the line in /proc/self/cgroup that names this process's group.
     """
     groups = [_ROOT / home]  # inside a container this is the only one
     with contextlib.suppress(OSError):
@@ -60,17 +60,17 @@ def local_ranks() -> int:
 
 
 def share(ranks: int) -> int:
-    """Return the cores of each rank if this process's cores are divided among several ranks."""
+    """Return the number of cores per rank if ``ranks`` share this process's cores; at least 1."""
     return max(1, cores() // ranks)
 
 
 def own_cores() -> int:
-    """Return the number of cores of this rank."""
+    """Return the number of cores of this rank: ``$FASTSIAM_CORES``, or an equal share."""
     return int(os.environ.get(SHARE) or share(local_ranks()))
 
 
 def limit_torch_threads() -> None:
-    """Have torch use no more threads than these cores, unless ``OMP_NUM_THREADS`` is set."""
+    """Limit torch's threads to this process's cores, unless ``OMP_NUM_THREADS`` is set."""
     import torch
 
     if "OMP_NUM_THREADS" not in os.environ and cores() < torch.get_num_threads():

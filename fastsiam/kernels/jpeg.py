@@ -1,4 +1,4 @@
-"""The compiled decoder of JPEGs: libjpeg-turbo, as Pillow calls it."""
+"""Compiled JPEG decoder: libjpeg-turbo with the same settings as Pillow."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from fastsiam.kernels import library
 log = logging.getLogger(__name__)
 
 _DECODE = CFUNCTYPE(c_int, c_void_p, c_int64, c_int32, c_int32, c_void_p, c_void_p, c_void_p)
-"""``Decode`` in ``source/job.h``."""
+"""The function type ``Decode`` in ``source/job.h``."""
 _BEHIND = 64
-"""Bytes that may be written behind decoded pixels; also the size of the ``Image`` structure."""
+"""Bytes that may be written past the decoded pixels; also enough for an ``Image`` structure."""
 
 
 @cache
 def decoder() -> int:
-    """Return the address of the function that decodes JPEGs (``Decode`` in ``source/job.h``).
+    """Return the address of the compiled JPEG decoder (a ``Decode`` in ``source/job.h``).
 
-    0 if fastsiam was compiled without libjpeg-turbo: Pillow decodes then.
+    Returns 0 if no suitable libjpeg-turbo is available; Pillow then decodes JPEGs.
     """
     if (jpeg := library.jpeg()) is None:
         log.warning(
@@ -37,18 +37,19 @@ def decoder() -> int:
 def decode_corner(
     data: bytes | memoryview, height: int, width: int, *, rows: int, columns: int
 ) -> NDArray[np.uint8] | None:
-    """Decode a JPEG's first rows and columns; None if only Pillow can tell whether it is damaged.
+    """Decode the top-left corner of a JPEG.
 
     Args:
-        data: the whole image.
-        height: of the whole image, in pixels.
-        width: of the whole image.
-        rows: how many to decode.
-        columns: how many to decode.
+        data: the complete encoded image.
+        height: of the complete image, in pixels.
+        width: of the complete image, in pixels.
+        rows: number of pixel rows to decode.
+        columns: number of pixel columns to decode.
 
     Returns:
-        The pixels, uint8 RGB, whose rows are ``width`` wide if ``columns`` is ``width``; and more
-        bytes behind them.
+        RGB pixels row by row, then unused bytes, as a flat uint8 array. The rows have ``width``
+        pixels if ``columns`` equals ``width``; otherwise their length is undefined. None if the
+        compiled decoder is missing or rejects the image: Pillow must decide if it is corrupt.
 
     Raises:
         BackendError: the kernels are missing and cannot be compiled.
@@ -62,11 +63,11 @@ def decode_corner(
     return None if refused else pixels
 
 
-def surely_decodes(data: bytes | memoryview, height: int, width: int) -> bool:
-    """Tell whether a JPEG surely decodes; if False, decode it with Pillow to find out.
+def is_certain_to_decode(data: bytes | memoryview, height: int, width: int) -> bool:
+    """Return whether a JPEG is certain to decode; if False, try Pillow to find out.
 
-    Of a baseline image, the decoder reads the header and the first row, and looks for markers in
-    the rest. Of a progressive one it reads all code.
+    For a baseline image, the decoder reads the header and the first row, and scans the rest for
+    markers. For a progressive image, it reads all entropy-coded data.
     """
     if library.kernels_if_any() is None:
         return False

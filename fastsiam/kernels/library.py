@@ -1,7 +1,7 @@
-"""Loading of the compiled kernels: the library for this processor, and its functions' types.
+"""Loader of the compiled kernels: selects the library for this CPU and declares its functions.
 
-The structures mirror ``source/job.h``. Libraries that are missing or older than their sources, as
-in a new or updated clone, are compiled first.
+The structures mirror ``source/job.h``. Libraries that are missing or out of date, as in a new or
+updated clone, are compiled first.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastsiam.errors import BackendError
-from fastsiam.files import quoted, require_own
+from fastsiam.files import check_private_folder, quoted
 from fastsiam.kernels import build
 
 if TYPE_CHECKING:
@@ -30,22 +30,22 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 CHOICE = "FASTSIAM_CPU"
-"""Environment variable that selects a kind of library instead of the newest supported one."""
+"""Environment variable that selects a CPU kind instead of the newest supported one."""
 _BUILD = "python -m fastsiam.kernels.build"
 _NEEDS = {
     "x86-64-v4": "avx512f avx512bw avx512cd avx512dq avx512vl avx512vbmi avx512_vnni",
     "x86-64-v3": "abm avx avx2 bmi1 bmi2 f16c fma movbe",
     "x86-64-v2": "",
 }
-"""CPU flags, in Linux's names, that each kind needs in addition to those of the kinds below."""
+"""CPU flags, as in /proc/cpuinfo, that each kind needs in addition to those of older kinds."""
 
 
 _MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")
-"""Any marker except escaped bytes, restart markers and fill bytes."""
+"""A JPEG marker; does not match escaped bytes, restart markers or fill bytes."""
 
 
 class FinishOf(Structure):
-    """The photometric stage of M crops of one side; ``photometric.operations.Operations``."""
+    """Photometric parameters of M crops of one size: ``photometric.operations.Operations``."""
 
     _fields_ = [
         *((name, c_void_p) for name in ("order", "factor", "gray", "blur", "solarise")),
@@ -55,7 +55,7 @@ class FinishOf(Structure):
 
 
 class SideOf(Structure):
-    """The crops of one side: V of each of N images, cut as ``fastsiam.pipelines.cuts.Cuts``."""
+    """V crops of each of N images, all of one size: ``fastsiam.pipelines.cuts.Cuts``."""
 
     _fields_ = [
         ("side", c_int32),
@@ -66,7 +66,7 @@ class SideOf(Structure):
 
 
 class JobOf(Structure):
-    """A batch to compute."""
+    """A batch of images from which to make crops and views."""
 
     _fields_ = [
         ("count", c_int64),
@@ -89,7 +89,7 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     ),
     "next_marker": (c_int64, [c_void_p, c_int64, c_int64]),
 }
-"""Result and arguments of the functions of ``source``, without their prefix."""
+"""Result and argument types of the compiled functions, by name without ``fastsiam_``."""
 
 
 def at(array: NDArray[Any], kind: Any = None) -> int:
@@ -97,10 +97,10 @@ def at(array: NDArray[Any], kind: Any = None) -> int:
 
     Args:
         array: contiguous; the caller must keep it alive while the address is used.
-        kind: numpy type that compiled code expects.
+        kind: dtype that the compiled code expects; None skips the check.
 
     Raises:
-        ValueError: the array is not contiguous, or of another type.
+        ValueError: the array is not contiguous, or has another dtype.
     """
     if not array.flags.c_contiguous:
         raise ValueError(f"an array of shape {array.shape} is not contiguous; copy it first")
@@ -110,7 +110,7 @@ def at(array: NDArray[Any], kind: Any = None) -> int:
 
 
 def address(function: Any) -> int:
-    """Return the address of a library's function.
+    """Return the address of a compiled function.
 
     Raises:
         ValueError: the function is a null pointer.
@@ -123,7 +123,7 @@ def address(function: Any) -> int:
 
 @cache
 def kinds() -> tuple[str, ...]:
-    """Return the kinds of libraries that this processor supports, the newest first."""
+    """Return the CPU kinds whose libraries run on this processor, newest first."""
     if platform.machine() not in ("x86_64", "AMD64"):
         return (build.OTHER,)
     cpuinfo = Path("/proc/cpuinfo")
@@ -138,7 +138,7 @@ def kinds() -> tuple[str, ...]:
 
 
 def kind() -> str:
-    """Return the kind of library in use: ``$FASTSIAM_CPU``, or the newest supported one.
+    """Return the CPU kind in use: ``$FASTSIAM_CPU``, or the newest supported one.
 
     Raises:
         BackendError: this processor does not support the selected kind.
@@ -153,10 +153,10 @@ def kind() -> str:
 
 
 def writes_halves() -> bool:
-    """Return whether the library in use can write bfloat16 and float16; others write float32.
+    """Return whether the library in use can output bfloat16 and float16, not only float32.
 
     Raises:
-        BackendError: as ``kind``.
+        BackendError: see ``kind``.
     """
     return kind() in ("x86-64-v4", "x86-64-v3")
 
@@ -165,7 +165,7 @@ def kernels() -> Any:
     """Return the library for this processor.
 
     Raises:
-        BackendError: it is missing and cannot be compiled.
+        BackendError: it cannot be compiled or loaded, or ``kind`` raises.
     """
     return _load(kind())
 
@@ -177,7 +177,7 @@ def _load(kind: str) -> Any:
         library = ctypes.CDLL(str(path))
     except OSError as error:
         raise BackendError(
-            f"cannot load the kernels ({error}): they are corrupt or from another system; "
+            f"cannot load the kernels ({error}): they are corrupt or built for another system; run "
             f"`rm {quoted(path.parent / build.STAMP)}` and start again to compile them"
         ) from error
     for name, (result, arguments) in _FUNCTIONS.items():
@@ -188,7 +188,7 @@ def _load(kind: str) -> Any:
 
 @cache
 def kernels_if_any() -> Any:
-    """Return the library for this processor; None if it is missing and cannot be compiled."""
+    """Return the library for this processor; None if it cannot be compiled or loaded."""
     try:
         return kernels()
     except BackendError:
@@ -196,10 +196,10 @@ def kernels_if_any() -> Any:
 
 
 def next_marker(data: bytes | memoryview, begin: int) -> int:
-    """Return the offset of the byte after 0xFF of a JPEG's first marker from ``begin`` on, or -1.
+    """Find the first JPEG marker from ``begin`` on that ends entropy-coded data.
 
-    Only markers that end entropy-coded data count. With compiled kernels it takes 0.01 ms for an
-    ImageNet photograph and releases the GIL; without, it takes ten times as long.
+    Returns the offset of its second byte (the one after 0xFF), or -1. With compiled kernels this
+    takes 0.01 ms for an ImageNet image and releases the GIL; without, it takes ten times as long.
     """
     if (compiled := kernels_if_any()) is None:
         match = _MARKER.search(data, begin)
@@ -210,9 +210,9 @@ def next_marker(data: bytes | memoryview, begin: int) -> int:
 
 @cache
 def jpeg() -> Any:
-    """Return the library that decodes JPEGs; None without a suitable libjpeg-turbo.
+    """Return the JPEG decoder library; None without a suitable libjpeg-turbo.
 
-    A libjpeg-turbo that is not linked statically may be missing, or older than at compile time.
+    A dynamically linked libjpeg-turbo may be missing, or older than at compile time.
     """
     path = _folder() / build.JPEG
     if not path.exists():
@@ -232,9 +232,9 @@ def decoder_name() -> str:
     """Return a description of the JPEG decoder in use, for ``fastsiam info``."""
     try:
         if _compiled() is None:
-            return "not compiled yet; the first run compiles them"
+            return "kernels not compiled yet; the first run compiles them"
     except RuntimeError as error:
-        return f"not compiled: {error}"
+        return f"kernels not compiled: {error}"
     if jpeg() is None:
         return "Pillow (no suitable libjpeg-turbo)"
     version = jpeg().fastsiam_jpeg_version()
@@ -244,10 +244,10 @@ def decoder_name() -> str:
 
 
 def _compiled() -> Path | None:
-    """Return the folder of the libraries; None if they are missing or older than their sources.
+    """Return the folder of the libraries; None if they are missing or out of date.
 
     Raises:
-        RuntimeError: they are not in the package, and the user has no home directory.
+        RuntimeError: they are not in the package folder, and the user has no home directory.
     """
     for find in (build.own_folder, build.cache_folder):
         folder = find()
@@ -258,10 +258,10 @@ def _compiled() -> Path | None:
 
 @cache
 def _folder() -> Path:
-    """Return the folder of the libraries; compile them first if necessary.
+    """Return the folder of the libraries, compiling them first if necessary.
 
     Raises:
-        BackendError: they are missing and cannot be compiled.
+        BackendError: the libraries cannot be compiled.
     """
     try:
         own = build.own_folder()
@@ -269,13 +269,13 @@ def _folder() -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         if folder != Path(__file__).parent:
             instead = "set XDG_CACHE_HOME to a folder of your own"
-            require_own(folder, what="fastsiam's kernels", instead=instead)
+            check_private_folder(folder, what="fastsiam's kernels", instead=instead)
         if _compiled() != folder:
             with _build_lock():
                 if _compiled() != folder:  # another process may have compiled them meanwhile
                     log.warning("compiling fastsiam's kernels (once, about half a minute)")
                     build.build(folder)
-    except (RuntimeError, OSError) as error:  # RuntimeError also without a home directory
+    except (RuntimeError, OSError) as error:  # also RuntimeError: no home directory
         raise BackendError(f"cannot compile fastsiam's kernels: {error}") from error
     return folder
 
@@ -284,9 +284,9 @@ def _build_lock() -> FileLock:
     """Return the lock that this user's processes hold while they compile.
 
     It is in the system's temporary folder, because not every file system supports locks. filelock
-    does not follow links, so other users cannot redirect it.
+    does not follow symlinks, so other users cannot redirect it.
     """
-    from filelock import FileLock  # its import is slow, and few processes compile
+    from filelock import FileLock  # slow to import, and few processes compile
 
     path = Path(tempfile.gettempdir()) / f"fastsiam-build-{os.getuid()}"
     return FileLock(path, mode=0o600)

@@ -1,4 +1,4 @@
-"""Threads for compiled work, which releases the GIL."""
+"""Thread pool for compiled functions, which release the GIL."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _MOST_THREADS = 1024  # threads start on demand
 def in_threads(work: Callable[[], object], count: int) -> None:
     """Call ``work()`` in as many threads as torch uses, but at most ``count``.
 
-    Each call must take pieces of work until all ``count`` pieces are taken. So the work is balanced
+    Each call must take pieces of work until all ``count`` pieces are taken. This balances the load
     without the GIL, which another thread may hold.
 
     Raises:
-        Exception: the first exception of ``work``.
+        Exception: the first exception raised by ``work``.
     """
     threads = min(torch.get_num_threads(), count)
     if threads <= 1:
@@ -36,10 +36,10 @@ def submit_all(
 
 
 def run_all(futures: Sequence[Future[object]]) -> None:
-    """Wait until all calls have ended, even after an exception: the caller may then free memory.
+    """Wait until all calls have ended, even if one fails, so that the caller may free their memory.
 
     Raises:
-        Exception: the exception of the first call that failed.
+        BaseException: what interrupted the wait, such as Ctrl-C, or the first failed call's error.
     """
     stopped = wait_all(futures)
     if stopped is not None:
@@ -49,7 +49,7 @@ def run_all(futures: Sequence[Future[object]]) -> None:
 
 
 def wait_all(futures: Sequence[Future[object]]) -> BaseException | None:
-    """Wait until all calls have ended; return an exception that interrupted it, such as Ctrl-C."""
+    """Wait until all calls have ended; return the exception that interrupted the wait, if any."""
     stopped: BaseException | None = None
     while running := [future for future in futures if not future.done()]:
         try:

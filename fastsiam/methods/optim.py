@@ -27,10 +27,10 @@ def build_optimizer(config: OptimConfig, groups: Sequence[ParamGroup]) -> torch.
     shared["lr"] = peak_lr(config)
     if config.optimizer == "lars":
         return Lars(own, **shared, trust=config.lars_trust, adapt_all=config.lars_all)
-    return with_momenta(torch.optim.SGD(own, **shared, fused=True))
+    return init_momentum_buffers(torch.optim.SGD(own, **shared, fused=True))
 
 
-def with_momenta(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+def init_momentum_buffers(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     """Create a zero momentum buffer for every parameter, before the first step.
 
     Otherwise the fused kernel leaves it uninitialised if loss scaling skips the first step.
@@ -74,7 +74,7 @@ class Lars(torch.optim.Optimizer):
     ) -> None:
         defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
         super().__init__(groups, defaults | {"trust": trust, "adapt_all": adapt_all})
-        with_momenta(self)
+        init_momentum_buffers(self)
         self._step_supports_amp_scaling = True  # tells GradScaler that step() handles overflow
 
     @torch.no_grad()

@@ -134,7 +134,7 @@ class ResNet(Backbone):
         return pooled
 
 
-class ForeignNetwork(Backbone):
+class LibraryNetwork(Backbone):
     """A network from torchvision or timm, with that library's state dict keys.
 
     The network is a submodule because some (ConvNeXt, DenseNet) have a module called ``features``.
@@ -305,7 +305,7 @@ def _tried(backbone: Backbone, side: int) -> Any:
     return backbone(torch.empty(2, 3, side, side, device="meta"))
 
 
-def _of_torchvision(name: str) -> ForeignNetwork:
+def _of_torchvision(name: str) -> LibraryNetwork:
     known = torchvision.models.list_models(module=torchvision.models)
     if name not in known:
         raise ValueError(_unknown(name, [*OWN_BACKBONES, *known, *_timm_names()]))
@@ -325,10 +325,10 @@ def _of_torchvision(name: str) -> ForeignNetwork:
         )
     path, last = linear[-1]
     network.set_submodule(path, nn.Identity())
-    return ForeignNetwork(network, features=last.in_features, classifier=path)
+    return LibraryNetwork(network, features=last.in_features, classifier=path)
 
 
-def _of_timm(name: str) -> ForeignNetwork:
+def _of_timm(name: str) -> LibraryNetwork:
     try:
         import timm
     except ImportError as error:
@@ -343,7 +343,7 @@ def _of_timm(name: str) -> ForeignNetwork:
     if not timm.is_model(name):
         raise ValueError(_unknown(f"timm/{name}", _timm_names()))
     network: Any = timm.create_model(name, pretrained=False, num_classes=0)
-    return ForeignNetwork(
+    return LibraryNetwork(
         network, features=getattr(network, "head_hidden_size", network.num_features)
     )
 

@@ -11,8 +11,8 @@ from PIL import Image, ImageDraw, ImageOps
 from torch import Tensor
 
 from fastsiam.config import AugmentConfig
-from fastsiam.errors import in_a_line
-from fastsiam.files import quoted, written_for_user
+from fastsiam.errors import as_one_line
+from fastsiam.files import atomic_write_for_user, quoted
 
 Captioned = tuple[Image.Image, str, bool | None]
 """A picture, its caption, and whether that is good news (True), bad news (False) or neither."""
@@ -40,7 +40,7 @@ def save_picture(picture: Image.Image, path: Path) -> None:
     Raises:
         FastSiamError: the file cannot be written.
     """
-    with written_for_user(path) as temporary:
+    with atomic_write_for_user(path) as temporary:
         picture.save(temporary, format=Image.registered_extensions()[path.suffix.lower()])
 
 
@@ -74,7 +74,7 @@ def picture_grid(
             enlarged = max(picture.size) < side
             method = Image.Resampling.NEAREST if enlarged else Image.Resampling.LANCZOS
             sheet.paste(ImageOps.pad(picture, (side, side), method, "white"), (left, top))
-            text = in_a_line(text)
+            text = as_one_line(text)
             while text and draw.textlength(text) > side:
                 text = text[:-1]
             draw.text((left, top + side + 1), text, fill=_NEWS[good])

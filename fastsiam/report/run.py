@@ -14,7 +14,7 @@ from fastsiam.config.files import RunSettings
 from fastsiam.config.train import changes_text
 from fastsiam.console import rounded
 from fastsiam.errors import DataError
-from fastsiam.files import values_used, written_for_user
+from fastsiam.files import atomic_write_for_user, value_errors_as_data_error
 from fastsiam.report.drawing import shown
 from fastsiam.report.page import Figure, Section, Table, flat, render, text_of
 from fastsiam.run.log import read_metrics
@@ -116,14 +116,14 @@ def write_report(runs: Sequence[Path], out: Path) -> Path:
             tables=[Table.of(flat(first.settings.environment).items())],
         ),
     ]
-    with values_used(first.folder / "config.json"):
+    with value_errors_as_data_error(first.folder / "config.json"):
         facts = _facts(first.settings)
     text = render(
         f"fastsiam: {', '.join(run.name for run in read)}",
         f"{f'{first.name}: ' if several else ''}{facts}",
         sections,
     )
-    with written_for_user(out) as temporary:
+    with atomic_write_for_user(out) as temporary:
         temporary.write_text(text, "utf-8")
     return out
 

@@ -23,13 +23,13 @@ import fastsiam
 from fastsiam.config import TrainConfig
 from fastsiam.errors import CheckpointError, DamagedError
 from fastsiam.files import (
-    explained,
+    atomic_write,
     is_file,
-    parsed_json,
+    os_errors_as,
+    parse_json,
     quoted,
     reason,
     require_local,
-    written_whole,
 )
 
 FORMAT = 2
@@ -86,7 +86,7 @@ def exists(run: Path) -> bool:
     Raises:
         CheckpointError: its folder cannot be read.
     """
-    with explained(CheckpointError, f"cannot read {run}"):
+    with os_errors_as(CheckpointError, f"cannot read {run}"):
         found = is_file(last(run)) or is_file(previous(run))
     return found
 
@@ -107,7 +107,7 @@ def save(path: Path, checkpoint: Checkpoint, *, keep: Path | None = None) -> Non
     }
     state["digest"] = digest_of(state)
     try:
-        with written_whole(path) as temporary:
+        with atomic_write(path) as temporary:
             torch.save(state, temporary)
             if keep is not None:
                 with temporary.open("rb") as file:
@@ -132,7 +132,7 @@ def _keep(path: Path, other: Path) -> None:
         os.link(path, spare)
     except OSError as error:
         if error.errno == errno.EXDEV:
-            with written_whole(other) as copy:
+            with atomic_write(other) as copy:
                 shutil.copyfile(path, copy)
             return
         spare = path
@@ -175,7 +175,7 @@ def locate(path: Path) -> Path:
         FastSiamError: the path is a URL, or has a ``~`` that the shell did not expand.
     """
     require_local(path, reads=True)
-    with explained(CheckpointError, f"cannot read {path}"):
+    with os_errors_as(CheckpointError, f"cannot read {path}"):
         file = last(path) if path.is_dir() else path
         there = is_file(file)
     if not there and path.is_dir() and not (path / "config.json").is_file():
@@ -190,7 +190,7 @@ def locate(path: Path) -> Path:
     return file
 
 
-def other_one(path: Path) -> str:
+def previous_hint(path: Path) -> str:
     """Return the end of an error message that names the previous checkpoint; "" without one."""
     before = path.with_name("previous.pt")
     is_last = path.name == "last.pt" and before.is_file()
@@ -216,7 +216,7 @@ def load(path: Path, *, resumes: bool = False) -> Checkpoint:
             raise CheckpointError(f"cannot read {path}: {reason(error)}") from error
         raise DamagedError(
             f"cannot read {path}: it is corrupt or not a PyTorch file of plain tensors"
-            f"{other_one(path)}"
+            f"{previous_hint(path)}"
         ) from error
     found = parse(path, state)
     if resumes:
@@ -261,10 +261,10 @@ def load_newest(run: Path) -> tuple[Checkpoint | None, str]:
     path, before = last(run), previous(run)
     if not exists(run):
         return None, ""
-    with explained(CheckpointError, f"cannot read {path}"):
+    with os_errors_as(CheckpointError, f"cannot read {path}"):
         what = "corrupt" if is_file(path) else "missing"
     with contextlib.suppress(OSError, ValueError, TypeError, LookupError, AttributeError):
-        _check_schedule(parsed_json((run / "config.json").read_bytes())["config"], run)
+        _check_schedule(parse_json((run / "config.json").read_bytes())["config"], run)
     try:
         return load(path, resumes=True), ""
     except CheckpointError as error:
@@ -284,7 +284,7 @@ def rename_corrupt(run: Path) -> None:
         CheckpointError: it cannot be renamed.
     """
     path = last(run)
-    with explained(CheckpointError, f"cannot rename {path}"):
+    with os_errors_as(CheckpointError, f"cannot rename {path}"):
         if path.exists():
             os.replace(path, path.with_name(f"{path.name}.damaged"))
 
@@ -298,7 +298,7 @@ def parse(path: Path, state: Any) -> Checkpoint:
     if _differs(state):
         raise DamagedError(
             f"cannot read {path}: it is corrupt (its content does not match its checksum)"
-            f"{other_one(path)}"
+            f"{previous_hint(path)}"
         )
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise CheckpointError(

@@ -13,7 +13,7 @@ from filelock import FileLock, Timeout
 
 from fastsiam.console import Console
 from fastsiam.errors import FastSiamError
-from fastsiam.files import explained, require_local, why, written_whole
+from fastsiam.files import atomic_write, os_errors_as, require_local, why
 
 _POLL = 0.1
 """Seconds between two attempts to take a lock."""
@@ -33,7 +33,7 @@ def created(path: Path) -> Iterator[None]:
         FastSiamError: the folder cannot be created.
     """
     require_local(path)
-    with explained(FastSiamError, f"cannot create the run folder {path}"):
+    with os_errors_as(FastSiamError, f"cannot create the run folder {path}"):
         missing = [folder for folder in (path, *path.parents) if not folder.exists()]
         path.mkdir(parents=True, exist_ok=True)
     try:
@@ -92,7 +92,7 @@ class RunFolder:
             FastSiamError: another process uses the folder, or it cannot be written.
         """
         path, inode = self.path / _FILE, 0
-        with explained(FastSiamError, f"cannot write {path}"):
+        with os_errors_as(FastSiamError, f"cannot write {path}"):
             path.touch()  # raises the folder's errors, before the lock's errors below
         lock = _lock(self.path)
         try:
@@ -128,7 +128,7 @@ class RunFolder:
         """
         path = self.path / name
         with (
-            explained(FastSiamError, f"cannot write {path}"),
-            written_whole(path, by_many=True) as temporary,
+            os_errors_as(FastSiamError, f"cannot write {path}"),
+            atomic_write(path, by_many=True) as temporary,
         ):
             temporary.write_bytes(content)

@@ -12,7 +12,7 @@ from typing import Any
 
 from fastsiam.console import counted
 from fastsiam.errors import DataError, FastSiamError
-from fastsiam.files import explained, is_file, parsed_json, reason, write_at, written_whole
+from fastsiam.files import atomic_write, is_file, os_errors_as, parse_json, reason, write_at
 from fastsiam.run.folder import RunFolder
 from fastsiam.run.trackers import Trackers
 
@@ -56,8 +56,8 @@ class MetricsLog:
         self.is_evaluated = False
         """Whether the evaluation after ``step`` was logged by an earlier start."""
         invalid = 0
-        with explained(FastSiamError, f"cannot write the metrics in {folder.path}"):
-            with written_whole(self.path) as temporary, temporary.open("w", encoding="utf-8") as to:
+        with os_errors_as(FastSiamError, f"cannot write the metrics in {folder.path}"):
+            with atomic_write(self.path) as temporary, temporary.open("w", encoding="utf-8") as to:
                 for text, line in _lines(folder.path) if step else ():
                     try:
                         at = self._step_of(line or {})
@@ -181,13 +181,13 @@ def read_metrics(
 def _lines(run: Path) -> Iterator[tuple[str, dict[str, Any] | None]]:
     """Yield the lines of a run's ``metrics.jsonl`` as text and as values; None for corrupt ones."""
     path = run / "metrics.jsonl"
-    with explained(FastSiamError, f"cannot read {path}"):
+    with os_errors_as(FastSiamError, f"cannot read {path}"):
         if not is_file(path):
             return
         with path.open(encoding="utf-8", errors="replace") as file:
             for text in file:
                 try:
-                    line = parsed_json(text)
+                    line = parse_json(text)
                 except ValueError:
                     line = None
                 is_valid = isinstance(line, dict) and isinstance(line.get("kind"), str)

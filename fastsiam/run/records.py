@@ -20,7 +20,7 @@ from typing import Any, Literal
 from fastsiam.config.setting import checked, require
 from fastsiam.environment import environment
 from fastsiam.errors import DataError, FastSiamError
-from fastsiam.files import explained, parsed_json, require_local
+from fastsiam.files import os_errors_as, parse_json, require_local
 
 Kind = Literal["knn", "linear", "finetune", "detect"]
 _FIGURES: dict[str, tuple[str, ...]] = {
@@ -259,7 +259,7 @@ def check_targets(*targets: Path) -> None:
         require_local(target)
         if target.exists() and not target.is_file() and not target.is_dir():
             continue  # a device or a pipe, which is written directly
-        with explained(FastSiamError, f"cannot write {target}"):
+        with os_errors_as(FastSiamError, f"cannot write {target}"):
             target.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=target.parent, buffering=0) as probe:
                 probe.write(bytes(_RECORD))
@@ -275,10 +275,10 @@ def read_records(run: Path) -> list[Record]:
     """
     found = []
     for path in sorted((run / "eval").glob("*.json")):
-        with explained(DataError, f"cannot read {path}"):
+        with os_errors_as(DataError, f"cannot read {path}"):
             content = path.read_bytes()
         try:
-            found.append(Record.from_dict(parsed_json(content)))
+            found.append(Record.from_dict(parse_json(content)))
         except (ValueError, KeyError, TypeError) as error:
             raise DataError(
                 f"{path} is not an evaluation record; move it out of this folder"

@@ -25,7 +25,7 @@ from fastsiam.evaluate.detection.command import preflight
 from fastsiam.evaluate.detection.protocol import FIGURES, PAPER, protocol_of
 from fastsiam.evaluate.features import fingerprint
 from fastsiam.evaluate.subject import open_network
-from fastsiam.files import explained, parsed_json, quoted, write_json, written_for_user
+from fastsiam.files import atomic_write_for_user, os_errors_as, parse_json, quoted, write_json
 from fastsiam.report.markdown import markdown
 from fastsiam.run.records import Record
 from fastsiam.study.catalogue import STUDIES
@@ -103,7 +103,7 @@ def detection_rows(scale: Scale, folder: Path, config: StudyDetectConfig) -> lis
     return rows
 
 
-def do_detection(
+def run_detection(
     rows: Sequence[DetectionRow], config: StudyDetectConfig, detector: DetectConfig, folder: Path
 ) -> list[DetectionRow]:
     """Train the detectors that are missing; return the rows with their results.
@@ -192,10 +192,10 @@ def _evaluated(
         _evaluate(row, detector, path, diverged)
     if diverged.exists():
         return None
-    with explained(FastSiamError, f"cannot read {path}"):
+    with os_errors_as(FastSiamError, f"cannot read {path}"):
         content = path.read_text()
     try:
-        return Record.from_dict(parsed_json(content))
+        return Record.from_dict(parse_json(content))
     except (ValueError, KeyError, TypeError) as error:
         raise FastSiamError(f"{path} is not a record of an evaluation; delete it") from error
 
@@ -205,7 +205,7 @@ def _evaluate(row: DetectionRow, detector: DetectConfig, path: Path, diverged: P
     log = path.with_suffix(".log")
     said = f"{row.title}, rate {detector.lr:g}, seed {detector.seed}"
     Console().say(f"{said}: the output is in {log}")
-    with explained(FastSiamError, f"cannot write {log}"):
+    with os_errors_as(FastSiamError, f"cannot write {log}"):
         path.parent.mkdir(parents=True, exist_ok=True)
     words = ["eval", "detect", row.network, "--json", str(path), *_options(detector)]
     child = Child([*FASTSIAM, *words], log)
@@ -213,7 +213,7 @@ def _evaluate(row: DetectionRow, detector: DetectConfig, path: Path, diverged: P
         raise child.failure(said, "record")
     if child.process.returncode:
         Console().say(f"{said}: diverged")
-        with written_for_user(diverged) as temporary:
+        with atomic_write_for_user(diverged) as temporary:
             temporary.touch()
 
 

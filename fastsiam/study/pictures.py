@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from fastsiam.files import written_for_user
+from fastsiam.files import atomic_write_for_user
 from fastsiam.report.drawing import (
     BLUE,
     GRAY,
@@ -56,7 +56,7 @@ def write_picture(path: Path, record: StudyRecord) -> None:
         FastSiamError: the file cannot be written.
     """
     content = png(picture(record))
-    with written_for_user(path) as temporary:
+    with atomic_write_for_user(path) as temporary:
         temporary.write_bytes(content)
 
 

@@ -19,7 +19,7 @@ from fastsiam.config.setting import checked
 from fastsiam.config.study import StudyConfig
 from fastsiam.config.train import FIXED_SECTIONS
 from fastsiam.errors import DataError
-from fastsiam.files import explained, parsed_json, written_for_user
+from fastsiam.files import atomic_write_for_user, os_errors_as, parse_json
 from fastsiam.run.log import initial_spread
 from fastsiam.run.records import read_records
 from fastsiam.study.catalogue import STUDIES, VARIANTS, Row, Study
@@ -248,7 +248,7 @@ def write_record(path: Path, record: StudyRecord) -> None:
     del plain["panels"]  # the catalogue has them
     text = json.dumps({"study": plain.pop("name"), **plain}, indent=2, allow_nan=False)
     text = _FLAT_LIST.sub(lambda found: "[" + re.sub(r"\n\s+", " ", found[1]) + "]", text)
-    with written_for_user(path) as temporary:
+    with atomic_write_for_user(path) as temporary:
         temporary.write_text(text + "\n")
 
 
@@ -258,10 +258,10 @@ def read_record(path: Path) -> StudyRecord:
     Raises:
         DataError: the file cannot be read, or is not a record of a study.
     """
-    with explained(DataError, f"cannot read {path}"):
+    with os_errors_as(DataError, f"cannot read {path}"):
         content = path.read_bytes()
     try:
-        plain = parsed_json(content)
+        plain = parse_json(content)
         environments = tuple(map(dict, plain.pop("environments")))
         study = STUDIES[plain.pop("study")]
         claims = {row.variant: row.claims for row in study.rows}

@@ -20,9 +20,9 @@ from fastsiam.config import DataConfig
 from fastsiam.config.study import StudyRunConfig
 from fastsiam.console import Console, duration
 from fastsiam.errors import NOT_FINITE, DataError, FastSiamError, Interrupted
-from fastsiam.files import explained, written_for_user
+from fastsiam.files import atomic_write_for_user, os_errors_as
 from fastsiam.kernels import cores
-from fastsiam.signals import ending_with, signal_name, stops_handled
+from fastsiam.signals import die_with_parent, handle_stop_signals, signal_name
 from fastsiam.study.record import Result, read_result
 from fastsiam.study.runs import Run
 from fastsiam.study.scales import Scale
@@ -51,7 +51,7 @@ class Child:
 
     def __init__(self, command: Sequence[str], log: Path, **environment: str) -> None:
         self._log = log
-        with explained(FastSiamError, f"cannot write {log}"), log.open("ab") as output:
+        with os_errors_as(FastSiamError, f"cannot write {log}"), log.open("ab") as output:
             self._begin = output.tell()
             self.process = subprocess.Popen(
                 command,
@@ -60,13 +60,13 @@ class Child:
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **environment},
                 process_group=0,
-                preexec_fn=ending_with(os.getpid()),
+                preexec_fn=die_with_parent(os.getpid()),
             )
 
     @property
     def last_lines(self) -> list[str]:
         """The last non-empty lines of its output."""
-        with explained(FastSiamError, f"cannot read {self._log}"), self._log.open("rb") as log:
+        with os_errors_as(FastSiamError, f"cannot read {self._log}"), self._log.open("rb") as log:
             log.seek(self._begin)
             lines = log.read().decode(errors="replace").splitlines()
         return [line.strip() for line in lines if line.strip()][-_RANKS_LINES:]
@@ -152,7 +152,7 @@ def _check_images(run: Run) -> None:
             )
 
 
-def do_runs(runs: Sequence[Run], config: StudyRunConfig) -> None:
+def execute_runs(runs: Sequence[Run], config: StudyRunConfig) -> None:
     """Execute the unfinished runs; resume those that were started earlier.
 
     Args:
@@ -169,8 +169,8 @@ def do_runs(runs: Sequence[Run], config: StudyRunConfig) -> None:
     Console().say(f"{len(runs):,} runs, {len(runs) - len(left):,} already finished")
     # Limit by all runs, including finished ones: a resumed run then gets the same number of cores.
     config = replace(config, parallel=min(config.parallel, len(runs)))
-    work = _Work(left, slots(config, _gpus(config)))
-    with stops_handled(work.stop, again=work.kill):
+    work = _Scheduler(left, slots(config, _gpus(config)))
+    with handle_stop_signals(work.stop, again=work.kill):
         work.finish()
 
 
@@ -205,7 +205,7 @@ def slots(config: StudyRunConfig, gpus: Sequence[str]) -> list[dict[str, str]]:
     return found
 
 
-class _Work:
+class _Scheduler:
     """Scheduler that executes runs in parallel until all finish, one fails, or a signal arrives."""
 
     def __init__(self, runs: Sequence[Run], slots: list[dict[str, str]]) -> None:
@@ -279,7 +279,7 @@ class _Work:
             if self._signal and not run.is_done:
                 return
             if said := child.divergence:
-                with written_for_user(run.diverged_file) as temporary:
+                with atomic_write_for_user(run.diverged_file) as temporary:
                     temporary.write_text(f"{said}\n")
             if result := read_result(run):
                 break

@@ -18,7 +18,7 @@ from fastsiam.config.files import RunSettings, merge, read_settings, to_toml
 from fastsiam.config.study import StudyConfig
 from fastsiam.config.train import changes_text, differences
 from fastsiam.errors import FastSiamError
-from fastsiam.files import written_for_user
+from fastsiam.files import atomic_write_for_user
 from fastsiam.run.log import read_metrics
 from fastsiam.run.records import Record, TrainingDataFacts, read_records
 from fastsiam.study.catalogue import Study
@@ -154,7 +154,7 @@ class Run:
         Raises:
             FastSiamError: the folder cannot be written.
         """
-        with written_for_user(self.settings_file) as temporary:
+        with atomic_write_for_user(self.settings_file) as temporary:
             temporary.write_text(to_toml(self.config, recipe=self.scale.recipe))
 
     def check_settings(self) -> None:

@@ -80,12 +80,12 @@ def caption(record: StudyRecord) -> str:
     return (
         f"The paper's figures: {record.figure}. Ours: {record.measure} of {record.network}"
         f"{many if images else ''}, epochs: {record.epochs}; {precision}mean ± standard deviation "
-        f"over the seeds {seeds}; {_beside(record)}chance is {record.chance:g}%. "
+        f"over the seeds {seeds}; {_baselines_text(record)}chance is {record.chance:g}%. "
         f"{machines or 'no machine yet'}; {record.date}; `{record.command}`"
     )
 
 
-def _beside(record: StudyRecord) -> str:
+def _baselines_text(record: StudyRecord) -> str:
     """Return the caption's text on linear evaluation, raw pixels and untrained networks."""
     said = ""
     if record.has_linear:

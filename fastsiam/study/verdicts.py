@@ -172,12 +172,12 @@ def _fails(own: Results, reference: Results) -> Verdict:
     reference_works = _works(reference)
     if reference_works.outcome != "holds":
         return Verdict("cannot be told", f"the reference itself: {reference_works.reason}")
-    beyond = [one.gain - SHARE * other.gain for one, other in _comparable(own, reference)]
+    beyond = [one.gain - SHARE * other.gain for one, other in _comparable_pairs(own, reference)]
     return _by_mean(beyond, "gain minus a quarter of the reference's {} points", high=0)
 
 
 def _compared(claim: Claim, own: Results, other: Results) -> Verdict:
-    differences = [one.top1 - two.top1 for one, two in _comparable(own, other)]
+    differences = [one.top1 - two.top1 for one, two in _comparable_pairs(own, other)]
     low = {"better": 0.0, "alike": -MARGIN}.get(claim.kind, -inf)
     high = {"worse": 0.0, "alike": MARGIN}.get(claim.kind, inf)
     return _by_mean(differences, "differs by {} points", low=low, high=high)
@@ -227,7 +227,7 @@ def _pairs(own: Results, other: Results) -> list[tuple[Result, Result]]:
     return [(one, of_seed[one.seed]) for one in own if one.seed in of_seed]
 
 
-def _comparable(own: Results, other: Results) -> list[tuple[Result, Result]]:
+def _comparable_pairs(own: Results, other: Results) -> list[tuple[Result, Result]]:
     """Pair results by seed, except seeds that diverged in both rows: they cannot be compared."""
     return [pair for pair in _pairs(own, other) if not all(one.diverged for one in pair)]
 

@@ -30,7 +30,7 @@ from fastsiam.distributed import (
 )
 from fastsiam.environment import environment
 from fastsiam.errors import DataError, DeviceError, FastSiamError
-from fastsiam.evaluate.features import collected, feature_batches
+from fastsiam.evaluate.features import concat_batches, feature_batches
 from fastsiam.evaluate.knn import KnnResult, knn_accuracy
 from fastsiam.evaluate.subject import EvalImages
 from fastsiam.methods import Method, build_method, method_skeleton
@@ -47,7 +47,12 @@ from fastsiam.train.compile import CompilationError, without_compilation
 from fastsiam.train.loop import Evaluate, Trainer
 from fastsiam.train.memory import oom_error
 from fastsiam.train.resolve import ResolvedConfig, resolve
-from fastsiam.train.start import initial_weights, refuse_existing_run, take_weights, will_resume
+from fastsiam.train.start import (
+    check_no_existing_run,
+    initial_weights,
+    load_initial_weights,
+    will_resume,
+)
 from fastsiam.train.step import TrainingStep
 from fastsiam.views.batch import EvalLoader, Loader
 
@@ -125,7 +130,7 @@ def check_shares(config: TrainConfig, world: int) -> None:
     batch, parts = config.optim.batch, world * config.optim.accumulate
     if batch % parts:
         raise ValueError(
-            f"batch {batch} cannot be shared equally by "
+            f"batch {batch} is not divisible by "
             f"{world} ranks x {config.optim.accumulate} parts; choose a multiple of {parts}"
         )
     if batch < 2 * parts:
@@ -167,7 +172,7 @@ def train_on_ranks(config: TrainConfig, recipe: str, arguments: Sequence[str]) -
             more = ["--out", str(folder)]
         if config.run.resume == "never":
             # Checked only here, because a restarted rank must resume from the run's checkpoint.
-            refuse_existing_run(folder)
+            check_no_existing_run(folder)
             more += ["--resume", "auto"]
         return launch([*arguments, *more], config.run, max_restarts=config.run.max_restarts)
 
@@ -199,7 +204,7 @@ def train_here(config: TrainConfig, recipe: str) -> Path:
 
 
 def _train(config: TrainConfig, recipe: str, folder: RunFolder, place: Place) -> None:
-    _refuse_other_settings(config)
+    _check_same_settings_on_ranks(config)
     resolved = resolve(config, folder.path, place)
     listed = resolved.images.listed
     check_same_images(() if listed is None else listed.names, resolved.config.data.root)
@@ -234,7 +239,7 @@ def _trainer(
     try:
         method = build_method(config.model, images=len(resolved.images))
         if resolved.start is None and config.run.init:
-            console.say(take_weights(method, config))
+            console.say(load_initial_weights(method, config))
         # The loader must be idle while the step compiles: see TrainingStep.prepare.
         resolved, step = prepared_step(resolved, method, console)
     except (RuntimeError, MemoryError) as error:
@@ -409,7 +414,7 @@ def knn_monitor(
 
             found = knn_accuracy(
                 features(bank),
-                *collected(features(queries)),
+                *concat_batches(features(queries)),
                 votes=votes,
                 classes=len(bank.classes),
             )
@@ -427,7 +432,7 @@ def _knn_batch(config: TrainConfig, place: Place) -> int:
     return min(most, _FORWARD_ONLY * views // (place.world * config.optim.accumulate))
 
 
-def _refuse_other_settings(config: TrainConfig) -> None:
+def _check_same_settings_on_ranks(config: TrainConfig) -> None:
     """Check that all ranks were started with the same settings.
 
     Raises:

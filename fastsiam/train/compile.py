@@ -19,7 +19,7 @@ import torch
 from fastsiam.config import TrainConfig
 from fastsiam.distributed import Place, from_all
 from fastsiam.errors import BackendError
-from fastsiam.files import require_own
+from fastsiam.files import check_private_folder
 from fastsiam.kernels.cores import local_ranks, own_cores
 
 _CACHE = Path("~/.cache/fastsiam/torchinductor")
@@ -68,7 +68,7 @@ def compiling(config: TrainConfig) -> Iterator[None]:
     from torch._functorch import config as functorch
 
     _choose_cache()
-    require_own(
+    check_private_folder(
         Path(cache_folder()),
         what="compiled code",
         instead="set TORCHINDUCTOR_CACHE_DIR to a folder of your own",
@@ -131,8 +131,8 @@ def cause_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if not lines:
         return type(error).__name__
-    explained = [line for line in lines if line.startswith("Explanation: ")]
-    line = ": ".join([lines[0], *(line.removeprefix("Explanation: ") for line in explained[:1])])
+    reasons = [line for line in lines if line.startswith("Explanation: ")]
+    line = ": ".join([lines[0], *(line.removeprefix("Explanation: ") for line in reasons[:1])])
     line = next((line for line in lines if re.search(r"\berror: ", line)), line)
     if any(line.startswith("Traceback (most recent call last)") for line in lines):
         line = lines[-1]

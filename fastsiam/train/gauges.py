@@ -25,7 +25,7 @@ _CHECKPOINTS = 2
 """Checkpoints that must fit on the disk: the oldest is deleted only after a new one is written."""
 
 
-class Gauges:
+class MachineMonitor:
     """Checks of the machine at a run's log points, on rank 0; each problem is reported once."""
 
     def __init__(self, log: MetricsLog, *, console: Console) -> None:

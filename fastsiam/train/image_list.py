@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastsiam.errors import CheckpointError, DataError
-from fastsiam.files import explained, is_file, parsed_json, quoted
+from fastsiam.files import is_file, os_errors_as, parse_json, quoted
 from fastsiam.pipelines.store import Store
 
 FILE = "images.npz"
@@ -65,14 +65,14 @@ class ImageList:
             CheckpointError: the list cannot be read, or is corrupt.
         """
         path = run / FILE
-        with explained(CheckpointError, f"cannot read {path}"):
+        with os_errors_as(CheckpointError, f"cannot read {path}"):
             if not is_file(path):
                 return None
             content = path.read_bytes()
         try:
             with np.load(io.BytesIO(content)) as file:
                 names = file["names"].tobytes().decode("utf-8", "surrogateescape").split("\0")
-                files = parsed_json(str(file["files"])) if "files" in file else []
+                files = parse_json(str(file["files"])) if "files" in file else []
                 blocks = file.get("blocks")
                 if blocks is not None and (blocks.dtype, blocks.shape) != (np.int32, (len(names),)):
                     raise ValueError("the number of blocks differs from the number of images")
@@ -138,7 +138,7 @@ def files_of(store: Store) -> tuple[DataFile, ...]:
         paths = [store.root]
     found = []
     for path in paths:
-        with explained(DataError, f"cannot read {path}"):
+        with os_errors_as(DataError, f"cannot read {path}"):
             whole = path.resolve()
             facts = whole.stat()
         found.append(DataFile(str(whole), facts.st_size, facts.st_mtime_ns))

@@ -40,7 +40,7 @@ from fastsiam.run.log import MetricsLog, initial_spread
 from fastsiam.train.clock import Clock
 from fastsiam.train.collapse import gram, rank_of_gram, z_std
 from fastsiam.train.data_digest import DataDigest
-from fastsiam.train.gauges import Gauges
+from fastsiam.train.gauges import MachineMonitor
 from fastsiam.train.guard import CollapseGuard
 from fastsiam.train.memory import oom_error
 from fastsiam.train.step import TrainingStep
@@ -126,7 +126,7 @@ class Trainer:
             first = initial_spread(Path(self._branch["run"]))
             if first is not None:  # a branch keeps its own copy, because its parent may be deleted
                 self._log_initial(first)
-        self._gauges = Gauges(self._log, console=self._console) if self._log else None
+        self._gauges = MachineMonitor(self._log, console=self._console) if self._log else None
         self._guard = CollapseGuard(
             config.monitor.on_collapse,
             batch=config.optim.batch // config.optim.accumulate,
@@ -135,12 +135,12 @@ class Trainer:
             first=first,
         )
         stops = config.monitor.on_collapse == "stop"
-        self._judges = place.is_leader or stops
+        self._checks_collapse = place.is_leader or stops
         self._thread = (
             ThreadPoolExecutor(1, "fastsiam-rank") if host_is_idle(place.device) else None
         )
         # All ranks must stop at the same step, so it must not depend on the thread's timing.
-        self._settles_early = place.world == 1 or not stops
+        self._can_settle_in_step = place.world == 1 or not stops
 
     def run(self) -> None:
         """Train until the last step.
@@ -160,7 +160,7 @@ class Trainer:
             at = f"{self.path} is at step {self.done:,} of {total:,}"
             self._console.say(f"nothing left to do: {at}; pass {more}")
         progress = self._console.progress(self.end, self.done)
-        with self._stop, progress, self._saved_whatever_ends_it():
+        with self._stop, progress, self._save_on_exit():
             while self.done < self.end:
                 self._evaluate_if_due()
                 epoch, skip = divmod(self.done, step.steps_per_epoch)
@@ -208,7 +208,7 @@ class Trainer:
         self.done += 1
         self._digest.add(batch.seen)
         self._finite.note(self.done, loss)
-        if self._settles_early and self.line and self.line[1].done():
+        if self._can_settle_in_step and self.line and self.line[1].done():
             self.settle()
 
     def _log_initial(self, spread: float) -> None:
@@ -311,9 +311,9 @@ class Trainer:
         }
         if (workers := getattr(self._loader, "tuned_workers", None)) is not None:
             values["workers"] = workers
-        if self._thread and self._judges:
+        if self._thread and self._checks_collapse:
             self.line = values, self._thread.submit(rank_of_gram, products)
-        elif self._judges:
+        elif self._checks_collapse:
             self._write(values, rank_of_gram(products))
             self._judge(values)
 
@@ -399,7 +399,7 @@ class Trainer:
         return f"the last good checkpoint is {self.path} (step {self._saved:,})"
 
     @contextmanager
-    def _saved_whatever_ends_it(self) -> Iterator[None]:
+    def _save_on_exit(self) -> Iterator[None]:
         """Save the run if a signal, or an error that all ranks know of, ends the block.
 
         Raises:

@@ -70,7 +70,7 @@ def oom_error(
         error: raised by a step, a batch, an evaluation or the preparation of the steps.
         config: settings of the run.
         at: number of the step that was not finished.
-        saved: text that names the last good checkpoint, or says that there is none.
+        saved: text that names the last good checkpoint, or says that none exists.
     """
     if not lacks_memory(error):
         return None

@@ -154,7 +154,7 @@ def _starting_point(config: TrainConfig, run: Path) -> Start:
     start, damaged = checkpoints.load_newest(run)
     folder = run
     if config.run.resume == "never":
-        refuse_existing_run(run)
+        check_no_existing_run(run)
     path = Path(config.run.resume)
     is_named = config.run.resume not in ("auto", "never")
     if start is not None and path.resolve() == run.resolve():
@@ -183,7 +183,7 @@ def _starting_point(config: TrainConfig, run: Path) -> Start:
     return Start() if start is None else Start(checkpoint=start, folder=folder, damaged=damaged)
 
 
-def refuse_existing_run(run: Path) -> None:
+def check_no_existing_run(run: Path) -> None:
     """Check that a folder has no checkpoint, for ``--resume never``.
 
     Raises:
@@ -264,7 +264,7 @@ def initial_weights(config: TrainConfig) -> tuple[Pretrained, tuple[str, ...]]:
     return pretrained, fitting
 
 
-def take_weights(method: Method, config: TrainConfig) -> str:
+def load_initial_weights(method: Method, config: TrainConfig) -> str:
     """Load the weights that ``--init`` names; return a message on what was loaded.
 
     Raises:

@@ -125,7 +125,7 @@ class TrainingStep:
         total = torch.zeros((), device=self.place.device)
         outputs: list[Output] = []
         for number, part in enumerate(parts, start=1):
-            with self._deferring(number < len(parts)):
+            with self._no_sync(number < len(parts)):
                 output = self._forward_and_backward(part, len(parts))
             total += output.loss.detach() / len(parts)
             outputs.append(output._replace(loss=output.loss.detach()))
@@ -158,7 +158,7 @@ class TrainingStep:
             group.update(settings)  # a branch's settings may differ from its checkpoint's
         self.scaler.load_state_dict(scaler)
 
-    def _deferring(self, defer_sync: bool) -> contextlib.AbstractContextManager[None]:
+    def _no_sync(self, defer_sync: bool) -> contextlib.AbstractContextManager[None]:
         """Return a context in which DDP skips its gradient all-reduce, if ``defer_sync``."""
         if defer_sync and isinstance(self._model, nn.parallel.DistributedDataParallel):
             return self._model.no_sync()
@@ -192,7 +192,7 @@ class TrainingStep:
         """
         try:
             self._assemble()
-            self._take_no_steps(_RECORDING if self.config.step.cuda_graphs else 1)
+            self._warm_up(_RECORDING if self.config.step.cuda_graphs else 1)
         except (torch.OutOfMemoryError, torch.AcceleratorError, dist.DistError):
             raise  # not caused by the compiler
         except Exception as error:  # the compiler may raise anything
@@ -208,7 +208,7 @@ class TrainingStep:
                 raise
             raise CompilationError(cause_line(error)) from error
 
-    def _take_no_steps(self, count: int) -> None:
+    def _warm_up(self, count: int) -> None:
         """Run forward and backward passes on noise; restore the state afterwards.
 
         Per-image rows are not copied: they may be too large, and only ``after_step`` changes them.

@@ -143,9 +143,9 @@ class _Steps:
         """Compute the expected digest of a step."""
         epoch, step = divmod(number - 1, self._order.steps)
         if self._store is None:
-            from fastsiam.pipelines.synthetic_backend import noise_shown
+            from fastsiam.pipelines.synthetic_backend import noise_digest
 
-            return noise_shown(self._order, epoch, step)
+            return noise_digest(self._order, epoch, step)
         index = self.indices(number)
         params = draw_views(
             self._config.augment,

@@ -1,7 +1,7 @@
-"""Conversion of any source to one verified data set file that every pipeline reads.
+"""Conversion of any supported data source to .beton files, which every pipeline reads.
 
-prepare.py decides how an image is stored, writer.py writes images in parallel and completes the
-file, journal.py lets a conversion resume, manifest.py describes the file, and verify.py checks it.
+prepare.py decides how an image is stored, writer.py writes images in parallel, journal.py makes
+conversions resumable, manifest.py describes the files, and verify.py checks them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fastsiam.config import ColumnNames, ConvertConfig
 from fastsiam.config.urls import Url
 from fastsiam.console import Console
 from fastsiam.errors import DataError, NoLabelsError, NoSplitError
-from fastsiam.files import explained, require_local, tilde_hint
+from fastsiam.files import os_errors_as, require_local, tilde_hint
 
 from ..remote.path import Place, opened
 from ..store import BetonStore, Split, Store, open_parquet, open_store
@@ -48,30 +48,30 @@ _LOSSY_ENDINGS = tuple({*IMAGE_ENDINGS} - {*JPEG_ENDINGS})
 
 @dataclass(frozen=True)
 class Written:
-    """One file of a conversion."""
+    """An output file of a conversion."""
 
     path: Path
     about: dict[str, Any]
     """Its description in the manifest."""
     there: bool = False
-    """Whether it existed before, so that nothing was done."""
+    """Whether the file existed already and was left as it is."""
 
 
 def convert(kind: Kind, config: ConvertConfig, console: Console) -> list[Written]:
-    """Convert a data set: each of its splits to a file, and a manifest of all of them.
+    """Convert each split of a data set to a file, and write a manifest of the files.
 
     Args:
-        kind: which data set, or in which form.
+        kind: the data set or its format.
         config: source, target and options.
         console: shows messages and progress.
 
     Returns:
-        The files, in the order train, val.
+        The files: train, then val if the source has it.
 
     Raises:
         BadImagesError: some images are bad and ``config.skip_bad`` is off.
-        DataError: the source does not exist or cannot be read, or the file cannot be written, or
-            exists and was made of other images or with other options.
+        DataError: the source does not exist or cannot be read, a file cannot be written, or it
+            exists and was converted from other images or with other options.
     """
     place = find_source(kind, config.root)
     sources = _open_splits(kind, place, config.columns, console.say)
@@ -79,7 +79,7 @@ def convert(kind: Kind, config: ConvertConfig, console: Console) -> list[Written
     require_local(out)
     number, count = config.part_of
     part = "" if count == 1 else f"-{number:05d}-of-{count:05d}"
-    with explained(DataError, f"cannot make the folder {out}"):
+    with os_errors_as(DataError, f"cannot create the folder {out}"):
         out.mkdir(parents=True, exist_ok=True)
     written: list[Written] = []
     failures: list[BadImagesError] = []
@@ -102,7 +102,7 @@ def convert(kind: Kind, config: ConvertConfig, console: Console) -> list[Written
                 )
         try:
             written.append(Written(path, write(store, images, path, config, console), there))
-        except BadImagesError as error:  # those of the other split are listed too
+        except BadImagesError as error:  # continue, to list the other split's bad images too
             failures.append(error)
     if failures:
         bad = [image for failure in failures for image in failure.bad]
@@ -113,35 +113,35 @@ def convert(kind: Kind, config: ConvertConfig, console: Console) -> list[Written
 
 
 def _check_parts(out: Path, split: Split, count: int) -> None:
-    """Raise a ``DataError`` if parts of a split would be no data set with what is in a folder."""
+    """Raise a ``DataError`` if existing files in a folder conflict with ``count`` parts."""
     if (whole := out / f"{split}.beton").exists():
         raise DataError(
-            f"{whole} is there, and pipelines read it instead of parts beside it: delete it, or "
+            f"{whole} exists, and pipelines would read it instead of the parts; delete it or "
             "choose another --out"
         )
-    with explained(DataError, f"cannot list {out}"):
+    with os_errors_as(DataError, f"cannot list {out}"):
         others = sorted(out.glob(f"{split}-*-of-*.beton"))
     for other in others:
         if not other.stem.endswith(f"-of-{count:05d}"):
             raise DataError(
-                f"{other} is a part of another conversion, and {count} more parts beside it would "
-                "be no data set: delete the parts that are there, or choose another --out"
+                f"{other} is a part of another conversion and cannot be combined with these "
+                f"{count} parts; delete the existing parts or choose another --out"
             )
 
 
 def find_source(kind: Kind, root: Path | Url) -> Place:
-    """Return the file or folder that holds a data set.
+    """Return the file or folder that contains a data set.
 
-    ImageNet and CIFAR-10 may lie in a folder of their name below the data root.
+    ImageNet and CIFAR-10 may be in a subfolder ``imagenet`` or ``cifar10`` of the data root.
 
     Raises:
-        DataError: it is not there.
+        DataError: the root does not exist.
     """
-    with explained(DataError, f"cannot look for the data in {root}"):
+    with os_errors_as(DataError, f"cannot look for the data in {root}"):
         place = opened(root)
         if not place.exists():
             hint = tilde_hint(place)
-            raise DataError(f"no data at {place}: name them with --source or $FASTSIAM_DATA{hint}")
+            raise DataError(f"no data at {place}; set --source or $FASTSIAM_DATA{hint}")
         is_below = kind in ("imagenet", "cifar10") and (place / kind).is_dir()
         return place / kind if is_below else place
 
@@ -149,15 +149,15 @@ def find_source(kind: Kind, root: Path | Url) -> Place:
 def _open_splits(
     kind: Kind, place: Place, columns: ColumnNames, say: Callable[[str], None]
 ) -> dict[Split, Store]:
-    """Open the splits of a data set that are there; "train" always is.
+    """Open the splits that a data set has: "train", and "val" if it exists.
 
     Raises:
-        DataError: it cannot be read.
+        DataError: the data set cannot be read.
     """
     open_split: Callable[[Split], Store] = partial(open_store, place, sources=True, columns=columns)
     if kind == "parquet":
         open_split = partial(open_parquet, place, names=columns, in_order=True)
-    with explained(DataError, f"cannot look for the data in {place}"):
+    with os_errors_as(DataError, f"cannot look for the data in {place}"):
         splits: dict[Split, Store] = {"train": open_split("train")}
         try:
             splits["val"] = open_split("val")
@@ -169,23 +169,23 @@ def _open_splits(
 
 
 def _loses_detail(store: Store) -> bool:
-    """Tell, if file names show it, whether images will be encoded as JPEGs."""
-    if isinstance(store, BetonStore):  # it has the names of its own source
+    """Return whether file names show that images will be re-encoded as JPEGs."""
+    if isinstance(store, BetonStore):  # its names are those of the files it was converted from
         return False
     return any(store.name(index).lower().endswith(_LOSSY_ENDINGS) for index in range(len(store)))
 
 
 def beside(source: Place) -> Path:
-    """Return the default target of a source: a folder beside it, its name with ``-beton``.
+    """Return the default output folder of a source: ``NAME-beton``, next to it.
 
-    A .beton file among the source's images would be taken for the data from then on. The target
-    of a remote source is in the current folder.
+    Inside the source folder, a .beton file would from then on be read instead of the images. For
+    a remote source, the output folder is in the current folder.
     """
     if not isinstance(source, Path):
         return Path(f"{PurePath(source.name).stem}-beton")
     if source.name in ("", ".."):
         source = Path(os.path.abspath(source))
     if not source.name:
-        raise DataError(f"there is nothing beside {source}: name a folder with --out")
+        raise DataError(f"cannot create a folder next to {source}; choose a folder with --out")
     name = source.name if source.is_dir() else source.name.partition(".")[0]
     return source.with_name(f"{name}-beton")

@@ -1,4 +1,4 @@
-"""What ``fastsiam convert`` does: runs a conversion or a check and tells the user about it."""
+"""Implementation of ``fastsiam convert``: runs a conversion or a check and prints the result."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from fastsiam.console import Console, duration
 from fastsiam.errors import Interrupted
 from fastsiam.files import quoted
 from fastsiam.pipelines.convert import BadImagesError, Kind, Written, convert, verify
-from fastsiam.signals import leave_at_once, stops_handled
+from fastsiam.signals import exit_immediately, handle_stop_signals
 
 
 def convert_data(kind: Kind, config: ConvertConfig) -> None:
-    """Convert a data set, show the progress, and print what was written, or was there already.
+    """Convert a data set, show progress, and print a summary of each file.
 
     Raises:
-        BadImagesError: after having listed the bad images.
-        DataError: the source cannot be read, or the files not be written.
-        Interrupted: Ctrl-C or SIGTERM.
+        BadImagesError: some images are bad; they have been listed on standard error.
+        DataError: the source cannot be read, or a file cannot be written.
+        Interrupted: Ctrl-C, SIGTERM or SIGHUP.
     """
     began = time.monotonic()
     try:
@@ -38,7 +38,7 @@ def convert_data(kind: Kind, config: ConvertConfig) -> None:
     out = quoted(written[0].path.parent)
     if all(file.there for file in written):
         files = " ".join(quoted(file.path) for file in written)
-        print(f"nothing done; to do it again, delete it first: rm {files}; or choose another --out")
+        print(f"nothing to do; to convert again, run `rm {files}` first, or choose another --out")
         return
     seconds = time.monotonic() - began
     took = f"{seconds:.1f} s" if seconds < 10 else duration(seconds)
@@ -46,18 +46,18 @@ def convert_data(kind: Kind, config: ConvertConfig) -> None:
 
 
 def verify_data(path: Path, *, decode: bool, workers: int) -> bool:
-    """Check converted files, print what was found, and return whether all is well.
+    """Check converted files, print the results, and return whether all files are intact.
 
     Raises:
-        DataError: there is nothing to check, or the folder cannot be read.
-        Interrupted: Ctrl-C or SIGTERM.
+        DataError: there is no file to check, or the folder cannot be read.
+        Interrupted: Ctrl-C, SIGTERM or SIGHUP.
     """
     with stoppable("nothing was changed"):
         reports = verify(path, decoding=decode, workers=workers, console=Console())
     for report in reports:
         for line in report.bad:
             print(line, file=sys.stderr)
-        state = f"NOT whole ({_count(len(report.bad), 'fault')})" if report.bad else "whole"
+        state = f"NOT intact ({_count(len(report.bad), 'fault')})" if report.bad else "intact"
         print(
             f"{report.path}: {state}; {_count(report.images, 'image')}, "
             f"{report.bytes / 1e6:,.1f} MB, checked: {report.checked}"
@@ -68,9 +68,9 @@ def verify_data(path: Path, *, decode: bool, workers: int) -> bool:
 def _summary(file: Written) -> str:
     about = file.about
     stored = ", ".join(f"{count:,} {how}" for how, count in about["stored"].items())
-    left_out = f"; bad and left out: {len(about['left_out']):,}" if about["left_out"] else ""
+    left_out = f"; bad images left out: {len(about['left_out']):,}" if about["left_out"] else ""
     classes = f"of {_count(about['classes'], 'class', 'es')}" if about["classes"] else "unlabelled"
-    there = "there already: " if file.there else ""
+    there = "already exists: " if file.there else ""
     return (
         f"{there}{file.path}: {_count(about['images'], 'image')} {classes}, "
         f"{about['bytes'] / 1e6:,.1f} MB ({stored}){left_out}"
@@ -83,13 +83,13 @@ def _count(number: int, word: str, ending: str = "s") -> str:
 
 @contextmanager
 def stoppable(then: str) -> Iterator[None]:
-    """End on Ctrl-C, SIGTERM or SIGHUP with one line, which says what comes ``then``.
+    """Raise ``Interrupted`` with the message "stopped; {then}" on Ctrl-C, SIGTERM or SIGHUP.
 
-    A second signal ends the process at once; one that is ignored (``nohup``) stays so.
+    A second signal ends the process at once. Ignored signals (``nohup``) stay ignored.
     """
 
     def stop(number: int) -> NoReturn:
         raise Interrupted(f"stopped; {then}", exit_code=128 + number)
 
-    with stops_handled(stop, again=leave_at_once):
+    with handle_stop_signals(stop, again=exit_immediately):
         yield

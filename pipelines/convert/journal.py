@@ -1,7 +1,7 @@
-"""The journal of a conversion: the finished blocks, from which the next start resumes.
+"""Journal of a conversion: the list of finished blocks, from which the next run resumes.
 
-It is a text file beside the partial .beton. The first line is the plan. Each further line is a
-finished block, in the order of the blocks.
+It is a text file next to the partial .beton file. The first line is the plan as JSON. Each further
+line is a finished block, in file order.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastsiam.errors import DataError
-from fastsiam.files import parsed_json
+from fastsiam.files import parse_json
 
 ROW = np.dtype(
     [
@@ -35,36 +35,36 @@ ROW = np.dtype(
         ("mode", "u1"),
     ]
 )
-"""A written image: its index in the source, offset, bytes, checksum, size in pixels, and mode."""
+"""Dtype of a stored image: index in the source, offset, bytes, CRC-32, size in pixels, mode."""
 
 
 class Block(NamedTuple):
-    """Images that were written, or found bad, together."""
+    """A block of consecutive images that one worker has written or found bad."""
 
     start: int
     end: int
-    """Its offsets in the file."""
+    """Byte range of the block in the file."""
     rows: NDArray[np.void]
-    """(images,) of type ROW."""
+    """(images,) array of dtype ``ROW``."""
     how: dict[str, int]
-    """The number of images by what was done to them (``Record.how``)."""
+    """Number of images by processing (``Record.how``)."""
     bad: list[tuple[int, str]]
-    """Index in the source and reason of each bad image."""
+    """Index in the source, and error, of each bad image."""
 
     def line(self) -> bytes:
-        """Return the block as a line of the journal."""
+        """Serialise the block as a line of the journal."""
         rows = base64.b64encode(self.rows.tobytes()).decode()
         return json.dumps(self._replace(rows=rows)).encode() + b"\n"  # type: ignore[arg-type]
 
     @staticmethod
     def parse(line: bytes) -> Block:
-        """Read a line of the journal; ValueError if it is incomplete or corrupt."""
-        start, end, rows, how, bad = parsed_json(line)
+        """Parse a line of the journal; ValueError or TypeError if it is incomplete or corrupt."""
+        start, end, rows, how, bad = parse_json(line)
         images = np.frombuffer(base64.b64decode(rows), ROW)
         return Block(start, end, images, how, [tuple(item) for item in bad])
 
     def is_intact(self, file: int) -> bool:
-        """Tell whether an open file holds the images as they were written."""
+        """Return whether the images in an open file still match their checksums."""
         for row in self.rows:
             data = os.pread(file, int(row["size"]), int(row["start"]))
             if len(data) != row["size"] or zlib.crc32(data) != row["crc"]:
@@ -77,8 +77,8 @@ def locked(path: Path) -> Iterator[IO[bytes]]:
     """Open the journal and lock it against other processes.
 
     Raises:
-        DataError: another conversion has locked it.
-        OSError: it cannot be opened.
+        DataError: another conversion holds the lock.
+        OSError: the journal cannot be opened.
     """
     with path.open("a+b") as journal:
         try:
@@ -88,16 +88,16 @@ def locked(path: Path) -> Iterator[IO[bytes]]:
                 f"another conversion is writing {path.stem}; wait until it ends"
             ) from error
         except OSError:
-            pass  # a file system without locks
+            pass  # the file system does not support locks
         yield journal
 
 
 def resume(
     journal: IO[bytes], plan: dict[str, Any], partial: Path, say: Callable[[str], None]
 ) -> list[Block]:
-    """Return the intact blocks of an earlier start, and cut journal and file behind them.
+    """Return the intact blocks of an earlier run, and truncate journal and file after them.
 
-    If the earlier start had another plan, both start over.
+    If the earlier run had a different plan, both start over.
     """
     first_line = json.dumps(plan).encode() + b"\n"
     journal.seek(0)
@@ -124,7 +124,7 @@ def resume(
 
 
 def _intact_blocks(lines: list[bytes], partial: Path) -> list[Block]:
-    """Return the journal's blocks up to the first that is missing or corrupt."""
+    """Return the journal's blocks before the first one that is missing or corrupt."""
     blocks: list[Block] = []
     with contextlib.suppress(ValueError, TypeError):
         for line in lines:

@@ -1,7 +1,7 @@
-"""What is recorded about a converted file: its plan, its description, and manifest.json.
+"""Metadata of converted files: the plan, the description, and manifest.json.
 
-The journal and the finished file hold the plan. A conversion resumes, or takes an existing file for
-its own, only if the plan is the same.
+The plan identifies the images and options of a conversion. It is stored in the journal and in the
+finished file. A conversion resumes, or accepts an existing file, only if the plans are equal.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from numpy.typing import NDArray
 import fastsiam
 from fastsiam.config import ConvertConfig
 from fastsiam.errors import DataError
-from fastsiam.files import explained, parsed_json, written_whole
+from fastsiam.files import atomic_write, os_errors_as, parse_json
 
 from ..store import BetonStore, Store
 from ..store.beton import RAW
 from .journal import Block
 
 _FORMAT = 3
-"""A new number makes unfinished conversions start over. From 3 on gray JPEGs keep their bytes."""
+"""Increment it to make unfinished conversions start over. Since 3, gray JPEGs keep their bytes."""
 _LATER = {"exif", "alpha", "image_column", "label_column", "parts", "scheduler"}
-"""Options of later versions, which plans lack at their defaults: so the first version worked."""
+"""Options added after the first version. Plans omit them at their defaults, so old plans match."""
 _WITHOUT_EFFECT = ("source", "out", "skip_bad", "workers", "parts", "scheduler",
                    "image_column", "label_column")  # fmt: skip
-"""Options that do not change the file; the store's stamp and labels cover the columns."""
+"""Options that do not change the file. Columns do, but the store's stamp and labels cover them."""
 _SIDES = (32, 64, 128, 224, 256, 384, 512, 1024, 2048)
-"""Bounds of the histogram of shorter sides, in pixels."""
+"""Bin edges of the histogram of shorter sides, in pixels."""
 
 
 def plan_of(store: Store, indices: NDArray[np.int64], config: ConvertConfig) -> dict[str, Any]:
-    """Return the plan, which is equal only for the same images and the same options."""
+    """Return the plan of a conversion. Plans are equal only for the same images and options."""
     images = [store.stamp(), store.classes, zlib.crc32(store.labels.tobytes())]
     default = asdict(ConvertConfig())
     options = asdict(config) | {name: default[name] for name in _WITHOUT_EFFECT}
@@ -58,33 +58,33 @@ def plan_of(store: Store, indices: NDArray[np.int64], config: ConvertConfig) -> 
 
 
 def check_existing(path: Path, plan: dict[str, Any]) -> dict[str, Any]:
-    """Return the description of a file that exists already.
+    """Return the description of an existing output file.
 
     Raises:
-        DataError: the file is corrupt, or has another plan.
+        DataError: the file is corrupt, or has a different plan.
     """
     try:
         about = BetonStore(path).about
     except DataError as error:
         raise DataError(f"{error}; delete it first, or choose another --out") from error
-    if {**about.get("plan", {}), "format": _FORMAT} == plan:  # of earlier formats too
+    if {**about.get("plan", {}), "format": _FORMAT} == plan:  # earlier formats are valid too
         return about
     raise DataError(
-        f"{path} exists already and was made with other options, of other images, or of files with "
-        "other times; delete it or choose another --out"
+        f"{path} already exists, but was converted with other options, from other images, or from "
+        "files with other modification times; delete it or choose another --out"
     )
 
 
 def describe(
     store: Store, blocks: list[Block], plan: dict[str, Any], tables_crc32: int
 ) -> dict[str, Any]:
-    """Return the description of a file, for its annex and the manifest."""
+    """Return the description of a file, which goes into its annex and the manifest."""
     rows = np.concatenate([block.rows for block in blocks])
     how = sum((Counter(block.how) for block in blocks), Counter[str]())
     bounds = [0, *_SIDES, 2**16]
     counts, _ = np.histogram(np.minimum(rows["width"], rows["height"]), bounds)
     first = np.cumsum([0, *(len(block.rows) for block in blocks)]).tolist()
-    # All parts of one conversion have the same "set", and no other files.
+    # Parts of the same conversion have the same "set"; files of other conversions do not.
     set_of = [plan["source"], {**plan["options"], "part": ""}]
     return {
         "fastsiam": fastsiam.__version__,
@@ -122,18 +122,18 @@ def describe(
 
 
 def write_manifest(path: Path, classes: tuple[str, ...], files: dict[str, dict[str, Any]]) -> None:
-    """Write the manifest of a conversion, or of one part of it; ``files`` describes each by name.
+    """Write the manifest of a conversion or of one part; ``files`` maps names to descriptions.
 
     Raises:
-        DataError: it cannot be written.
+        DataError: the manifest cannot be written.
     """
     manifest = {"fastsiam": fastsiam.__version__, "classes": list(classes), "files": files}
-    with explained(DataError, f"cannot write {path}"), written_whole(path) as temporary:
+    with os_errors_as(DataError, f"cannot write {path}"), atomic_write(path) as temporary:
         temporary.write_text(json.dumps(manifest, indent=1) + "\n")
 
 
 def read_manifests(folder: Path) -> dict[str, Any]:
-    """Return the description of each file, by its name, of all manifests of a folder.
+    """Return the file descriptions in all manifests of a folder, by file name.
 
     Raises:
         DataError: a manifest is corrupt or cannot be read.
@@ -141,9 +141,9 @@ def read_manifests(folder: Path) -> dict[str, Any]:
     known: dict[str, Any] = {}
     for path in sorted([*folder.glob("manifest.json"), *folder.glob("manifest-*-of-*.json")]):
         try:
-            known |= dict(parsed_json(path.read_text())["files"])
+            known |= dict(parse_json(path.read_text())["files"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise DataError(
-                f"{path} cannot be read ({error}); convert again to renew it"
+                f"cannot read {path} ({error}); convert again to recreate it"
             ) from error
     return known

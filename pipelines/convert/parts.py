@@ -1,4 +1,4 @@
-"""A conversion in parts, as tasks of dask."""
+"""Conversion of a data set in parts, as dask tasks."""
 
 from __future__ import annotations
 
@@ -20,56 +20,56 @@ from fastsiam.errors import DataError, FastSiamError
 from fastsiam.files import quoted
 from fastsiam.pipelines.convert import Kind, beside, find_source
 from fastsiam.pipelines.convert.command import stoppable
-from fastsiam.signals import ending_with
+from fastsiam.signals import die_with_parent
 
 _RETRIES = 2
-"""Times that dask restarts a part whose process was killed. Of workers that die dask allows
-``distributed.scheduler.allowed-failures`` for each part, 3 by default."""
+"""How often dask retries a part whose process was killed. If workers die, another limit applies:
+``distributed.scheduler.allowed-failures`` per part, 3 by default."""
 
 
 def convert_parts(kind: Kind, config: ConvertConfig, words: Sequence[str]) -> None:
-    """Convert a data set in parts, and say how to use them.
+    """Convert a data set in parts on dask workers, and print how to use the parts.
 
     Args:
-        kind: which data set, or in which form.
-        config: of the whole conversion.
-        words: its arguments on the command line, after ``fastsiam``.
+        kind: the data set or its format.
+        config: configuration of the complete conversion.
+        words: the command-line arguments after ``fastsiam``.
 
     Raises:
         FastSiamError: dask is not installed, or its scheduler does not answer.
-        DataError: a part cannot be made; the others are, and the same command resumes.
-        Interrupted: Ctrl-C or SIGTERM.
+        DataError: a part failed. The finished parts are kept; the same command converts the rest.
+        Interrupted: Ctrl-C, SIGTERM or SIGHUP.
     """
     source = find_source(kind, config.root)
     out = Path(config.out) if config.out else beside(source)
-    # Workers may have been started with another FASTSIAM_DATA and in another folder.
+    # Workers may have a different FASTSIAM_DATA and a different current folder.
     failed = run_by_dask(config, [*words, "--source", str(config.root), "--out", str(out)])
     if failed:
         number = min(failed)
         raise DataError(
             f"part {number} of {config.parts}: {failed[number]}; {len(failed)} of {config.parts} "
-            "parts are missing, and the same command makes only these"
+            "parts are missing; run the same command again to convert only these"
         )
     here = quoted(out)
     print(
-        f"{config.parts} parts in {here} are one data set: use it with --data {here}; one file of "
-        f"them: fastsiam convert folder --source {here} --out FOLDER"
+        f"{config.parts} parts in {here} are one data set: use it with --data {here}; to merge "
+        f"them into one file: fastsiam convert folder --source {here} --out FOLDER"
     )
 
 
 def run_by_dask(config: ConvertConfig, words: Sequence[str]) -> dict[int, str]:
-    """Have dask's workers convert the parts; return the errors by part."""
+    """Convert the parts on dask workers; return the errors by part number."""
     try:
         distributed = importlib.import_module("distributed")
     except ImportError as error:
         raise FastSiamError("--parts needs dask: pip install 'fastsiam[dask]'") from error
-    for name in ("distributed", "distributed.client"):  # as ``silence_logs`` for workers
+    for name in ("distributed", "distributed.client"):  # like ``silence_logs`` for workers
         logging.getLogger(name).setLevel(logging.CRITICAL)
     add_package_to_path()
     failed: dict[int, str] = {}
     address = config.scheduler or os.environ.get("DASK_SCHEDULER_ADDRESS", "")
     with ExitStack() as stack:
-        stack.enter_context(stoppable("the same command makes the parts that are missing"))
+        stack.enter_context(stoppable("run the same command again to convert the missing parts"))
         cluster = None
         try:
             if address:
@@ -96,18 +96,18 @@ def run_by_dask(config: ConvertConfig, words: Sequence[str]) -> dict[int, str]:
             number = numbers[future]
             if reason := _error_of(future, number):
                 failed[number] = reason
-            state = f"cannot be made: {reason}" if reason else "is made"
+            state = f"failed: {reason}" if reason else "is done"
             print(f"part {number} of {config.parts} {state}", file=sys.stderr, flush=True)
     return failed
 
 
 async def _reach(distributed: Any, address: str) -> None:
-    """Connect to a scheduler once: a client that cannot connect ends a minute later.
+    """Check that a scheduler answers, because a client that cannot connect takes a minute to end.
 
     Raises:
         OSError: no answer within dask's timeout.
-        ValueError: it is no address.
-        MemoryError: what answers is no scheduler: dask takes its text for the size of a message.
+        ValueError: the address is invalid.
+        MemoryError: another kind of server answers; dask misreads its reply as a message size.
     """
     distributed.comm.resolve_address(address)
     print(f"connecting to the dask scheduler at {address}", file=sys.stderr, flush=True)
@@ -117,23 +117,22 @@ async def _reach(distributed: Any, address: str) -> None:
 
 
 def _command(words: Sequence[str], number: int, count: int) -> tuple[str, ...]:
-    """Return the command line that converts one part."""
     own = ("--scheduler", "", "--parts", "0", "--part", f"{number}/{count}")
     return (sys.executable, "-m", "fastsiam", *words, *own)
 
 
 def run_part(command: Sequence[str], folder: str) -> str:
-    """Convert a part in a process that ends with this worker.
+    """Convert a part in a subprocess, which is killed if this worker dies.
 
     Args:
-        command: its command line.
-        folder: where to run it.
+        command: the command line.
+        folder: the working directory.
 
     Returns:
-        What it wrote to its standard error if it failed, else "".
+        The standard error output of the subprocess if it failed, else "".
 
     Raises:
-        RuntimeError: a signal ended the process: dask tries again.
+        RuntimeError: a signal ended the subprocess; dask retries the part.
     """
     done = subprocess.run(
         command,
@@ -143,8 +142,8 @@ def run_part(command: Sequence[str], folder: str) -> str:
         stderr=subprocess.PIPE,
         text=True,
         errors="replace",
-        # At once, because another worker starts this part again.
-        preexec_fn=ending_with(os.getpid(), signal.SIGKILL),
+        # SIGKILL ends it at once: when a worker dies, another one restarts its part.
+        preexec_fn=die_with_parent(os.getpid(), signal.SIGKILL),
     )
     if done.returncode < 0 or done.returncode > 128:
         raise RuntimeError(f"its process was killed (exit code {done.returncode})")
@@ -152,10 +151,10 @@ def run_part(command: Sequence[str], folder: str) -> str:
 
 
 def _error_of(future: Any, number: int) -> str:
-    """Print what a part wrote if it failed, and return the last line; "" if it did not fail."""
+    """Print the error output of a part and return its last line; "" if the part succeeded."""
     try:
         lines = future.result().splitlines()
-    except Exception as error:  # the part's, or dask's own if workers died again and again
+    except Exception as error:  # from ``run_part``, or from dask if workers died repeatedly
         return " ".join(str(error).split())[:300]
     sys.stderr.write("".join(f"part {number}: {line}\n" for line in lines))
     return lines[-1].removeprefix("error: ") if lines else ""

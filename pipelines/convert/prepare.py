@@ -1,4 +1,4 @@
-"""Reads one image and prepares it for a .beton file: it keeps its bytes if possible."""
+"""Preparation of one image for a .beton file. The image keeps its encoded bytes if possible."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from PIL import Image
 
 from fastsiam.config import ConvertConfig
 from fastsiam.errors import DataError
-from fastsiam.kernels.jpeg import surely_decodes
+from fastsiam.kernels.jpeg import is_certain_to_decode
 
 from ..store import Store
 from ..store.beton import JPEG, LARGEST_PAGE, RAW
@@ -19,7 +19,7 @@ from ..store.probe import Bytes, Flags, Probe, ends, probe
 
 UNCHANGED = "unchanged"
 _LARGEST_SIDE = 65_500
-"""libjpeg's limit; the file format's is 65,535."""
+"""libjpeg's limit in pixels; the limit of the file format is 65,535."""
 _REENCODED = {
     int(Flags.DEEP): "re-encoded: scaled to 8 bits",
     int(Flags.NOT_JPEG): "re-encoded: not a JPEG",
@@ -30,7 +30,7 @@ _REENCODED = {
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """An image as the file stores it."""
+    """An image as stored in the file."""
 
     data: Bytes
     mode: int
@@ -38,43 +38,43 @@ class Record:
     height: int
     width: int
     how: str
-    """What was done to the image, for the manifest."""
+    """How the image was processed, e.g. ``UNCHANGED``; the manifest counts images by this."""
 
 
 def read_image(store: Store, index: int, config: ConvertConfig) -> Record:
     """Read an image and prepare its record.
 
     Raises:
-        ValueError: the image is bad; says why.
-        DataError: it cannot be read, or memory is exhausted.
+        ValueError: the image is bad; the message says why.
+        DataError: the image cannot be read, or memory is exhausted.
     """
     try:
         data = store.read(index)
         if not store.is_intact(index, data):
-            raise ValueError("its bytes are not those that were written into its file")
+            raise ValueError("its bytes do not match the checksum in its file")
         record = prepare(data, store.raw_size(index), config)
     except MemoryError as error:
         raise DataError(f"out of memory at {store.where(index)}: lower --workers") from error
     if len(record.data) > LARGEST_PAGE:
-        raise ValueError(f"it takes {len(record.data):,} bytes; shrink it with --max-side")
+        raise ValueError(f"it is too large ({len(record.data):,} bytes); shrink it with --max-side")
     return record
 
 
 def prepare(data: Bytes, raw_size: tuple[int, int] | None, config: ConvertConfig) -> Record:
     """Prepare the record of an image.
 
-    A JPEG of one or three 8-bit channels that every decoder reads keeps its bytes. FFCV's decoder
-    asks libjpeg-turbo for RGB, and so makes three equal channels of one. An EXIF segment that asks
-    viewers to rotate the image is left out, so that every reader shows the same pixels. Any other
-    image is decoded, shrunk if the options say so, and encoded.
+    A JPEG with one or three 8-bit channels that every decoder can read keeps its bytes. This
+    includes gray JPEGs, because FFCV's decoder requests RGB from libjpeg-turbo. An EXIF segment
+    that rotates the image is removed, so that every reader shows the same pixels. Any other image
+    is decoded, shrunk if the options say so, and encoded.
 
     Args:
-        data: an encoded image, or pixels.
-        raw_size: height and width of pixels.
+        data: an encoded image, or raw pixels.
+        raw_size: (height, width) of raw pixels; None if ``data`` is encoded.
         config: options of the conversion.
 
     Raises:
-        ValueError: the image is bad; says why.
+        ValueError: the image is bad; the message says why.
     """
     if raw_size is not None:
         height, width = raw_size
@@ -86,18 +86,18 @@ def prepare(data: Bytes, raw_size: tuple[int, int] | None, config: ConvertConfig
     rules = ImageRules(exif=config.exif, alpha=config.alpha)
     try:
         found = probe(data)
-    except ValueError as refusal:  # Pillow reads some files whose headers ``probe`` refuses
+    except ValueError as refusal:  # Pillow reads some files whose headers ``probe`` rejects
         try:
             image = decode(data, rules=rules)
         except ValueError:
             raise refusal from None
         return _encode(image, config, "re-encoded: damaged header", pixels=bool(config.raw))
     _check(found, data)
-    how = _why_not(found, rules, config)
+    how = _reencode_reason(found, rules, config)
     if how != UNCHANGED:
         return _encode(decode(data, rules=rules), config, how, pixels=bool(config.raw))
-    if not surely_decodes(data, found.height, found.width):
-        decode(data)  # what Pillow refuses is bad, as for loaders
+    if not is_certain_to_decode(data, found.height, found.width):
+        decode(data)  # an image that Pillow rejects is bad, as in loaders
     if found.rotation:
         edges = [0, *itertools.chain(*found.rotation), len(data)]
         data = b"".join(data[slice(*own)] for own in zip(edges[::2], edges[1::2], strict=True))
@@ -106,7 +106,7 @@ def prepare(data: Bytes, raw_size: tuple[int, int] | None, config: ConvertConfig
 
 
 def _check(found: Probe, data: Bytes) -> None:
-    """Raise a ValueError if an image is too large or has no end."""
+    """Raise a ValueError if an image is too large or truncated."""
     if found.height * found.width > MOST_PIXELS or max(found.height, found.width) > _LARGEST_SIDE:
         raise ValueError(
             f"it declares {found.width:,} x {found.height:,} pixels, more than "
@@ -116,8 +116,8 @@ def _check(found: Probe, data: Bytes) -> None:
         raise ValueError("it is truncated: it has no end marker")
 
 
-def _why_not(found: Probe, rules: ImageRules, config: ConvertConfig) -> str:
-    """Name the reason why the image cannot stay as it is, or UNCHANGED."""
+def _reencode_reason(found: Probe, rules: ImageRules, config: ConvertConfig) -> str:
+    """Return why the image cannot keep its bytes, or UNCHANGED if it can."""
     if config.raw:
         return "decoded to pixels"
     for flag, how in _REENCODED.items():
@@ -131,7 +131,7 @@ def _why_not(found: Probe, rules: ImageRules, config: ConvertConfig) -> str:
 
 
 def _target(width: int, height: int, config: ConvertConfig) -> tuple[int, int] | None:
-    """Return the (width, height) to shrink to, None if the image is small enough."""
+    """Return the (width, height) to shrink to; None if the image is small enough."""
     scale = 1.0
     if config.short_side:
         scale = min(scale, config.short_side / min(width, height))
@@ -143,7 +143,7 @@ def _target(width: int, height: int, config: ConvertConfig) -> tuple[int, int] |
 
 
 def _encode(image: Image.Image, config: ConvertConfig, how: str, *, pixels: bool) -> Record:
-    """Shrink a decoded image if the options say so; return it as pixels or as a JPEG."""
+    """Shrink a decoded image if the options say so, and encode it as raw pixels or as a JPEG."""
     target = _target(image.width, image.height, config)
     if target is not None:
         image = image.resize(target, Image.Resampling.LANCZOS)

@@ -1,4 +1,4 @@
-"""Checks converted files: every byte is the one that was written, and every image decodes."""
+"""Verification of converted files: bytes match their checksums, and every image decodes."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from pathlib import Path
 
 from fastsiam.console import Console, Tally
 from fastsiam.errors import DataError, ImageError
-from fastsiam.files import explained
+from fastsiam.files import os_errors_as
 
 from ..remote.path import Place
 from ..store import BetonStore, Split, beton_files
-from ..workers import forked
+from ..workers import fork_worker
 from .manifest import read_manifests
 
 _AT_ONCE = 512
-"""Images of one task."""
+"""Number of images per task."""
 
 
 @dataclass
@@ -26,31 +26,31 @@ class Report:
     images: int = 0
     bytes: int = 0
     checked: str = "nothing"
-    """What the images were compared with."""
+    """The checks that were made, separated by commas."""
     bad: list[str] = field(default_factory=list)
-    """What is wrong, a line each."""
+    """Messages of the problems found."""
 
 
 def verify(path: Path, *, decoding: bool, workers: int, console: Console) -> list[Report]:
-    """Check a .beton file, or all of a folder with its manifest.
+    """Check a .beton file, or all .beton files of a folder and its manifests.
 
     Args:
         path: the file or the folder.
         decoding: also decode every image and compare its size with the recorded one.
-        workers: processes; -1 is one for each core.
+        workers: number of processes; -1 means one per core.
         console: shows the progress.
 
     Raises:
-        DataError: no file to check.
+        DataError: there is no file to check, parts are missing, or a manifest is corrupt.
     """
-    with explained(DataError, f"cannot look for .beton files in {path}"):
+    with os_errors_as(DataError, f"cannot look for .beton files in {path}"):
         if not path.exists():
             raise DataError(f"{path} does not exist: name a .beton file or a folder of them")
         files, known = (
             ({path: path}, {}) if path.is_file() else (_files(path), read_manifests(path))
         )
     if not files and not known:
-        raise DataError(f"{path} holds no .beton files; fastsiam convert makes them")
+        raise DataError(f"{path} contains no .beton files; create them with fastsiam convert")
     reports = []
     for file, first in files.items():
         report = Report(file)
@@ -63,7 +63,7 @@ def verify(path: Path, *, decoding: bool, workers: int, console: Console) -> lis
         if known and file.name not in known:
             report.bad.append(f"{file} is not in the manifest")
         elif known and known[file.name] != store.about:
-            report.bad.append(f"{file} is another file than its manifest describes")
+            report.bad.append(f"{file} does not match its description in the manifest")
         if file != first:
             try:
                 BetonStore(first, file)
@@ -75,12 +75,12 @@ def verify(path: Path, *, decoding: bool, workers: int, console: Console) -> lis
         with console.tally(f"{file.name}: images", report.images) as done:
             report.bad += _bad_images(store, decoding, workers, done)
     for name in known.keys() - {file.name for file in files}:
-        reports.append(Report(path / name, bad=[f"{path / name} is in the manifest and not there"]))
+        reports.append(Report(path / name, bad=[f"{path / name} is in the manifest but missing"]))
     return reports
 
 
 def _files(folder: Path) -> dict[Path, Place]:
-    """List a folder's files, each with the first of the parts that it is read with.
+    """Map each .beton file of a folder to the first part of its split, or to itself if single.
 
     Raises:
         DataError: parts are missing.
@@ -93,14 +93,14 @@ def _files(folder: Path) -> dict[Path, Place]:
 
 
 def _bad_images(store: BetonStore, decoding: bool, workers: int, done: Tally) -> list[str]:
-    """Compare every image with its checksum, in several processes; say what is wrong."""
+    """Check every image in several processes; return a message for each bad one."""
 
     def check(task: range) -> tuple[range, list[tuple[int, str]]]:
         return task, [(i, reason) for i in task if (reason := _trouble(store, i, decoding))]
 
     tasks = [range(i, min(i + _AT_ONCE, len(store))) for i in range(0, len(store), _AT_ONCE)]
     found: list[tuple[int, str]] = []
-    with forked(workers, check) as run:
+    with fork_worker(workers, check) as run:
         for task, bad in run(tasks):
             found += bad
             done.add(len(task))
@@ -108,9 +108,9 @@ def _bad_images(store: BetonStore, decoding: bool, workers: int, done: Tally) ->
 
 
 def _trouble(store: BetonStore, index: int, decoding: bool) -> str:
-    """Say what is wrong with an image, "" if nothing is."""
+    """Return what is wrong with an image, or ""."""
     if not store.is_intact(index, store.read(index)):
-        return "its bytes are not those that were written"
+        return "its bytes do not match their checksum"
     try:
         if decoding:
             store.decode(index)

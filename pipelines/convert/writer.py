@@ -1,9 +1,9 @@
-"""Writes images of a store into one .beton file: in parallel, resumable, the same bytes every time.
+"""Writer of .beton files: parallel, resumable and deterministic.
 
-A worker prepares a block of about 8 MiB in memory, waits until the block before it has its place in
-the partial file, and writes. So images pass between no processes, and the file is the same for any
-number of workers. A journal beside it records each finished block. Metadata, annex and table
-follow, then the header, and at last the file gets its name.
+A worker prepares a block of about 8 MiB in memory, waits until the previous block has its place in
+the partial file, and writes. Images therefore never pass between processes, and the file is the
+same for any number of workers. A journal next to the file records each finished block. Metadata,
+annex and table are written after the blocks, then the header. Finally the file is renamed.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ from fastsiam.files import reason, write_at
 from ..store import Store
 from ..store.beton import FIELD, HEADER, METADATA, RECORD, head, pack_annex, page_size
 from ..store.probe import Bytes
-from ..workers import forked
+from ..workers import fork_worker
 from . import journal
 from .journal import ROW, Block
 from .manifest import check_existing, describe, plan_of
 from .prepare import read_image
 
 BLOCK_BYTES = 2**23
-"""About how many bytes the images of a block have in the source."""
+"""Approximate size of a block's images in the source, in bytes."""
 _BLOCK_IMAGES = 4096
-"""The most images in a block; blocks of a long group hold more, so that it has at most 16."""
+"""Maximum images per block. Blocks of a large group have more, so that it has at most 16 blocks."""
 _NO_BLOCK = 2**62
 _AHEAD = 64
-"""How many images of a remote source are requested at a time, while as many are prepared."""
+"""Number of images of a remote source to prefetch while as many others are prepared."""
 
 
 class BadImagesError(DataError):
-    """Images of the source are bad; ``bad`` lists each with the reason."""
+    """Some images of the source are bad; ``bad`` lists the location and error of each."""
 
     def __init__(self, message: str, bad: list[tuple[str, str]]) -> None:
         super().__init__(message)
@@ -61,21 +61,22 @@ def write(
     config: ConvertConfig,
     console: Console,
 ) -> dict[str, Any]:
-    """Write images of a store to a .beton file, or resume an earlier start.
+    """Write images of a store to a .beton file, or resume an earlier run.
 
     Args:
         store: the source.
         indices: (images,) the images to convert, in order.
-        path: the file; it gets this name when it is complete.
+        path: the output file; it gets this name when it is complete.
         config: options of the conversion.
-        console: shows how many images an earlier start wrote, and the progress of each block.
+        console: shows how many images an earlier run wrote, and the progress after each block.
 
     Returns:
         The description of the file, for the manifest.
 
     Raises:
         BadImagesError: some images are bad and ``config.skip_bad`` is off.
-        DataError: the source cannot be read, or the file not be written.
+        DataError: the source cannot be read, the file cannot be written, or it exists already
+            and has a different plan.
     """
     plan = plan_of(store, indices, config)
     partial = path.with_name(f"{path.name}.partial")
@@ -98,26 +99,26 @@ def write(
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise DataError(
                 f"no space for {path} ({error.strerror}): "
-                f"{_space(store.sizes()[indices], done, path.parent)}; free some, and run the same "
-                "command again to resume"
+                f"{_space(store.sizes()[indices], done, path.parent)}; free some space, then run "
+                "the same command again to resume"
             ) from error
         raise DataError(f"cannot write {path}: {reason(error)}") from error
     return about
 
 
 def _space(sizes: NDArray[np.int64], done: list[Block], folder: Path) -> str:
-    """Say how much space the images left take, at the rate of the first blocks, and is free.
+    """Format how much space the remaining images need, at the ratio so far, and how much is free.
 
     Args:
-        sizes: (images,) bytes of each in the source.
-        done: the first blocks.
-        folder: that of the file.
+        sizes: (images,) bytes of each image in the source.
+        done: the finished blocks.
+        folder: the folder of the output file.
     """
     images = sum(len(block.rows) + len(block.bad) for block in done)
     written = sum(block.end - block.start for block in done)
     ratio = written / max(1, int(sizes[:images].sum())) if images else 1.0
     rest, free = ratio * int(sizes[images:].sum()), shutil.disk_usage(folder).free
-    return f"it needs about {rest / 1e6:,.1f} MB more, and {free / 1e6:,.1f} MB are free"
+    return f"it needs about {rest / 1e6:,.1f} MB more, and {free / 1e6:,.1f} MB is free"
 
 
 def _write_blocks(
@@ -129,7 +130,7 @@ def _write_blocks(
     log: IO[bytes],
     console: Console,
 ) -> None:
-    """Write the missing blocks, and append each to ``done`` and the journal."""
+    """Write the missing blocks; append each one to ``done`` and to the journal."""
     sizes = store.sizes()[indices]
     edges = _block_edges(sizes, None if store.groups is None else store.groups[indices])
     tables = HEADER.itemsize + 2 * FIELD.itemsize + len(indices) * METADATA.itemsize
@@ -139,7 +140,7 @@ def _write_blocks(
     begun = int(edges[len(done)])
     with (
         console.tally(f"{partial.stem}: images", len(indices), done=begun) as tally,
-        forked(config.workers, job.write_block, forks=not store.is_remote) as run,
+        fork_worker(config.workers, job.write_block, forks=not store.is_remote) as run,
     ):
         for block in run(tasks):
             done.append(block)
@@ -149,19 +150,19 @@ def _write_blocks(
 
 
 def _block_edges(sizes: NDArray[np.int64], groups: NDArray[np.int64] | None) -> NDArray[np.int64]:
-    """Return the first image of every block, and the number of images: (blocks + 1,).
+    """Return the first image of every block, then the number of images: (blocks + 1,).
 
     Args:
-        sizes: (images,) bytes of each in the source.
-        groups: (images,) the piece of the source that each image lies in, if the source reads
-            whole pieces. No block crosses two.
+        sizes: (images,) bytes of each image in the source.
+        groups: (images,) the piece of the source that contains each image, if the source can
+            only read complete pieces. A block never spans two pieces.
     """
     if groups is None:
         groups = (np.cumsum(sizes) - sizes) // BLOCK_BYTES
     edges = [0, *(np.flatnonzero(np.diff(groups)) + 1).tolist(), len(sizes)]
     cuts: list[int] = []
     for first, last in itertools.pairwise(edges):
-        # Each block of a group reads the group from its start, so a group has few blocks.
+        # Each block reads its group from the start, so a group should have few blocks.
         cuts += range(first, last, max(_BLOCK_IMAGES, -(-(last - first) // 16)))
     return np.array([*(cuts or [0]), len(sizes)], np.int64)
 
@@ -172,16 +173,16 @@ def _aligned(offset: int, unit: int) -> int:
 
 
 class Job:
-    """Writes blocks in workers, which share the offset at which the next block starts.
+    """Block writer that runs in worker processes, which share the offset of the next block.
 
-    The workers are forked, so nothing is copied; for a remote store it is pickled.
+    Workers are forked, so the job is not copied. For a remote store it is pickled instead.
 
     Args:
         store: the source.
         config: options of the conversion.
         partial: the file to write.
-        number: the first missing block.
-        start: its offset in the file.
+        number: the number of the first missing block.
+        start: the offset of that block in the file.
     """
 
     def __init__(
@@ -191,13 +192,13 @@ class Job:
         context = get_context("forkserver" if store.is_remote else "fork")
         self._advanced = context.Condition()
         self._turn: Any = context.Array("q", [number, start, _NO_BLOCK], lock=False)
-        """The block that may take its place, where it starts, and the first block that failed."""
+        """Number of the next block to place, its offset, and the first block that failed."""
 
     def write_block(self, task: tuple[int, NDArray[np.int64]]) -> Block:
-        """Prepare a block, wait until the one before it has its place in the file, and write it.
+        """Prepare a block, wait until the previous one has its place in the file, and write it.
 
         Args:
-            task: number of the block, and its images in the source.
+            task: number of the block, and indices of its images in the source.
 
         Raises:
             DataError: the source cannot be read.
@@ -225,11 +226,11 @@ class Job:
 
     @cached_property
     def _file(self) -> int:
-        """The file, as this worker has it open."""
+        """File descriptor of the partial file in this worker."""
         return os.open(self._partial, os.O_WRONLY)
 
     def _prepare(self, images: list[int]) -> tuple[Block, list[Bytes]]:
-        """Read and prepare images; return their block, without offsets, and their records."""
+        """Read and prepare images; return their block, still without offsets, and their data."""
         rows, records, how, bad = [], [], Counter[str](), []
         for at, index in enumerate(images):
             if at % _AHEAD == 0:
@@ -249,10 +250,11 @@ class Job:
 
 
 def _placed(block: Block, start: int) -> Block:
-    """Return a block with its offsets and those of its images in the file, from ``start`` on.
+    """Return a block with file offsets for itself and its images, from ``start`` on.
 
-    FFCV reads a file in pages. No image crosses a page of its size, a power of 2; so it crosses
-    no larger page either, and none crosses the file's pages.
+    FFCV reads a file in pages, whose size is a power of 2, and no image may cross a page boundary.
+    The file's page size is not known yet, but an image that lies within a page of the smallest
+    possible size also lies within any larger page.
     """
     end, starts = start, []
     for size in block.rows["size"].tolist():
@@ -264,15 +266,15 @@ def _placed(block: Block, start: int) -> Block:
 
 
 def _check_bad(store: Store, done: list[Block], config: ConvertConfig) -> None:
-    """Raise BadImagesError if bad images are not to be left out, or if all of a whole are bad."""
+    """Raise BadImagesError for bad images without ``skip_bad``, or if all are (unless a part)."""
     bad = [(store.where(index), reason) for block in done for index, reason in block.bad]
     images = sum(len(block.rows) for block in done)
     if not images and config.part_of[1] == 1:
         raise BadImagesError(f"none of the {len(bad):,} images of {store.root} can be used", bad)
     if bad and not config.skip_bad:
         raise BadImagesError(
-            f"{len(bad):,} of {len(bad) + images:,} images of {store.root} are bad: repair them, "
-            "which starts over, or leave them out with --skip-bad, which resumes from here",
+            f"{len(bad):,} of {len(bad) + images:,} images of {store.root} are bad; repair them "
+            "(the conversion starts over), or leave them out with --skip-bad (it resumes)",
             bad,
         )
 
@@ -306,5 +308,5 @@ def _finish(store: Store, done: list[Block], partial: Path, plan: dict[str, Any]
             file.seek(offset)
             file.write(data)
         file.flush()
-        os.fsync(file.fileno())  # reports what the system could not write, of all workers
+        os.fsync(file.fileno())  # raises if a worker's write failed after it returned
     return about

@@ -1,7 +1,7 @@
-"""Data in object storage and on web servers, read in place by ranges of bytes.
+"""Access to data in object storage and on web servers, read in place with range requests.
 
-``RemotePath`` tells what exists where, with the methods of a path. ``RemoteFile`` returns bytes, as
-a mapped file does. ``storage`` makes the requests, and ``cache`` keeps what they return on a disk.
+``RemotePath`` finds objects, with the methods of ``pathlib.Path``. ``RemoteFile`` returns ranges of
+bytes, like a mapped file. ``storage`` makes the requests, and ``cache`` keeps the data on disk.
 """
 
 from .file import RemoteFile

@@ -1,8 +1,8 @@
-"""A cache on disk for objects of object storage, in chunk files, shared by a machine's processes.
+"""Disk cache for remote objects, in chunk files that all processes of a machine share.
 
-A chunk is fetched whole, by one request, and then read by everybody: ranks, loader processes and
-other runs. Its file is written under another name and renamed, so a file with a chunk's name is
-complete. Errors of the cache's disk are logged once and never end a run.
+A chunk is fetched by one request. Then all ranks, loader processes and other runs can read it. Its
+file is written under a temporary name and renamed, so every file with a chunk's name is complete.
+Errors of the cache's disk are logged once and never end a run.
 """
 
 from __future__ import annotations
@@ -20,46 +20,46 @@ from typing import NamedTuple
 from filelock import FileLock, Timeout
 
 from fastsiam.errors import DataError
-from fastsiam.files import explained, others_can_write, why
+from fastsiam.files import os_errors_as, others_can_write, why
 
 from . import storage
 
 log = logging.getLogger(__name__)
 
 CHUNK = 2**22
-"""Bytes of a chunk, 4 MiB. A shuffle within a window reads blocks of 64 images, 7 MB of ImageNet's:
-if its cache is smaller than the data, it fetches 1.6 times their bytes in an epoch. With chunks of
-8 MiB it would be 2.1 times, with 32 MiB 5.6 times. Smaller ones cost more requests."""
+"""Bytes of a chunk, 4 MiB. A shuffle within a window reads blocks of 64 images, 7 MB for ImageNet.
+With a cache smaller than the data, an epoch then fetches 1.6 times the data. With chunks of 8 MiB
+it would be 2.1 times, with 32 MiB 5.6 times. Smaller chunks cost more requests."""
 _FORMAT, _LOCK = "chunks-1", "lock"
 _CLAIM, _PART = ".claim", ".part"
 _PATIENCE = 5.0
-"""Seconds to wait for another process that adds a chunk."""
+"""Seconds to wait for the lock while another process adds a chunk."""
 _LOOK, _LONGEST_WAIT = 0.05, 30.0
-"""Seconds: how often, and for how long, to look for a chunk that another process fetches."""
+"""Polling interval and maximum wait, in seconds, for a chunk that another process is fetching."""
 _LEFT = 0.95
-"""Share of the limit that is left when the cache was full."""
+"""Fraction of the limit to which a full cache is shrunk."""
 _STEP = 1 / 64
-"""Share of the limit that a process adds before it counts again what all processes have added."""
+"""Fraction of the limit that a process may add before it measures the cache size again."""
 
 
 class Chunk(NamedTuple):
     """A piece of one version of an object."""
 
     name: str
-    """Of its file."""
+    """Name of its file."""
     start: int
-    """Where in the object it begins."""
+    """First byte in the object; ``stop`` is the byte after the last."""
     stop: int
 
 
 def chunks(version: str, size: int, start: int, stop: int) -> list[Chunk]:
-    """Return the chunks that hold the bytes from ``start`` to ``stop`` of a version of an object.
+    """Return the chunks that contain a range of bytes of one version of an object.
 
     Args:
-        version: a name that no other object and no other version of it has.
-        size: bytes of the object.
+        version: a unique identifier of the object and its version.
+        size: size of the object in bytes.
         start: first byte of the range.
-        stop: the byte after its last one.
+        stop: the byte after the last one.
     """
     return [
         Chunk(f"{version}-{first // CHUNK:06}", first, min(first + CHUNK, size))
@@ -68,12 +68,12 @@ def chunks(version: str, size: int, start: int, stop: int) -> list[Chunk]:
 
 
 class Cache:
-    """Chunks of objects, kept in a folder. A pickle of it opens the same folder.
+    """Chunks of remote objects, kept in a folder. A pickled cache opens the same folder.
 
     Args:
-        folder: created if it does not exist; the chunks lie in a folder within.
-        gigabytes: 10^9 bytes that the chunks take at most; several processes may each exceed it by
-            a 64th. If they use several limits for one folder, each keeps to its own.
+        folder: created if it does not exist; the chunks are in a subfolder.
+        gigabytes: maximum size of all chunks, in units of 10^9 bytes. Each concurrent process may
+            exceed it by 1/64. Each process applies its own limit, even if others use the folder.
 
     Raises:
         DataError: another user can write into the folder, or it cannot be created.
@@ -83,29 +83,29 @@ class Cache:
         self.folder = folder.expanduser().absolute() / _FORMAT
         self._most, self._room = int(gigabytes * 1e9), 0
         self.keeps = True
-        """Whether chunks are added; those that are there are read in any case."""
+        """Whether chunks are added; existing chunks are read in any case."""
         if reason := others_can_write(self.folder):
             raise DataError(
-                f"images would be read from the cache {folder}, but {reason}: take it into your "
-                "own hands, or choose another --cache"
+                f"images would be read from the cache {folder}, but {reason}; change its owner or "
+                "permissions, or choose another --cache"
             )
-        with explained(DataError, f"cannot make the cache {folder}"):
+        with os_errors_as(DataError, f"cannot create the cache {folder}"):
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def has(self, chunk: Chunk) -> bool:
-        """Tell whether a chunk is there; if so, it counts as used just now."""
+        """Return whether a chunk is in the cache; if so, mark it as recently used."""
         path = self.folder / chunk.name
         try:
             if path.stat().st_size == chunk.stop - chunk.start:
                 os.utime(path)
                 return True
-            path.unlink()  # something cut it off
+            path.unlink()  # truncated by something else
         except OSError:
             pass
         return False
 
     def read(self, chunk: Chunk, start: int, into: memoryview) -> bool:
-        """Read bytes of a chunk from a place in the object on; tell whether they were there."""
+        """Fill ``into`` from offset ``start`` of the object; return False if it is not cached."""
         try:
             with (self.folder / chunk.name).open("rb", buffering=0) as file:
                 file.seek(start - chunk.start)
@@ -114,10 +114,10 @@ class Cache:
             return False
 
     async def fetch(self, chunk: Chunk, get: Callable[[], Awaitable[memoryview]]) -> None:
-        """Keep a chunk, or wait until another process has done so.
+        """Fetch a chunk into the cache, or wait until another process has done so.
 
         Args:
-            chunk: that is not there.
+            chunk: the missing chunk.
             get: fetches its bytes.
         """
         claim = self.folder / f"{chunk.name}{_CLAIM}"
@@ -126,7 +126,7 @@ class Cache:
                 await asyncio.sleep(_LOOK)
                 continue
             async with storage.chunks_in_memory():
-                if not self.keeps or self.has(chunk):  # since this process waited for its turn
+                if not self.keeps or self.has(chunk):  # changed while waiting for the semaphore
                     return
                 try:
                     os.close(os.open(claim, os.O_CREAT | os.O_EXCL, 0o600))
@@ -140,7 +140,7 @@ class Cache:
                     claim.unlink(missing_ok=True)
 
     def _keep(self, chunk: Chunk, data: memoryview) -> None:
-        """Write a chunk to its file; other chunks make room."""
+        """Write a chunk to its file, evicting other chunks if necessary."""
         part = self.folder / f"{chunk.name}.{secrets.token_hex(4)}{_PART}"
         try:
             with FileLock(self.folder / _LOCK, timeout=_PATIENCE, poll_interval=0.002):
@@ -159,24 +159,24 @@ class Cache:
                 part.unlink(missing_ok=True)
 
     def _give_up(self, error: OSError) -> None:
-        """Add no more chunks, and log why."""
+        """Stop adding chunks, and log why."""
         if self.keeps:
             self.keeps = False
             log.warning(
-                f"the cache {self.folder.parent} cannot be written ({why(error)}): nothing more is "
-                "kept in it"
+                f"cannot write to the cache {self.folder.parent} ({why(error)}); nothing more will "
+                "be cached"
             )
 
     def _make_room(self, needed: int) -> int:
-        """Remove the chunks that were not used for longest, if that is needed.
+        """Evict the least recently used chunks if the cache would exceed its limit.
 
         Returns:
-            The bytes that may be added before this is called again.
+            Number of bytes that may be added before this is called again.
         """
         found = []
         for path in self.folder.iterdir():
             with contextlib.suppress(OSError):  # a user may remove files
-                if path.suffix == _PART:  # of a process that was killed: this one has the lock
+                if path.suffix == _PART:  # left by a killed process: this one has the lock
                     path.unlink()
                 elif not path.suffix and "-" in path.name:
                     facts = path.stat()
@@ -192,7 +192,7 @@ class Cache:
 
 
 def _is_claimed(claim: Path) -> bool:
-    """Tell whether another process fetches a chunk: one that was killed or stopped does not."""
+    """Return whether another process is fetching a chunk; remove the claim of a stalled one."""
     with contextlib.suppress(FileNotFoundError):
         if time.time() - claim.stat().st_mtime <= _LONGEST_WAIT:
             return True

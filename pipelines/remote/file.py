@@ -1,4 +1,4 @@
-"""An object in object storage that is read by ranges, like a mapped file."""
+"""Remote objects that are read by ranges, like mapped files."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from .path import RemotePath
 from .storage import Facts, Range
 
 MOST_AHEAD = 2**29
-"""Bytes that a process fetches ahead at most; beyond it, the oldest are dropped."""
+"""Maximum bytes that a process prefetches; beyond it, the oldest ranges are dropped."""
 _BLOCK = 2**23
-"""Most bytes that are fetched by one request, of a range that is not fetched ahead."""
+"""Maximum bytes per request for a range that was not prefetched."""
 
 
 class RemoteFile:
-    """An object, read-only; all ranges of it that are read belong to one version.
+    """A read-only remote object. All ranges that are read belong to the same version of it.
 
-    A pickle of it holds its address and facts.
+    A pickle contains only its path and its facts (size, time and ETag).
 
     Raises:
-        DataError: it does not exist, or is empty.
+        DataError: the object does not exist, or is empty.
     """
 
     def __init__(self, path: RemotePath, facts: Facts | None = None) -> None:
@@ -44,15 +44,15 @@ class RemoteFile:
         self._version = hashlib.blake2b(version, digest_size=16).hexdigest()
 
     def read(self, start: int, stop: int) -> memoryview:
-        """Return the bytes of a range; wait for them if they are being fetched.
+        """Return the bytes of a range; use the prefetched ones if there are any.
 
         Args:
             start: the first byte.
             stop: the byte after the last one.
 
         Raises:
-            DataError: they cannot be fetched.
-            FileLostError: the object changed.
+            DataError: the range cannot be fetched.
+            FileLostError: the object was changed or deleted.
         """
         stop = min(stop, len(self))
         if stop <= start:
@@ -69,7 +69,7 @@ class RemoteFile:
         return into
 
     def ahead(self, ranges: Sequence[Range]) -> None:
-        """Start to fetch ranges that will be read."""
+        """Start to fetch ranges that will be read soon."""
         if self._cache is not None:
             wanted = {own: chunks(self._version, len(self), *own) for own in ranges}
             self._begin(self._cache, list(dict.fromkeys(itertools.chain(*wanted.values()))))
@@ -79,19 +79,19 @@ class RemoteFile:
         _ahead.begin(self.path, self.facts, ranges)
 
     def check(self) -> None:
-        """Do nothing: every request checks that the object is the same version."""
+        """Do nothing: every request checks that the object has not changed."""
 
     def __len__(self) -> int:
         """Return the object's size in bytes."""
         return self.facts.size
 
     def __reduce__(self) -> tuple[type[RemoteFile], tuple[RemotePath, Facts]]:
-        """Return how to make it again."""
+        """Pickle the path without the server responses that it caches."""
         bare = replace(self.path, levels={}, known={})
         return RemoteFile, (bare, self.facts)
 
     def _of_server(self, start: int, stop: int) -> memoryview:
-        """Return a range that was fetched ahead, or fetch it."""
+        """Return a range that was prefetched, or fetch it."""
         if (request := _ahead.take(self.path, (start, stop))) is not None:
             return storage.result(request)
         cuts = [*range(start, stop, _BLOCK), stop]
@@ -99,7 +99,7 @@ class RemoteFile:
         return parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
 
     def _begin(self, cache: Cache, wanted: Sequence[Chunk]) -> None:
-        """Start to fetch those chunks that the cache does not have."""
+        """Start to fetch those chunks that are not in the cache."""
         for chunk in wanted:
             if cache.keeps and not cache.has(chunk):
                 with _fetching_lock:
@@ -110,7 +110,7 @@ class RemoteFile:
                         future.add_done_callback(partial(_fetching.pop, chunk.name))
 
     def _read_chunk(self, cache: Cache, chunk: Chunk, start: int, into: memoryview) -> None:
-        """Read bytes of a chunk from the cache; fetch them if it could not keep the chunk."""
+        """Read bytes of a chunk from the cache, or fetch them if it could not keep the chunk."""
         if cache.read(chunk, start, into):
             return
         self._begin(cache, [chunk])
@@ -121,14 +121,14 @@ class RemoteFile:
 
 
 class _Ahead:
-    """Ranges that are fetched ahead, until they are read."""
+    """Prefetched ranges, until they are read."""
 
     def __init__(self) -> None:
         self._requests: dict[tuple[RemotePath, Range], Future[memoryview]] = {}
         self._lock, self.bytes = threading.Lock(), 0
 
     def begin(self, path: RemotePath, facts: Facts, ranges: Sequence[Range]) -> None:
-        """Request those ranges that are not here yet, or failed; the oldest make room."""
+        """Request the ranges that are missing or failed; drop the oldest beyond ``MOST_AHEAD``."""
         with self._lock:
             for start, stop in dict.fromkeys(ranges):
                 old = self._requests.get((path, (start, stop)))
@@ -142,7 +142,7 @@ class _Ahead:
                 self._drop(next(iter(self._requests))).cancel()
 
     def take(self, path: RemotePath, own: Range) -> Future[memoryview] | None:
-        """Remove and return the request for a range."""
+        """Remove and return the request for a range; None if there is no such request."""
         with self._lock:
             return self._drop((path, own)) if (path, own) in self._requests else None
 
@@ -153,5 +153,5 @@ class _Ahead:
 
 _ahead = _Ahead()
 _fetching: dict[str, Future[None]] = {}
-"""Chunks that this process fetches, by the names of their files."""
+"""Chunks that this process is fetching, by file name."""
 _fetching_lock = threading.Lock()

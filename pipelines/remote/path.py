@@ -1,4 +1,4 @@
-"""Addresses in object storage with the methods of paths."""
+"""Remote addresses with the methods of ``pathlib.Path``."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from .storage import Facts
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _PROBED = ("train.beton", "val.beton")
-"""Files that are looked for by name on servers that do not list their files."""
+"""File names to try on web servers, which cannot list their files."""
 
 
 class Stat(NamedTuple):
-    """Size and time of an object, as ``os.stat`` has them of a file."""
+    """Size and modification time of an object, like the result of ``os.stat``."""
 
     st_size: int
     st_mtime_ns: int
-    """The part below a second is a hash of the ETag: servers tell whole seconds."""
+    """The sub-second part is a hash of the ETag, because servers report whole seconds."""
 
 
 class _Level(NamedTuple):
@@ -36,33 +36,33 @@ class _Level(NamedTuple):
 
 @dataclass(frozen=True, order=True)
 class RemotePath(Url):
-    """An address with the methods of a path.
+    """A remote address with the methods of ``pathlib.Path``.
 
-    It remembers the answers of servers, and shares them with all paths that come from it. Data that
-    change meanwhile are noticed when they are read.
+    It caches the responses of servers and shares them with all paths derived from it. If an object
+    changes in the meantime, reading it raises an error.
     """
 
     levels: dict[str, _Level] = field(default_factory=dict, compare=False, repr=False)
     known: dict[str, Facts | None] = field(default_factory=dict, compare=False, repr=False)
     cache: Cache | None = field(default=None, compare=False, repr=False)
-    """Keeps what is read of the files that are opened."""
+    """Disk cache for the files that are opened."""
 
     @classmethod
     def of(cls, url: Url, cache: Cache | None = None) -> RemotePath:
         """Return the path of an address.
 
-        ``{0000..0012}`` and ``{a,b}`` in its last part stand for several names. The path is then
-        that of their folder, as if it held nothing else.
+        ``{0000..0012}`` and ``{a,b}`` in its last part stand for several files. The path is then
+        their folder, which appears to contain only those files.
 
         Raises:
-            DataError: one of the names does not exist.
+            DataError: one of the files does not exist.
         """
         path = cls(url.scheme, url.host, url.key, cache=cache)
         if not _BRACES.search(path.key):
             return path
         folder, names = path.parent, expanded(path.name)
         if _BRACES.search(folder.key):
-            raise DataError(f"{url} has braces before its last part: leave them to the last")
+            raise DataError(f"{url} has braces before its last part; use them only in the last")
         files = folder._files(names)
         if missing := [name for name in names if name not in files]:
             raise DataError(f"{folder / missing[0]} does not exist: check the address")
@@ -71,18 +71,18 @@ class RemotePath(Url):
 
     @property
     def is_on_web(self) -> bool:
-        """Whether a web server has it, which does not list its files."""
+        """Whether the address is on a web server, which cannot list its files."""
         return self.scheme in ("http", "https")
 
     def facts(self, *, denied_is_absent: bool = False) -> Facts | None:
-        """Return the facts of the object; None if it does not exist.
+        """Return the size, time and ETag of the object; None if it does not exist.
 
         Args:
-            denied_is_absent: whether an object to which access is denied does not exist, which is
-                how many servers answer for what is not there.
+            denied_is_absent: whether to return None if access is denied, which is how many servers
+                respond for an object that does not exist.
         """
         is_folder = not self.suffix or self.key in self.levels
-        if not self.key or (self.is_on_web and is_folder):  # its server answers with a page
+        if not self.key or (self.is_on_web and is_folder):  # web servers send a page for a folder
             return None
         if (level := self.levels.get(self.parent.key)) is not None:
             return level.files.get(self.name)
@@ -92,10 +92,10 @@ class RemotePath(Url):
         return self.known[self.key]
 
     def stat(self) -> Stat:
-        """Return the size of the object and when it was written.
+        """Return the size and modification time of the object.
 
         Raises:
-            FileNotFoundError: there is no such object.
+            FileNotFoundError: the object does not exist.
         """
         if (facts := self.facts()) is None:
             raise FileNotFoundError(2, "No such object", str(self))
@@ -103,17 +103,17 @@ class RemotePath(Url):
         return Stat(facts.size, facts.modified * 10**9 + below)
 
     def is_file(self) -> bool:
-        """Tell whether it is an object that can be read."""
+        """Return whether this is an object that can be read."""
         return self.facts(denied_is_absent=True) is not None
 
     def is_dir(self) -> bool:
-        """Tell whether objects lie below it."""
+        """Return whether there are objects below this path."""
         if self.key and (level := self.levels.get(self.parent.key)) is not None:
             return self.name in level.folders
         return any(self._level())
 
     def exists(self) -> bool:
-        """Tell whether it is an object, or objects lie below it.
+        """Return whether this is an object, or there are objects below it.
 
         Raises:
             DataError: access is denied.
@@ -121,17 +121,17 @@ class RemotePath(Url):
         return self.facts() is not None or self.is_dir()
 
     def iterdir(self) -> Generator[Self, None, None]:
-        """Yield what lies directly below it."""
+        """Yield the files and folders directly below this path, sorted by name."""
         level = self._level()
         for name in sorted({*level.files, *level.folders}):
             yield self / name
 
     def glob(self, pattern: str) -> Iterator[Self]:
-        """Yield what lies directly below it and whose name matches a pattern."""
+        """Yield the files and folders directly below this path that match a glob pattern."""
         return (path for path in self.iterdir() if fnmatch.fnmatchcase(path.name, pattern))
 
     def rglob(self, pattern: str) -> Iterator[Self]:
-        """Yield what lies below it, however deep, and whose name matches a pattern."""
+        """Yield all files below this path, recursively, whose names match a glob pattern."""
         for path in self.iterdir():
             if path.name in self._level().files:
                 if fnmatch.fnmatchcase(path.name, pattern):
@@ -140,22 +140,22 @@ class RemotePath(Url):
                 yield from path.rglob(pattern)
 
     def read_bytes(self) -> bytes:
-        """Return the bytes of a small object."""
+        """Return the contents of a small object."""
         if (facts := self.facts()) is None:
             raise FileNotFoundError(2, "No such object", str(self))
         return bytes(storage.fetch(self, facts, [(0, facts.size)])[0]) if facts.size else b""
 
     def hint(self) -> str:
-        """Return what to add to a message that it does not exist."""
+        """Return advice to append to an error message that this path does not exist."""
         if not self.is_on_web:
             return ""
         return (
-            "; a web server does not list its files: name each file except train.beton and "
+            "; web servers do not list their files: name each file except train.beton and "
             "val.beton, or several as in train-{0000..0012}.tar"
         )
 
     def _level(self) -> _Level:
-        """List what lies below it; a web server is asked for a few names instead."""
+        """List the objects directly below this path; on a web server, try a few names instead."""
         if (level := self.levels.get(self.key)) is not None:
             return level
         if self.is_on_web:
@@ -167,14 +167,14 @@ class RemotePath(Url):
         return level
 
     def _files(self, names: Sequence[str], *, denied_are_absent: bool = False) -> dict[str, Facts]:
-        """Ask for the facts of objects directly below it; those that exist are returned."""
+        """Return the facts of those named objects directly below this path that exist."""
         urls = [self / name for name in names]
         facts = storage.heads(urls, denied_is_absent=denied_are_absent)
         return {name: own for name, own in zip(names, facts, strict=True) if own is not None}
 
 
 Place = Path | RemotePath
-"""Location of data: on this machine, or on another one."""
+"""Location of data: a local path or a remote address."""
 
 
 def opened(where: Path | Url, cache: Cache | None = None) -> Place:
@@ -183,7 +183,7 @@ def opened(where: Path | Url, cache: Cache | None = None) -> Place:
 
 
 def expanded(name: str) -> list[str]:
-    """Return the names that a name with braces stands for, as a shell does."""
+    """Expand the braces in a name into all names that it stands for, like a shell."""
     if (match := _BRACES.search(name)) is None:
         return [name]
     if own := re.fullmatch(r"(\d+)\.\.(\d+)", match[1]):

@@ -1,8 +1,8 @@
-"""Requests to object storage and web servers, made by obstore in this process.
+"""Requests to object storage and web servers, made with obstore.
 
-obstore runs threads of its own, which a forked process lacks. Processes that read remote data are
-therefore started by forkserver (``pipelines.workers``). In a process that was forked all the same
-a request is an error, not a hang.
+obstore runs its own threads, which do not survive a fork. Processes that read remote data are
+therefore started by forkserver (``pipelines.workers``). In a process that was forked anyway, a
+request raises an error instead of hanging.
 """
 
 from __future__ import annotations
@@ -26,42 +26,42 @@ from fastsiam.config.urls import Url
 from fastsiam.errors import DataError, FastSiamError, FileLostError, WorkerError
 
 PARALLEL = 64
-"""Requests that a process makes at a time."""
+"""Maximum number of concurrent requests of a process."""
 STALL_SECONDS = "FASTSIAM_CLOUD_STALL"
-"""Environment variable: seconds without any bytes after which a request has failed. Default: 10."""
+"""Environment variable: seconds without data after which a request fails. Default: 10."""
 PATIENCE_SECONDS = "FASTSIAM_CLOUD_PATIENCE"
-"""Environment variable: seconds for which failed requests are repeated. Default: 120."""
+"""Environment variable: seconds for which failed requests are retried. Default: 120."""
 _PAUSE = 0.2
-"""Seconds before a request is repeated that obstore does not repeat."""
+"""Seconds to wait before retrying a request that obstore does not retry itself."""
 _CREDENTIALS_LAST = timedelta(minutes=15)
-"""How long obstore takes AWS credentials to be valid; it reuses them until 5 minutes before the
-end. Those of a role or login may expire 10 to 15 minutes after botocore returns them."""
+"""Lifetime of AWS credentials that obstore assumes; it reuses them until 5 minutes before the end.
+Those of a role or login may expire 10 to 15 minutes after botocore returns them."""
 _SECONDS_TO_STOP = 5.0
 _SECONDS_TO_NOTICE = 0.1
-"""In which obstore's threads end cancelled requests; later they would abort the interpreter."""
+"""Seconds in which obstore's threads end cancelled requests; later they would abort Python."""
 
 Range = tuple[int, int]
-"""First byte, and the one after the last."""
+"""First byte, and the byte after the last."""
 Result = TypeVar("Result")
 
 
 class Facts(NamedTuple):
-    """The version of an object, as its server describes it."""
+    """Size, modification time and ETag of an object, which identify its version."""
 
     size: int
     """In bytes."""
     modified: int
-    """When it was written, in seconds since 1970."""
+    """In seconds since 1970."""
     etag: str
-    """The server's mark of its content; "" if it gives none."""
+    """The ETag that the server reports, or ""."""
 
 
 def heads(urls: Sequence[Url], *, denied_is_absent: bool = False) -> list[Facts | None]:
-    """Return the facts of objects, None for each that does not exist.
+    """Return the facts of objects; None for each object that does not exist.
 
     Args:
-        urls: their addresses.
-        denied_is_absent: whether an object to which access is denied does not exist.
+        urls: addresses of the objects.
+        denied_is_absent: whether to return None for objects to which access is denied.
 
     Raises:
         DataError: access is denied, or the server cannot be reached.
@@ -81,7 +81,7 @@ def heads(urls: Sequence[Url], *, denied_is_absent: bool = False) -> list[Facts 
 
 
 def level(url: Url) -> tuple[dict[str, Facts], list[str]]:
-    """List the objects and the names of the prefixes directly below a prefix.
+    """List the objects directly below a prefix, by name, and the names of its sub-prefixes.
 
     Raises:
         DataError: access is denied, the bucket does not exist, or it cannot be reached.
@@ -103,7 +103,7 @@ def level(url: Url) -> tuple[dict[str, Facts], list[str]]:
 
 
 def fetch(url: Url, facts: Facts, ranges: Sequence[Range]) -> list[memoryview]:
-    """Fetch ranges of an object, all at once; see ``get``."""
+    """Fetch ranges of an object concurrently; see ``get``."""
     return results([partial(get, url, facts, *own) for own in ranges])
 
 
@@ -112,7 +112,7 @@ async def get(url: Url, facts: Facts, start: int, stop: int) -> memoryview:
 
     Raises:
         DataError: access is denied, or the server cannot be reached.
-        FileLostError: the object was deleted, or is not the version that ``facts`` describe.
+        FileLostError: the object was deleted, or is no longer the version that ``facts`` describe.
     """
     options: Any = {"range": (start, stop)}
     if facts.etag and url.scheme in ("s3", "gs", "az"):
@@ -131,34 +131,34 @@ async def get(url: Url, facts: Facts, start: int, stop: int) -> memoryview:
 
 
 def is_same(one: Facts, other: Facts) -> bool:
-    """Tell whether facts describe one version: by etag, or by time where one has no etag."""
+    """Return whether size and ETag are equal; compare times if either ETag is missing."""
     by = 2 if one.etag and other.etag else 1
     return one.size == other.size and one[by] == other[by]
 
 
 def submit(request: Callable[[], Coroutine[Any, Any, Result]]) -> Future[Result]:
-    """Start a request; cancelling the future ends it."""
+    """Start a request; to stop it, cancel the future."""
     loop = _client().loop
     return asyncio.run_coroutine_threadsafe(request(), loop)
 
 
 def result(request: Future[Result]) -> Result:
-    """Wait for a request.
+    """Wait for a request and return its result.
 
     Raises:
-        WorkerError: another process made it, which this one was forked from.
+        WorkerError: this process was forked from the one that made the request.
     """
     _client()
     return request.result()
 
 
 def chunks_in_memory() -> asyncio.Semaphore:
-    """Return the limit of chunks that this process fetches, or has yet to write to the cache."""
+    """Return the semaphore that limits the chunks being fetched or written to the cache."""
     return _client().chunks
 
 
 def results(requests: Sequence[Callable[[], Coroutine[Any, Any, Result]]]) -> list[Result]:
-    """Make requests at once and wait for all; the first error cancels the others."""
+    """Make requests concurrently and wait for all; the first error cancels the others."""
     futures = [submit(request) for request in requests]
     try:
         return [future.result() for future in futures]
@@ -168,10 +168,10 @@ def results(requests: Sequence[Callable[[], Coroutine[Any, Any, Result]]]) -> li
 
 
 async def _request(url: Url, ask: Callable[[Any, str], Awaitable[Result]]) -> Result:
-    """Make a request; repeat it while that can help.
+    """Make a request, and retry it as long as that can help.
 
-    obstore repeats most requests itself: 5xx, 408, 429, connections that fail, bodies that are cut
-    off or stall. It leaves out bodies of lists, and of objects without an ETag.
+    obstore retries most failures itself: 5xx, 408, 429, failed connections, and response bodies
+    that are cut off or stall. It does not retry bodies of lists, or of objects without an ETag.
     """
     client, end = _client(), time.monotonic() + _seconds(PATIENCE_SECONDS, 120)
     while True:
@@ -183,13 +183,13 @@ async def _request(url: Url, ask: Callable[[Any, str], Awaitable[Result]]) -> Re
         except Exception as error:
             final = _final(url, error)
             if final is not None or time.monotonic() + _PAUSE > end:
-                # obstore's text stays out of messages: it may hold a signed request.
+                # Do not show obstore's error text: it may contain a signed request.
                 raise final or _unreachable(url, error) from None
         await asyncio.sleep(_PAUSE)
 
 
 class _Client:
-    """A process's connections, and the thread that runs their event loop."""
+    """The connections of a process, and the thread that runs their event loop."""
 
     def __init__(self) -> None:
         if find_spec("obstore") is None:
@@ -207,13 +207,13 @@ class _Client:
         atexit.register(self.close)
 
     def store(self, url: Url) -> Any:
-        """Return obstore's store of a bucket or server."""
+        """Return the obstore store of a URL's bucket or server."""
         if (url.scheme, url.host) not in self._stores:
             self._stores[url.scheme, url.host] = _open_store(url)
         return self._stores[url.scheme, url.host]
 
     def close(self) -> None:
-        """End all requests, so that none is under way when the interpreter ends."""
+        """Cancel all requests before the interpreter exits."""
 
         async def cancel() -> None:
             others = asyncio.all_tasks() - {asyncio.current_task()}
@@ -235,7 +235,7 @@ _starting = threading.Lock()
 
 
 def _client() -> _Client:
-    """Return this process's client, which is made at the first call."""
+    """Return this process's client, which is created at the first call."""
     global _own
     if _own is None:
         with _starting:
@@ -243,7 +243,7 @@ def _client() -> _Client:
     if _own.process != os.getpid():
         raise WorkerError(
             "this process was forked from one that reads from object storage, so it cannot "
-            "read from there: start it by forkserver or spawn"
+            "read from there; start it with forkserver or spawn"
         )
     return _own
 
@@ -277,14 +277,14 @@ def _open_store(url: Url) -> Any:
 
 
 def aws_profile() -> dict[str, Any]:
-    """Return the settings of the user's AWS profile, which obstore does not read itself.
+    """Return obstore settings for the user's AWS profile, which obstore does not read itself.
 
-    boto3 reads them: keys, roles and logins (single sign-on). Without AWS's files, or if the
-    environment has keys, nothing is returned, and obstore takes the environment's credentials or
-    the machine's.
+    boto3 reads the profile: keys, roles and logins (single sign-on). If there are no AWS
+    configuration files, or the environment has keys, the result is empty. obstore then uses
+    credentials from the environment or the machine.
 
     Raises:
-        DataError: there is no such profile, boto3 is missing, or the profile yields no keys.
+        DataError: the profile does not exist or yields no keys, or boto3 is missing.
     """
     named = os.environ.get("AWS_PROFILE")
     files = os.environ.get("AWS_CONFIG_FILE"), os.environ.get("AWS_SHARED_CREDENTIALS_FILE")
@@ -310,7 +310,7 @@ def aws_profile() -> dict[str, Any]:
             "reading the profiles in ~/.aws needs boto3: pip install 'fastsiam[cloud]', or set "
             "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
         ) from None
-    except Exception as error:  # botocore's messages name the profile, but hold no keys
+    except Exception as error:  # botocore's messages name the profile, but contain no keys
         raise DataError(
             f"cannot get AWS credentials from profile {named or 'default'}: "
             f"{' '.join(str(error).split())}; check ~/.aws, or log in again"
@@ -318,7 +318,7 @@ def aws_profile() -> dict[str, Any]:
 
 
 def _final(url: Url, error: Exception) -> FastSiamError | None:
-    """Return the error to raise for a failed request; None if repeating it can help."""
+    """Return the error to raise for a failed request; None if a retry can help."""
     name, status, reason = type(error).__name__, _status(error), ""
     text = f"{error} {error.__cause__ or ''}"
     if isinstance(error, FileNotFoundError):
@@ -356,13 +356,13 @@ def _is_denied(error: Exception) -> bool:
 
 def _changed(url: Url) -> FileLostError:
     return FileLostError(
-        f"{url} was overwritten while it was read; start the same command again, which reads the "
-        "new version"
+        f"{url} was overwritten while it was read; start the same command again to read the new "
+        "version"
     )
 
 
 def _unreachable(url: Url, error: Exception) -> DataError:
-    """Return the error for a request that failed until patience ended."""
+    """Return the error for a request that kept failing for ``PATIENCE_SECONDS``."""
     reason = f"the server answers {_status(error)}" if _status(error) else "the connection failed"
     seconds = _seconds(PATIENCE_SECONDS, 120)
     return DataError(
@@ -381,7 +381,7 @@ _CREDENTIALS = {
 
 
 def _status(error: Exception) -> int:
-    """Return the HTTP status that obstore names in an error; 0 if it names none."""
+    """Return the HTTP status in an error message of obstore; 0 if it has no status."""
     found = re.search(r"[Ss]tatus(?: ?[Cc]ode)?[:( ]+(\d{3})\b", str(error))
     return int(found[1]) if found else 0
 

@@ -171,7 +171,7 @@ class Store(ABC):
         """Return the position of an image in the full data set."""
         return index if self.positions is None else int(self.positions[index])
 
-    def in_whole(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+    def full_positions(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the positions of N images in the full data set: (N,)."""
         return indices if self.positions is None else self.positions[indices]
 
@@ -239,13 +239,13 @@ class Store(ABC):
         for file in self.files:
             file.check()
         return ImageError(
-            f"cannot decode {self.where(index)}: {reason}; {self.ways_out()}",
+            f"cannot decode {self.where(index)}: {reason}; {self.bad_image_advice()}",
             index=index,
             name=self.name(index),
             reason=str(reason),
         )
 
-    def ways_out(self) -> str:
+    def bad_image_advice(self) -> str:
         """Return advice on how to continue despite a bad image, for messages."""
         return (
             f"{self.repair}, or convert the others: "
@@ -348,7 +348,7 @@ def picked(store: Store, positions: NDArray[np.int64]) -> Store:
     for name in own.columns:
         if (column := getattr(store, name)) is not None:
             setattr(own, name, column[positions])
-    own._whole, own.positions = store._whole or store, store.in_whole(positions)
+    own._whole, own.positions = store._whole or store, store.full_positions(positions)
     return own
 
 

@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from fastsiam.errors import DataError, in_a_line
-from fastsiam.files import explained
+from fastsiam.errors import DataError, as_one_line
+from fastsiam.files import os_errors_as
 
 from ..remote.path import Place
 from .base import PlacedStore, warn_once
@@ -163,7 +163,7 @@ class BetonStore(PlacedStore):
 
     def stamp(self) -> str:
         """Return a fingerprint of the files: paths, sizes and modification times."""
-        with explained(DataError, f"cannot read {self.root}"):
+        with os_errors_as(DataError, f"cannot read {self.root}"):
             stats = [(part.path.resolve(), part.path.stat()) for part in self._parts]
         return " ".join(f"{path} {stat.st_size} {stat.st_mtime_ns}" for path, stat in stats)
 
@@ -204,7 +204,9 @@ class _Part:
             )
         image = self._number_of(IMAGE_FIELD, b"image")
         if image is None:
-            raise DataError(f"{path} has no image field (only {in_a_line(', '.join(self.fields))})")
+            raise DataError(
+                f"{path} has no image field (only {as_one_line(', '.join(self.fields))})"
+            )
         self._image, self.image_field = image, self.fields[image]
         self.classes: tuple[str, ...] = ()
         self.about: dict[str, Any] = {}

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastsiam.errors import DataError
-from fastsiam.files import explained
+from fastsiam.files import os_errors_as
 
 from .base import Split, Store
 from .probe import Bytes
@@ -60,7 +60,9 @@ class CifarStore(Store):
     def locate(self, indices: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the addresses and lengths of images in memory; see ``Store.locate``."""
         size = self._pixels[0].nbytes
-        return self._pixels.ctypes.data + size * self.in_whole(indices), np.full(len(indices), size)
+        return self._pixels.ctypes.data + size * self.full_positions(indices), np.full(
+            len(indices), size
+        )
 
     def raw_size(self, index: int) -> tuple[int, int]:
         """Return (32, 32)."""
@@ -85,7 +87,7 @@ class CifarStore(Store):
 
 def _members(path: Path) -> Iterator[tuple[str, dict[bytes, Any]]]:
     """Yield the name and content of each pickle in the archive, sorted by name."""
-    with explained(DataError, f"cannot read {path}"), path.open("rb") as file:
+    with os_errors_as(DataError, f"cannot read {path}"), path.open("rb") as file:
         if hashlib.file_digest(file, "md5").hexdigest() not in MD5:
             raise DataError(
                 f"{path} is not the archive that CIFAR's authors publish (its checksum differs); "

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastsiam.config import AUTOMATIC, ColumnNames
-from fastsiam.errors import DataError, NoImagesError, in_a_line
-from fastsiam.files import parsed_json
+from fastsiam.errors import DataError, NoImagesError, as_one_line
+from fastsiam.files import parse_json
 
 LABELS = ("label", "labels", "fine_label", "cls")
 """Names of label columns; the first one that a table has is used."""
@@ -75,7 +75,7 @@ def columns_of(path: object, schema: Any, names: ColumnNames = AUTOMATIC) -> Col
             problem = f"holds {schema.field(name).type}, not {what}s" if there else "does not exist"
             raise DataError(
                 f"{path}: --{what}-column {name} {problem}; the columns are "
-                f"{in_a_line(', '.join(schema.names))}"
+                f"{as_one_line(', '.join(schema.names))}"
             )
     features = _features(schema)
     images = [name for name in able["image"] if features.get(name) == "Image"] or able["image"]
@@ -83,13 +83,13 @@ def columns_of(path: object, schema: Any, names: ColumnNames = AUTOMATIC) -> Col
     if images and not (names.image or found):
         raise DataError(
             f"{path} has {len(images)} columns that can hold images "
-            f"({in_a_line(', '.join(images))}): name one with --image-column, such as "
-            f"--image-column {in_a_line(images[0])}"
+            f"({as_one_line(', '.join(images))}): name one with --image-column, such as "
+            f"--image-column {as_one_line(images[0])}"
         )
     if not images:
         raise NoImagesError(
             f"{path} has no column that can hold images (a struct of bytes and path, or bytes), "
-            f"only {in_a_line(', '.join(schema.names))}; a list of image files has to be a .csv"
+            f"only {as_one_line(', '.join(schema.names))}; a list of image files has to be a .csv"
         )
     image = names.image or found[0]
     declared = [name for name in able["label"] if isinstance(features.get(name), list)]
@@ -174,7 +174,7 @@ def _features(schema: Any) -> dict[str, Any]:
     The value is the list of class names for a ClassLabel, else the name of the column's type.
     """
     try:
-        found = dict(parsed_json((schema.metadata or {})[b"huggingface"])["info"]["features"])
+        found = dict(parse_json((schema.metadata or {})[b"huggingface"])["info"]["features"])
     except (KeyError, TypeError, ValueError):
         return {}
     own = {name: feature for name, feature in found.items() if isinstance(feature, dict)}

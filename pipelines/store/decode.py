@@ -13,7 +13,7 @@ from PIL import Image, TiffImagePlugin
 
 from fastsiam.config.data import Alpha, Exif
 
-from .probe import Bytes, Flags, Probe, first_line, has_alpha, is_deep, opened_by_pillow, probe
+from .probe import Bytes, Flags, Probe, first_line, has_alpha, is_deep, open_with_pillow, probe
 
 MOST_PIXELS = 2 * (Image.MAX_IMAGE_PIXELS or 2**62)
 """Pillow's limit on the size of an image, which keeps a corrupt header from exhausting memory."""
@@ -67,17 +67,17 @@ def decode(
     """
     if raw_size is not None:
         return Image.fromarray(np.frombuffer(data, np.uint8).reshape(*raw_size, 3))
-    image: Image.Image = opened_by_pillow(data)
+    image: Image.Image = open_with_pillow(data)
     try:
         image = _as_rgb(image, rules)
-    except (MemoryError, _RefusedError):
+    except (MemoryError, _UnsupportedError):
         raise
     except Exception as error:  # Pillow can raise any exception on a corrupt file
         raise ValueError(first_line(error)) from error
     return _turned(image, data) if rules.exif == "apply" else image
 
 
-class _RefusedError(ValueError):
+class _UnsupportedError(ValueError):
     """An unsupported image: its value range is unknown, or Pillow would misread its pixels."""
 
 
@@ -103,11 +103,11 @@ def _check_tiff(image: TiffImagePlugin.TiffImageFile) -> None:
     """Raise if a TIFF's value range is unknown, or if Pillow up to version 13 misreads its pixels.
 
     Raises:
-        _RefusedError: the message has the reason and a format to save the image in instead.
+        _UnsupportedError: the message has the reason and a format to save the image in instead.
     """
     tags, compressed = image.tag_v2, image.info["compression"] != "raw"
     if image.mode == "I" or _SIGNED in tags.get(_SAMPLE_FORMAT, ()):
-        raise _RefusedError(
+        raise _UnsupportedError(
             "its pixels are signed or 32-bit integers, whose range is unknown; save it with 8 or "
             "16 unsigned bits, or as floats from 0 to 1"
         )
@@ -115,7 +115,7 @@ def _check_tiff(image: TiffImagePlugin.TiffImageFile) -> None:
     if (deep and tags.get(_PLANAR) == _SEPARATE and not compressed) or (
         image.mode == "F" and tags.prefix == b"MM" and compressed
     ):
-        raise _RefusedError(
+        raise _UnsupportedError(
             "it is a TIFF that Pillow misreads (uncompressed 16-bit planes, or compressed "
             "big-endian floats); save it as 8-bit gray or RGB"
         )
@@ -128,14 +128,14 @@ def _as_eight_bits(image: Image.Image) -> NDArray[np.uint8]:
     rounded to the nearest integer.
 
     Raises:
-        _RefusedError: floats are outside 0 to 1, so their range is unknown.
+        _UnsupportedError: floats are outside 0 to 1, so their range is unknown.
     """
     tags = getattr(image, "tag_v2", None)  # TIFF only
     inverted = tags is not None and tags.get(_PHOTOMETRIC) == _WHITE_IS_ZERO
     if image.mode == "F":
         exact = np.asarray(image).astype(np.float64)
         if not 0 <= exact.min() <= exact.max() <= 1:  # False also for NaN
-            raise _RefusedError(
+            raise _UnsupportedError(
                 f"its pixels are floats from {exact.min():g} to {exact.max():g}, but only 0 to 1 "
                 "is supported; scale them, or save the image with 8 or 16 bits"
             )

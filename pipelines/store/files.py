@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from fastsiam.errors import DataError, FileLostError, NoImagesError
-from fastsiam.files import explained
+from fastsiam.files import os_errors_as
 
 from ..remote import RemoteFile, RemotePath
 from ..remote.path import Place
@@ -38,7 +38,7 @@ class Mapped:
         self.path = path
         _allow_many_files()
         try:
-            with explained(DataError, f"cannot read {path}"), path.open("rb") as file:
+            with os_errors_as(DataError, f"cannot read {path}"), path.open("rb") as file:
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except ValueError as error:
             raise DataError(f"{path} is empty") from error
@@ -108,7 +108,7 @@ def open_file(path: Place) -> File:
     return RemoteFile(path) if isinstance(path, RemotePath) else Mapped(path)
 
 
-def on_disk(path: Place) -> Path:
+def require_local_path(path: Place) -> Path:
     """Return a local path unchanged; raise a ``NoImagesError`` if it is remote."""
     if isinstance(path, Path):
         return path

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from fastsiam.config import AUTOMATIC, ColumnNames
 from fastsiam.console import Tally, tally
-from fastsiam.errors import DataError, NoImagesError, NoSplitError, in_a_line
-from fastsiam.files import explained, reason
+from fastsiam.errors import DataError, NoImagesError, NoSplitError, as_one_line
+from fastsiam.files import os_errors_as, reason
 from fastsiam.kernels import library
 
 from .base import IMAGE_ENDINGS, SPLIT_NAMES, NewChunk, Split, Store, is_image_name, warn_once
@@ -100,7 +100,7 @@ class FileStore(Store):
 
     def _read_files(self, indices: NDArray[np.int64], memory: memoryview) -> list[int]:
         """Read files into consecutive parts of a buffer until it is full; return their sizes."""
-        names, which = self._names, np.ascontiguousarray(self.in_whole(indices), np.int64)
+        names, which = self._names, np.ascontiguousarray(self.full_positions(indices), np.int64)
         sizes = np.empty(len(which), np.int64)
         count: int = library.kernels().fastsiam_read_files(
             self._prefix,
@@ -205,7 +205,7 @@ def _walk(root: Path, listed: Tally, broken: list[str]) -> Iterator[bytes]:
         folder, left = waiting.pop()
         here, images = root / folder, []
         folders: dict[str, tuple[str, ...]] = {}
-        with explained(DataError, f"cannot list {here}"), os.scandir(here) as entries:
+        with os_errors_as(DataError, f"cannot list {here}"), os.scandir(here) as entries:
             for entry in entries:
                 if entry.name.startswith("."):
                     continue
@@ -305,8 +305,8 @@ def _read_csv(path: Path, names: ColumnNames) -> dict[str, list[str]]:
                 if name and name not in header:
                     raise DataError(
                         f"{path} has no column {name!r}, only "
-                        f"{in_a_line(', '.join(header)) or 'none'}: name the columns in its first "
-                        f"line, or pass --{option}-column NAME"
+                        f"{as_one_line(', '.join(header)) or 'none'}: name the columns in its "
+                        f"first line, or pass --{option}-column NAME"
                     )
             rows: list[list[str]] = []
             for line in lines:

@@ -23,7 +23,7 @@ from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
 from fastsiam.errors import DataError
-from fastsiam.files import explained, written_whole
+from fastsiam.files import atomic_write, os_errors_as
 
 from ..remote.path import Place
 from .files import File
@@ -125,7 +125,7 @@ def file_facts(paths: Sequence[Place]) -> Facts:
     """
     facts: Facts = []
     for path in paths:
-        with explained(DataError, f"cannot read {path}"):
+        with os_errors_as(DataError, f"cannot read {path}"):
             found = path.stat()
         facts.append([path.name, found.st_size, found.st_mtime_ns])
     return facts
@@ -166,7 +166,7 @@ def keep(index: Index, homes: Sequence[Path], facts: Facts) -> Path | None:
         try:
             about = np.frombuffer(json.dumps([_FORMAT, facts, None]).encode(), np.uint8)
             with (
-                written_whole(home, by_many=True) as temporary,  # possibly all ranks of a run
+                atomic_write(home, by_many=True) as temporary,  # possibly all ranks of a run
                 temporary.open("wb") as file,
             ):
                 np.savez(file, about=about, **index)  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastsiam.errors import DataError, NoLabelsError
-from fastsiam.files import explained
+from fastsiam.files import os_errors_as
 
 from ..remote.path import Place
 from .base import Store
@@ -129,7 +129,7 @@ def _from_devkit(path: Place) -> dict[int, str]:
 
 def _from_kaggle(path: Place) -> dict[int, str]:
     """Return the WordNet ids from Kaggle's list, with lines of image name, WordNet id and boxes."""
-    with explained(DataError, f"cannot read the list of labels {path}"):
+    with os_errors_as(DataError, f"cannot read the list of labels {path}"):
         lines = path.read_bytes().decode(errors="replace").splitlines()
     found = (re.match(r"ILSVRC2012_val_(\d{8}),(n\d{8})\b", line) for line in lines)
     return {int(match[1]): match[2] for match in found if match}

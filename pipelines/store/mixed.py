@@ -108,7 +108,7 @@ class MixedStore(Store):
         for store, _, own in self._parts(np.asarray(indices, np.int64)):
             store.ahead(own.tolist())
 
-    def ways_out(self) -> str:
+    def bad_image_advice(self) -> str:
         """Return advice on how to continue despite a bad image, for messages."""
         return "repair the image, or train on another one in its place with --bad-images replace"
 
@@ -121,7 +121,7 @@ class MixedStore(Store):
 
     def _of_whole(self, columns: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
         """Concatenate per-image columns of the data sets, and select this store's images."""
-        return np.concatenate(columns)[self.in_whole(np.arange(len(self)))]
+        return np.concatenate(columns)[self.full_positions(np.arange(len(self)))]
 
     def _place(self, index: int) -> tuple[Store, int]:
         """Return the data set of an image, and the image's position in it."""
@@ -133,7 +133,7 @@ class MixedStore(Store):
     ) -> list[tuple[Store, NDArray[np.int64], NDArray[np.int64]]]:
         """Group images by data set: the data set, rows of ``indices`` and positions in it."""
         sets = self.sets[indices]
-        within = self.in_whole(indices) - self._first[sets]
+        within = self.full_positions(indices) - self._first[sets]
         return [
             (self._stores[number], rows, within[rows])
             for number in np.unique(sets).tolist()

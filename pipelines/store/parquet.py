@@ -119,7 +119,7 @@ class ParquetStore(TableStore):
         if len(rows) != len(self):
             raise DataError(f"{self.root} is damaged: its columns differ in length")
         self._set_places(files, rows["file"], rows["offset"], rows["size"])
-        self._refuse_paths_alone()
+        self._check_has_bytes()
 
     def _build(self, files: Sequence[Mapped], source: str) -> Index:
         """Build the index: find the bytes of all images in the files."""

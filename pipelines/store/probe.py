@@ -96,7 +96,7 @@ def probe(data: Bytes) -> Probe:
     """
     if data[:2] == _SOI:
         return _jpeg(data)
-    image = opened_by_pillow(data)
+    image = open_with_pillow(data)
     flags = int(Flags.NOT_JPEG)
     if has_alpha(image):
         flags |= int(Flags.TRANSPARENT)
@@ -108,7 +108,7 @@ def probe(data: Bytes) -> Probe:
     return Probe(image.height, image.width, flags, orientation=orientation)
 
 
-def opened_by_pillow(data: Bytes) -> ImageFile.ImageFile:
+def open_with_pillow(data: Bytes) -> ImageFile.ImageFile:
     """Open an image with Pillow, which parses the header and decodes the pixels lazily.
 
     Raises:
@@ -150,7 +150,7 @@ def ends(data: Bytes, scan: int) -> bool:
     return data[-2:] == _EOI or bytes(data).rfind(_EOI, scan) >= 0
 
 
-def is_all_code(data: Bytes, head: Probe) -> bool:
+def has_only_entropy_data(data: Bytes, head: Probe) -> bool:
     """Return whether a JPEG has only entropy-coded data from its first scan to its end marker.
 
     A progressive JPEG may also have scan headers and tables. If a JPEG is truncated or contains

@@ -13,7 +13,7 @@ from pathlib import Path
 from fastsiam.config import AUTOMATIC, ColumnNames
 from fastsiam.config.urls import Url
 from fastsiam.errors import DataError, NoImagesError, NoSplitError
-from fastsiam.files import explained, tilde_hint
+from fastsiam.files import os_errors_as, tilde_hint
 
 from ..remote.path import Place, RemotePath, opened
 from .archive import ArchiveStore
@@ -30,7 +30,7 @@ from .base import (
 from .beton import BetonStore
 from .cifar import ARCHIVES as CIFAR_ARCHIVES
 from .cifar import CifarStore
-from .files import on_disk
+from .files import require_local_path
 from .folder import CSV, FolderStore, ListedStore
 from .labels import label_validation
 from .parquet import PARQUET, ParquetStore, open_parquet
@@ -62,7 +62,7 @@ def open_store(
         DataError: the data or the split do not exist or cannot be read, or columns are named and
             the data have no columns.
     """
-    with explained(DataError, f"cannot open the data at {root}"):
+    with os_errors_as(DataError, f"cannot open the data at {root}"):
         root = opened(root)
         if not root.exists():
             hint = root.hint() if isinstance(root, RemotePath) else tilde_hint(root)
@@ -104,7 +104,7 @@ def beton_files(folder: Place, split: Split) -> Sequence[Place]:
     Raises:
         DataError: parts are missing, or the folder cannot be listed.
     """
-    with explained(DataError, f"cannot list {folder}"):
+    with os_errors_as(DataError, f"cannot list {folder}"):
         whole = folder / f"{split}.beton"
         if whole.is_file():
             return [whole]
@@ -135,13 +135,13 @@ def _open_file(path: Place, split: Split, columns: ColumnNames, in_order: bool) 
             raise NoSplitError(f"{path} has no {split} split beside it")
         return _open_beton(beside)
     if path.name in CIFAR_ARCHIVES:
-        return CifarStore(on_disk(path), split)
+        return CifarStore(require_local_path(path), split)
     if path.suffix == ".tar":
         return ArchiveStore(find_split(path, split))
     if path.suffix == PARQUET:
         return open_parquet(path, split, columns, in_order=in_order)
     if path.suffix.lower() == CSV:
-        return ListedStore(on_disk(path), split, columns)
+        return ListedStore(require_local_path(path), split, columns)
     if path.name.endswith(_COMPRESSED):
         raise DataError(f"{path} is compressed: unpack it, or gunzip it to a plain .tar")
     raise DataError(
@@ -188,7 +188,7 @@ def _open_unconverted(root: Place, split: Split, columns: ColumnNames, in_order:
             return ArchiveStore(choose_split(split, tars, root))
         for name in CIFAR_ARCHIVES:
             if (root / name).is_file():
-                return CifarStore(on_disk(root / name), split)
+                return CifarStore(require_local_path(root / name), split)
         if any(map(_has_parquet, (root, *folders.values()))):
             return open_parquet(root, split, columns, in_order=in_order)
     if split == "val":
@@ -241,7 +241,7 @@ def _open_images(folder: Place, split: Split, columns: ColumnNames, in_order: bo
             return ArrowStore(folder, columns)
         if _has_parquet(folder):
             return ParquetStore(folder, list_visible(folder, PARQUET), columns, in_order=in_order)
-    return FolderStore(on_disk(folder))
+    return FolderStore(require_local_path(folder))
 
 
 @contextlib.contextmanager
@@ -268,7 +268,7 @@ def _unless_images(folder: Place) -> Iterator[None]:
 def _has_parquet(folder: Place) -> bool:
     """Return whether a folder has parquet files and no image files; stop at the first image."""
     found = False
-    with explained(DataError, f"cannot list {folder}"):
+    with os_errors_as(DataError, f"cannot list {folder}"):
         entries = os.scandir(folder) if isinstance(folder, Path) else folder.iterdir()
         with contextlib.closing(entries):
             for entry in entries:  # in any order

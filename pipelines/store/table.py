@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from fastsiam.config import AUTOMATIC, ColumnNames
 from fastsiam.errors import DataError
-from fastsiam.files import parsed_json
+from fastsiam.files import parse_json
 
 from ..remote.path import Place
 from .base import PlacedStore, blocks, warn_once
@@ -140,7 +140,7 @@ class TableStore(PlacedStore):
             paths += own if len(own) == count else [None] * count
         return paths
 
-    def _refuse_paths_alone(self) -> None:
+    def _check_has_bytes(self) -> None:
         """Raise a ``DataError`` if the rows have only paths of image files, not their bytes."""
         if not self.size.any() and (path := next(filter(None, self._named_paths), None)):
             raise DataError(
@@ -173,7 +173,7 @@ class ArrowStore(TableStore):
         columns = zip(files, self._columns, tables, strict=True)
         start, size = np.hstack([_places(*own) for own in columns])
         self._set_places(files, self.file, start, size)
-        self._refuse_paths_alone()
+        self._check_has_bytes()
 
     def _read_leaf(self, file: int, leaf: str) -> Any:
         return _read(self._mapped[file]).flatten().column(leaf)
@@ -187,7 +187,7 @@ def is_saved_dataset(folder: Path) -> bool:
 def _data_files(root: Path) -> list[Path]:
     """Return the Arrow files of a saved data set, in the order of its rows."""
     with reading(f"{root / _STATE} cannot be read", "; save the data set again, with save_to_disk"):
-        state = parsed_json((root / _STATE).read_text())
+        state = parse_json((root / _STATE).read_text())
         return [root / str(file["filename"]) for file in state["_data_files"]]
 
 

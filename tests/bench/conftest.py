@@ -1,4 +1,4 @@
-"""What tests of measuring share."""
+"""Fixtures of the benchmark tests."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-import tests.processes  # noqa: F401  # sets what the server imports
+import tests.processes  # noqa: F401  # sets the fork server's preload list
 from fastsiam.bench.config import BenchConfig
 from tests.conftest import ROOT, write_images
 
 
 @pytest.fixture(scope="session", autouse=True)
 def server_of_all_tests() -> None:
-    """Runners are forked from the process that all tests fork from; it finds the tests in ROOT."""
+    """Start the fork server of tests and runners in ROOT, where it can import ``tests``."""
     here = Path.cwd()
     os.chdir(ROOT)
     try:
@@ -26,7 +26,7 @@ def server_of_all_tests() -> None:
 
 @pytest.fixture
 def little(tmp_path: Path) -> BenchConfig:
-    """24 images of 40 pixels, views of 32, one repeat."""
+    """Settings with 24 images of 40 pixels, 32-pixel views and one repeat."""
     data = write_images(tmp_path / "data" / "train", classes=2, each=12, side=40)
     return BenchConfig(
         data=str(data.parent), images=24, recipe="demo", batch=8, workers=1, repeats=1, device="cpu"

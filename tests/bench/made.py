@@ -1,4 +1,4 @@
-"""Records that were not measured, and the command in the test's process."""
+"""Synthetic benchmark records, and a helper that runs ``fastsiam bench`` in the test's process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def made(
     ceiling: tuple[str, int] = ("", 0),
     **more: Any,
 ) -> Record:
-    """Make a record of repeats of some seconds; what it is compared with are images/s."""
+    """Build a record; ``walls`` are seconds per repeat, compared speeds are in images/s."""
     speeds = {"today's": torchvision, "base": baseline[1], "limit": ceiling[1]}
     timings = {key: Timing([Sample(1.0, 1.0)], speed) for key, speed in speeds.items() if speed}
     timings[name] = Timing([Sample(wall, cpu) for wall in walls or (2.0,)], images)
@@ -38,7 +38,7 @@ def made(
 
 def bench(*arguments: str, code: int = 0) -> Result:
     """Run ``fastsiam bench ARGUMENTS`` and expect an exit code."""
-    argv = ["fastsiam", "bench", *arguments]  # records give it as their command
+    argv = ["fastsiam", "bench", *arguments]  # recorded as the command
     with mock.patch.object(sys, "argv", argv):
         done = CliRunner(env={"COLUMNS": "200"}).invoke(cli.app, ["bench", *arguments])
     assert done.exit_code == code, f"exit {done.exit_code}\n{done.output}\n{done.exc_info}"
@@ -46,6 +46,6 @@ def bench(*arguments: str, code: int = 0) -> Result:
 
 
 def wait_for_text(path: Path, process: Forked, text: str = "") -> str:
-    """Wait until a process has written a text into a file; return all that is there."""
+    """Wait until a process has written ``text`` to a file; return the file's content."""
     until(process, lambda: path.exists() and (found := path.read_text()) and text in found)
     return path.read_text()

@@ -1,4 +1,4 @@
-"""What was expected stands in the docs, and is found in what the stages leave."""
+"""The expected figures are in the docs and can be read from the stages' records."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def rate(case: str, name: str, images_per_second: float) -> Record:
 
 
 class Everything(Found):
-    """Stages that measured everything."""
+    """Results of a campaign that measured every figure."""
 
     asked: ClassVar[set[str]] = set()
 

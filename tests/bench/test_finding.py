@@ -1,4 +1,4 @@
-"""The finding says what limits training, and how many threads ``--workers auto`` would choose."""
+"""The finding: what limits training, and how many threads ``--workers auto`` would choose."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def test_the_finding_says_what_bounds_training() -> None:
     said = finding(rows(400, 1600, {"torchvision": 400, "ffcv": 300}))
     assert said.endswith("no other pipeline that can run here is faster.")
     said = finding(rows(400, 1600, {"torchvision": 400}))
-    assert said.endswith("decoding is 50% of the loader's work.")  # none was measured
+    assert said.endswith("decoding is 50% of the loader's work.")  # no other pipeline was measured
     assert "No finding" in finding([])
 
 
 def test_a_loader_too_fast_for_the_processor_clock() -> None:
-    """A repeat that takes less than its tick has no processor time."""
+    """A repeat shorter than the clock's tick has a processor time of zero."""
     records = rows(400, 1600, {"torchvision": 400, "ffcv": 300})
     records[1] = replace(records[1], cpu_seconds_per_image=0.0)
     assert finding(records).endswith(
@@ -54,7 +54,7 @@ def test_a_loader_too_fast_for_the_processor_clock() -> None:
 
 @pytest.mark.parametrize(("takes", "threads"), [(10, 1), (1000, 3), (10_000, 8)])
 def test_the_finding_says_what_workers_auto_would_choose(takes: int, threads: int) -> None:
-    """Of the tuner's numbers for 8 threads, the fewest that load what the model takes."""
-    native = one("loader", "native views", 400)  # 2.5 ms of a core for an image
+    """The fewest threads, among those the tuner tries with 8, that keep up with the model."""
+    native = one("loader", "native views", 400)  # 2.5 ms of CPU time per image
     records = [*rows(200, takes, {"torchvision": 1}), native]
     assert f"--workers auto would choose about {threads} of 8 loader threads" in finding(records)

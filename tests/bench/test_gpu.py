@@ -1,4 +1,4 @@
-"""A campaign uses its minutes, keeps what is done, and continues where it stopped."""
+"""A campaign stays within its minutes, keeps finished stages and resumes where it stopped."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def stage(name: str, code: str, *, seconds: int = 1) -> Stage:
 
 
 def test_a_stage_whose_time_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The minutes, or its own limit."""
+    """A stage ends with the campaign's minutes or at its own time limit."""
     monkeypatch.setattr(campaign, "_GRACE", 1.0)
     (tmp_path / "logs").mkdir()
     sleeps = stage("sleeps", "import time; time.sleep(600)")
@@ -38,8 +38,8 @@ def test_a_stage_whose_time_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_stage_with_skipped_tests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is done only if this machine cannot run the skipped tests."""
-    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # they take seconds to import
+    """The stage is done only if this machine cannot run the skipped tests."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # plugins take seconds to import
     (tmp_path / "logs").mkdir()
     file = tmp_path / "test_it.py"
     reasons = ("two GPUs", "70 GiB of free GPU memory", "a GPU")
@@ -67,7 +67,7 @@ def test_a_campaign_continues_where_it_stopped(
     monkeypatch.setattr(campaign, "stages", lambda *_, **__: table)
     monkeypatch.setenv("OUT", str(tmp_path))
     config, out = GpuConfig(device="cpu", minutes=2), tmp_path / "gpu"
-    process = SimpleNamespace(create_time=time.time)  # this process may be old
+    process = SimpleNamespace(create_time=time.time)  # the campaign's time counts from here
     monkeypatch.setattr("psutil.Process", lambda: process)
 
     page = campaign.run(config)
@@ -76,7 +76,7 @@ def test_a_campaign_continues_where_it_stopped(
         "first": "done", "broken": "failed", "lacks": "failed", "last": "done",
     }  # fmt: skip
     mended.touch()
-    (out / "records" / "broken.json").write_text("[{")  # cut by a kill
+    (out / "records" / "broken.json").write_text("[{")  # truncated, as if killed while writing
     assert "AssertionError" not in campaign.run(config).read_text()
     assert {n for n, one in read_outcomes(out).items() if one.status != "done"} == {"lacks"}
     assert first.read_text() == "1"
@@ -97,9 +97,9 @@ def test_a_campaign_continues_where_it_stopped(
 def test_which_stages_run_and_in_which_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """New ones come before those that failed; those of another device are new.
+    """New stages run before failed ones; results from another device count as new.
 
-    Files of earlier versions do not name the device: they are taken for this GPU's.
+    State files of earlier versions do not name the device, which is taken to be this GPU.
     """
     before = {
         "endless": None, "own": ("done", "GPU B"), "failed": ("failed", "GPU B"),
@@ -145,7 +145,7 @@ def test_a_signal_ends_the_stage_and_all_that_it_started(tmp_path: Path) -> None
     pid = tmp_path / "pid"
     process = Forked(_run_one_for_ever, tmp_path, pid)
     child = psutil.Process(int(wait_for_text(pid, process)))
-    for _ in range(2):  # a second one, as of a person who waits, does not stop the end
+    for _ in range(2):  # a second signal does not interrupt the cleanup
         process.send(signal.SIGTERM)
         time.sleep(0.5)
     assert process.wait(60).returncode == 143
@@ -154,7 +154,7 @@ def test_a_signal_ends_the_stage_and_all_that_it_started(tmp_path: Path) -> None
 
 
 def _run_one_for_ever(out: Path, pid: Path) -> None:
-    """Run a campaign of one stage, which is deaf to SIGTERM, as is the child that it starts."""
+    """Run a campaign of one stage that, like its child process, ignores SIGTERM."""
     child = f"import os, time; open({str(pid)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
     code = (
         "import signal, subprocess, sys; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
@@ -165,7 +165,7 @@ def _run_one_for_ever(out: Path, pid: Path) -> None:
 
 
 def test_every_stage_is_a_command_that_there_is(tmp_path: Path) -> None:
-    """Options as the command line has them; both stages of tests have all files with such tests."""
+    """Every option parses, and every stage of tests has all files of GPU tests."""
     bare = GpuConfig(out=str(tmp_path))
     given = GpuConfig(out=str(tmp_path), cifar10="c", data="d")
     for config, gpu_bytes in ((bare, 80e9), (given, 140e9), (given, 0.0)):
@@ -188,7 +188,7 @@ def test_every_stage_is_a_command_that_there_is(tmp_path: Path) -> None:
 @pytest.mark.dali
 @pytest.mark.ffcv
 def test_all_of_it_runs_on_a_cpu(tmp_path: Path) -> None:
-    """Stages that differ from others in size alone are taken for done."""
+    """Stages that differ from others only in size are marked as done."""
     repeated = {"photometric-4096", "geometric-4096", "step-cifar10", "step-fp32", "train"}
     repeated |= {"step-graphs", "step-authors", "tests"}
     names = {one.name for one in stages(GpuConfig(), gpu_bytes=0)}
@@ -199,7 +199,7 @@ def test_all_of_it_runs_on_a_cpu(tmp_path: Path) -> None:
     outcomes = read_outcomes(tmp_path)
     assert set(outcomes) == names
     partly = {name for name, one in outcomes.items() if one.status == "partly"}
-    assert partly == {"tests-loaders", "tests-alone"}  # every test of them needs a GPU
+    assert partly == {"tests-loaders", "tests-alone"}  # all their tests need a GPU
     assert {one.status for one in outcomes.values()} == {"done", "partly"}
     measured = {"machine", "photometric-512", "geometric-512", "step-512", "loader"}
     measured |= {"jpeg-engine", "profile"}

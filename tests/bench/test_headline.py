@@ -1,4 +1,4 @@
-"""The headline: slices of training that resume, a record, a picture."""
+"""The headline benchmark: training in resumable slices, the record and the picture."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ while not heard.read_text()[9:]:
     time.sleep(0.05)
 time.sleep(1)
 """
-"""A run that notes the signals that it gets; it ends a second after the first."""
+"""A fake run that logs the signals it receives and exits a second after the first."""
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_reaches_the_run_once(number: signal.Signals, tmp_path: Path) -> None:
-    """A second one would end it before it has saved. A terminal sends Ctrl-C to all processes."""
+    """A second signal would end it before it saves. A terminal sends Ctrl-C to all processes."""
     heard = tmp_path / "heard"
     process = Forked(_train_for_ever, heard, tmp_path / "out", session=True)
     wait_for_text(heard, process, "signals: ")
@@ -58,7 +58,7 @@ def _train_for_ever(heard: Path, out: Path) -> None:
     "change", [{"seed": 1}, {"epochs": 3}, {"epochs": 1}, {"width": 8}, {"data": "other"}]
 )
 def test_a_run_of_other_settings_is_refused(change: dict[str, Any], tmp_path: Path) -> None:
-    """A finished run would be reported as one of these settings."""
+    """Otherwise a finished run would be reported under settings it was not trained with."""
     config = HeadlineConfig(data="images", out=str(tmp_path), epochs=2, width=4, only=("simsiam",))
     folder = Training("simsiam", config).folder
     folder.mkdir()
@@ -77,7 +77,7 @@ def test_a_run_of_other_settings_is_refused(change: dict[str, Any], tmp_path: Pa
 
 @pytest.mark.slow
 def test_a_call_stops_in_time_and_the_next_resumes(tmp_path: Path) -> None:
-    """Then the record has the curves of both methods, over the time of all calls."""
+    """The record then has the curves of both methods, with the time summed over all calls."""
     for split, each in (("train", 300), ("val", 20)):
         write_images(tmp_path / "data" / split, classes=2, each=each, side=32)
     config = HeadlineConfig(

@@ -1,4 +1,4 @@
-"""The images that are measured with are like real ones, or are real ones."""
+"""Benchmark images: generated ones that resemble ImageNet, and samples of the user's data."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ def test_made_images_resemble_imagenet(tmp_path: Path) -> None:
             sizes.append(image.size)
             chroma.append(get_sampling(image) == 0)
             share.append(path.stat().st_size / image.width / image.height)
-    # A sample of ImageNet: 467 x 397, 76% without subsampling; .15 and 1.08 are its 5% and 95%.
+    # A sample of ImageNet: 467 x 397 pixels, 76% without chroma subsampling, and 0.15 and 1.08
+    # bytes per pixel at the 5th and 95th percentile.
     assert 430 < np.mean(sizes, 0)[0] < 510 and 350 < np.mean(sizes, 0)[1] < 430
     assert 0.6 < np.mean(chroma) < 0.9 and 0.45 < np.mean(share) < 0.68
     assert np.percentile(share, 5) < 0.3 and np.percentile(share, 95) > 0.85
@@ -39,7 +40,7 @@ def test_images_are_taken_evenly_and_repeated(tmp_path: Path) -> None:
     kept = {path.read_bytes() for path in data.rglob("*.jpg")}
     taken = [path.read_bytes() for path in some.folder.rglob("*.jpg")]
     assert set(taken) <= kept and len(set(taken)) == 6
-    assert len(list(some.folder.iterdir())) == 3  # of every class
+    assert len(list(some.folder.iterdir())) == 3  # one for each class
     more = take_images(config, 30, tmp_path / "more", said.append)
     assert {path.read_bytes() for path in more.folder.rglob("*.jpg")} == kept
     assert "12 of the 12 images" in said[-1]
@@ -55,7 +56,7 @@ def test_forms_hold_the_same_images(tmp_path: Path) -> None:
             bytes(stored.read(i)) for i in range(4)
         )
         assert stored.labels.tolist() == files.labels.tolist()
-        assert stored.locate(np.arange(4)) is not None  # mapped: nothing is copied
+        assert stored.locate(np.arange(4)) is not None  # memory-mapped, not copied
     low, high = (some.encoded(quality).folder.rglob("*.jpg") for quality in (20, 90))
     assert sum(p.stat().st_size for p in low) < sum(p.stat().st_size for p in high)
     (pixels,) = some.stored("pixels256").glob("*.beton")

@@ -1,4 +1,4 @@
-"""A run of lightly's parts: the same images, settings and network, and a file for our measures."""
+"""``bench lightly``: training with lightly's modules on the same data, settings and network."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SMALL = {
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """24 images of two classes to train on, and as many to validate on."""
+    """24 training and 24 validation images of two classes."""
     for split in ("train", "val"):
         write_images(tmp_path / "data" / split, classes=2, each=12, side=40)
     return tmp_path / "data"
@@ -46,7 +46,7 @@ def data(tmp_path: Path) -> Path:
 def test_a_run_leaves_weights_that_are_measured_as_ours(
     method: str, data: Path, tmp_path: Path
 ) -> None:
-    """Its monitor is train's, and finds what ``eval knn`` finds in the weights."""
+    """The kNN monitor is that of ``train`` and agrees with ``eval knn`` on the saved weights."""
     out = tmp_path / "out"
     done = bench(
         "lightly", "--recipe", "demo", "--method", method, "--data", str(data), "--out", str(out),
@@ -72,7 +72,7 @@ def test_a_run_leaves_weights_that_are_measured_as_ours(
 
 
 def test_a_stopped_run_goes_on(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the same images, losses and weights; momentum encoder and queue are kept, too."""
+    """It sees the same images, with the same losses and weights, momentum encoder and queue."""
     from fastsiam.bench import lightly
 
     demo, method = RECIPES["demo"](), MoCoV2Config(queue=32)
@@ -121,7 +121,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("method", "changes", "line"), REFUSED, ids=str)
 def test_what_lightly_lacks_is_refused(method: str, changes: dict[str, Any], line: str) -> None:
-    """Or a run would have another's settings in its record."""
+    """Otherwise the record would have settings that the run did not use."""
     from fastsiam.bench.lightly_methods import composed
 
     demo = RECIPES["demo"]()
@@ -132,7 +132,7 @@ def test_what_lightly_lacks_is_refused(method: str, changes: dict[str, Any], lin
 
 @pytest.mark.parametrize("method", METHODS)
 def test_views_have_the_runs_settings(method: str) -> None:
-    """Views without anything random are the image, normalised; each setting changes them."""
+    """Without augmentation, views equal the normalised image; every setting changes them."""
     from fastsiam.bench.lightly_methods import transform_of
 
     plain: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Records and their tables: what they depend on, in files and in columns."""
+"""Benchmark records: derived figures, files and tables."""
 
 from __future__ import annotations
 

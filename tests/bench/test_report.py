@@ -1,4 +1,4 @@
-"""The bench report: what it says is what was measured, and it stands alone."""
+"""The bench report: a self-contained page with the measured figures, and tables in the docs."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_tables_in_a_text_are_renewed_and_nothing_else(tmp_path: Path) -> None:
 
 
 def test_records_of_one_name_have_a_row_each(tmp_path: Path) -> None:
-    """Such as those of two runs in one file."""
+    """For example, records of two runs in one file."""
     records = [measured("step", name, seconds) for name, seconds in (("x", 1), ("y", 2), ("x", 3))]
     saved(tmp_path / "a.json", records)
     for rows, expected in (("", records), (": y; x", [records[1], records[0], records[2]])):

@@ -1,4 +1,4 @@
-"""Runners take turns, warmed up, each in processes of its own; what is timed is what was done."""
+"""Runners take turns in their own processes after a warm-up; only their own work is timed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from fastsiam.console import Console
 def build_words(
     *, log: str, words: list[str], die: str = "", fail: bool = False
 ) -> dict[str, Task]:
-    """Write down each word when its task runs; a word to ``die`` at is run twice."""
+    """Build tasks that append their word to a log; ``die`` exits at its third run."""
     if fail:
         raise FileNotFoundError("the thing is missing\nand more")
 
@@ -46,7 +46,7 @@ def build_ranks(*, failing: int = -1) -> dict[str, Task]:
     if place["RANK"] == str(failing):
         raise RuntimeError(f"rank {failing} fails")
     if failing >= 0:
-        time.sleep(600)  # as in a collective
+        time.sleep(600)  # as if blocked in a collective
     return {"meet": Task(lambda: time.sleep(0.1 * (int(place["RANK"]) + 1)), 4, lambda: place)}
 
 
@@ -65,8 +65,8 @@ def build_busy() -> Task:
 
 @pytest.mark.parametrize("apart", [False, True])
 def test_runners_take_turns(apart: bool, tmp_path: Path) -> None:
-    """Or, apart, one after the other; one that fails or dies is left out and named."""
-    from fastsiam.bench.session import Session  # loads torch, which fresh processes must not
+    """With ``apart`` they run one after the other; a failed or dead runner is reported."""
+    from fastsiam.bench.session import Session  # imports torch, which fresh processes must not
 
     log = tmp_path / "log"
     log.touch()
@@ -100,7 +100,7 @@ def test_runners_take_turns(apart: bool, tmp_path: Path) -> None:
 def test_ranks_work_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fastsiam.bench.runner._PATIENCE", 0.5)
     with closing(Runner("ranks", build_ranks, ranks=2)) as runner:
-        assert runner.run("meet").wall >= 0.2  # as long as the slowest
+        assert runner.run("meet").wall >= 0.2  # the time of the slowest rank
         facts = runner.facts("meet")
         assert (facts["RANK"], facts["WORLD_SIZE"]) == ("0", "2") and int(facts["MASTER_PORT"])
     began = time.monotonic()
@@ -122,7 +122,7 @@ def test_a_fresh_process_has_not_imported_torch() -> None:
 def test_time_and_memory_are_those_of_the_runner() -> None:
     with closing(Runner("work", build_busy)) as runner:
         found = runner.run("work")
-        assert 0.05 <= found.cpu < 1.5 and 0.1 <= found.wall < 1.5  # preparing does not count
+        assert 0.05 <= found.cpu < 1.5 and 0.1 <= found.wall < 1.5  # preparation is not timed
         assert 50e6 < found.host < 50e6 + host_memory() + 100e6
 
 

@@ -1,4 +1,4 @@
-"""The commands as users type them, on their data, with everything small."""
+"""``fastsiam bench`` end to end, with small data and networks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.processes import Forked, fastsiam
 def test_a_variant_that_cannot_be_measured_ends_with_an_error(
     little: BenchConfig, tmp_path: Path
 ) -> None:
-    """The others are measured and written all the same."""
+    """The other variants are still measured and written."""
     config = replace(little, recipe="simclr_cifar10", backbone="resnet10", crop=16)
     config = replace(config, variants=("authors", "eager"), json=str(tmp_path / "out.json"))
     with pytest.raises(BackendError, match=r"not measured: authors \(the authors' step is for "):
@@ -96,7 +96,7 @@ def test_bench_alone_measures_all(little: BenchConfig, tmp_path: Path) -> None:
     assert all(0 <= one.facts["data_wait"] <= 1 for one in fed.values())
     assert fed["torchvision"].images == fed["torchvision"].facts["steps"] * 8
     used = [one.config["numerics"]["precision"] for one in fed.values()]
-    assert len(set(used)) == 1 and used[0] in ("bf16", "fp32")  # what ran, not "auto"
+    assert len(set(used)) == 1 and used[0] in ("bf16", "fp32")  # the resolved precision, not "auto"
 
     bench("report", str(file), "--out", str(tmp_path / "report"))
     assert (tmp_path / "report" / "index.html").exists()
@@ -119,7 +119,7 @@ def test_what_is_printed_below_a_table_is_how_it_was_measured() -> None:
 def test_workers_load_equally_many_batches(
     device: str, workers: int, batches: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Or some of a DataLoader's processes would be idle."""
+    """Otherwise some DataLoader workers would be idle."""
 
     def take(_: object, count: int, folder: Path, __: object) -> Images:
         return Images(folder, count, "")
@@ -131,7 +131,7 @@ def test_workers_load_equally_many_batches(
 
 
 def test_a_signal_leaves_nothing_behind(tmp_path: Path) -> None:
-    """Nor does a second one, as `timeout` sends to the process and to its group."""
+    """Nor does a second signal: `timeout` signals the process and then its group."""
     temporary, said = tmp_path / "tmp", tmp_path / "said"
     temporary.mkdir()
     process = Forked(_measure_for_ever, said, environment={"TMPDIR": str(temporary)})
@@ -150,10 +150,9 @@ def test_a_signal_leaves_nothing_behind(tmp_path: Path) -> None:
 
 
 def _measure_for_ever(said: Path) -> None:
-    """Run the command as users do."""
     from fastsiam.cli import main
 
-    tempfile.tempdir = None  # it may be known already
+    tempfile.tempdir = None  # the parent's value may be cached
     os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT), 2)
     sys.argv = [
         "fastsiam", "bench", "photometric", "--recipe", "demo", "--batch", "8",
@@ -170,7 +169,7 @@ def test_wrong_usage(tmp_path: Path) -> None:
     said = fastsiam("bench", "machine", "--json", str(tmp_path), code=1).stderr
     assert said.startswith(f"error: cannot write {tmp_path}: Is a directory; ")
     said = bench("lightly", "--recipe", "demo", code=2).output
-    assert "name a folder for the weights" in said
+    assert "pass a folder for the weights" in said
     said = bench("lightly", "--recipe", "demo", "--loader", "tar", code=2).output
     assert "--loader must be lightly or fastsiam" in said
 

@@ -1,4 +1,4 @@
-"""A soak finds every difference between two runs, and what one leaves behind."""
+"""A soak finds every difference between two runs, and leftover files and processes."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_differences_damage_and_leftovers(small: TrainConfig, tmp_path: Path) ->
     lines = read_metrics(one)
 
     def difference(*changed: dict[str, Any]) -> str:
-        """Return how a run with other log lines differs."""
+        """Return how a run with these log lines differs from the undisturbed run."""
         text = "".join(json.dumps(line) + "\n" for line in changed)
         (other / "metrics.jsonl").write_text(text)
         return run_of(other).difference(calm)
@@ -108,7 +108,7 @@ def test_a_run_is_a_command_of_the_program(tmp_path: Path) -> None:
 def test_every_fault_comes_as_often_as_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where one of them is impossible: many pipelines have no loader's worker."""
+    """Even if one fault is impossible: many pipelines have no loader workers."""
     tried: list[Fault] = []
 
     def inject(fault: Fault, *_: object) -> None:
@@ -158,9 +158,9 @@ def test_what_cannot_be_run_or_written_is_refused_first(
 
 
 def test_a_signal_ends_the_runs_too(tmp_path: Path) -> None:
-    """They have sessions of their own, so that no signal of a terminal reaches them.
+    """Runs have their own sessions, so signals from a terminal do not reach them.
 
-    A second signal, while they end, leaves nothing behind either.
+    A second signal while they end leaves nothing behind either.
     """
     pid, folders = tmp_path / "pid", tmp_path / "folders"
     folders.mkdir()
@@ -180,9 +180,8 @@ def test_a_signal_ends_the_runs_too(tmp_path: Path) -> None:
 
 
 def _soak_for_ever(out: Path, pid: Path) -> None:
-    """Soak with a run that does nothing."""
     code = f"import os, time; open({str(pid)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
-    tempfile.tempdir = None  # it may be known already
+    tempfile.tempdir = None  # the parent's value may be cached
     vars(module)["make_images"] = lambda *_: None
     kill = Run.kill
 

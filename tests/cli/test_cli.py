@@ -1,4 +1,4 @@
-"""The command line: errors in one line, fast help, and what each command prints and writes."""
+"""The command line: one-line errors, fast help, and the output of each command."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ UNWRITABLE = (
 
 
 def test_help_does_not_import_torch() -> None:
-    """The longest help, from the checkout."""
+    """Checked with the longest help text, run from the checkout."""
     script = (
         "import sys; from cli import main\ntry: main()\nfinally: assert 'torch' not in sys.modules"
     )
@@ -57,7 +57,7 @@ def test_wrong_usage_exits_2(arguments: list[str], message: str) -> None:
 
 
 def without_output(*arguments: str, **environment: str) -> str:
-    """Run a command line whose standard output is on a full disk; return what it says."""
+    """Run a command with its standard output on a full disk; return its standard error."""
     with open("/dev/full", "w") as full:
         done = subprocess.run(
             [sys.executable, "-m", "fastsiam", *arguments],
@@ -68,7 +68,7 @@ def without_output(*arguments: str, **environment: str) -> str:
 
 
 def test_output_is_kept_as_it_is() -> None:
-    """What a program of the user's printed before, and a path that is not UTF-8."""
+    """Text that the user's program printed earlier is kept, and paths need not be UTF-8."""
     program = "print('before'); from fastsiam.cli import main; main()"
     command = [sys.executable, "-c", program, "config", "--data", "caf\udce9"]
     printed = subprocess.run(command, check=True, capture_output=True).stdout
@@ -99,7 +99,7 @@ def test_interrupted_before_the_first_step_it_says_so(
         cli._run()
     assert ending.value.code == 130
     said = capsys.readouterr().err
-    assert said == "SIGINT: stopped before a step was taken; there is nothing to save\n"
+    assert said == "SIGINT: stopped before the first step; there is nothing to save\n"
 
 
 def test_interrupted_while_it_is_imported_it_says_nothing() -> None:
@@ -167,7 +167,7 @@ def test_a_tilde_that_no_shell_expanded_is_refused(
 @pytest.mark.parametrize(
     ("variables", "missing"),
     [
-        ({"LOCAL_RANK": "0"}, "LOCAL_RANK set without WORLD_SIZE: start ranks by --gpus or "),
+        ({"LOCAL_RANK": "0"}, "LOCAL_RANK set without WORLD_SIZE: start ranks with --gpus or "),
         ({"RANK": "1"}, "RANK set without WORLD_SIZE: "),
         ({"WORLD_SIZE": "2"}, "WORLD_SIZE set without RANK, MASTER_ADDR, MASTER_PORT: "),
     ],
@@ -182,7 +182,7 @@ def test_a_part_of_a_launchers_variables_is_refused(
 def test_how_errors_end_the_program(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Notes follow the message, a signal has its own exit code, a bug has its traceback."""
+    """Notes follow the message, signals set their own exit code, bugs keep their traceback."""
     noted = FastSiamError("no such thing")
     noted.add_note("saved last.pt at step 7")
     for error, code, line in (
@@ -235,7 +235,7 @@ def test_eval_knn_prints_its_protocol(small: TrainConfig, tmp_path: Path) -> Non
 def test_info_lists_versions_pipelines_and_kernels(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Without importing the pipelines' packages, which takes ten seconds."""
+    """It does not import the pipelines' packages, which would take ten seconds."""
     monkeypatch.setattr(Backend, "trouble", lambda self: "")
     oldest = library.kinds()[-1]
     monkeypatch.setenv(library.CHOICE, oldest)
@@ -246,7 +246,7 @@ def test_info_lists_versions_pipelines_and_kernels(
     assert not ended.value.code
     said = capsys.readouterr().out
     assert re.search(rf"^kernels +{oldest}$", said, re.MULTILINE)
-    assert re.search(rf"^JPEGs by +{re.escape(library.decoder_name())}$", said, re.MULTILINE)
+    assert re.search(rf"^JPEG decoder +{re.escape(library.decoder_name())}$", said, re.MULTILINE)
     assert torch.__version__ in said and "--pipeline memory" in said
     record = json.loads(path.read_text())
     assert record["pipelines"].keys() == set(get_args(Pipeline))

@@ -1,4 +1,4 @@
-"""Options: their help, the order in which sources override one another, runs that continue."""
+"""Options: help texts, precedence of flags, files and recipes, and resumed runs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.train.runs import OLD, history
 
 
 def invoke(*arguments: str, code: int = 0) -> tuple[list[tuple[str, TrainConfig]], str]:
-    """Give arguments to a command of settings; return what it got, and its output."""
+    """Pass arguments to a command that takes settings; return its calls and its output."""
     got: list[tuple[str, TrainConfig]] = []
     app = Commands(rich_markup_mode=None)
 
@@ -59,7 +59,7 @@ def help_of(*command: str) -> str:
 
 
 def test_older_versions_of_typer_find_no_types_but_the_options() -> None:
-    """They look for each option's among the function's, and ``bench`` has an option "values"."""
+    """They look up option types in the function's annotations; ``bench`` has an option "values"."""
     app = Commands()
     app.command("test")(lambda recipe: None)
     assert not get_type_hints(app.registered_commands[0].callback)
@@ -85,10 +85,10 @@ def test_the_help_of_train_has_every_option_in_its_section_with_its_default() ->
 
 
 def test_the_help_describes_a_shared_option_for_each_method() -> None:
-    """As the chosen method's, or once for each method if that one has none of the name."""
+    """The chosen method's text, or one text per method if the chosen one lacks the option."""
     said = "".join(help_of("train", "--help-all").split())
     assert "--cropINTEGER[,...]Sideofaview" in said and "--viewsINTEGERNumber" in said
-    for text in ("tokeepasnegatives.[default:65536]", "whichbalancesmallones;0:none.[default:0]"):
+    for text in ("tokeepasnegatives.[default:65536]", "tobalancesmallbatches;0:none.[default:0]"):
         assert text in said
     assert said.count("--symmetric/--no-symmetric") == 1
     said = "".join(help_of("train", "--method", "mocov2", "--help-all").split())
@@ -108,7 +108,7 @@ ODD = {
     "mean": (1e-7, 0.2, 1 / 3), "seed": 2**40, "sync_bn": False, "tracker": "wandb,mlflow",
     "holdout": "10%", "nodes": "1:2", "rendezvous": "node1:29500", "out": "it's",
 }  # fmt: skip
-"""Settings whose text is easily read as something else."""
+"""Settings whose text form is easily parsed as something else."""
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -125,7 +125,7 @@ def test_settings_survive_the_command_line_and_files(recipe: str, tmp_path: Path
 def test_a_method_brings_its_own_options_and_defaults(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In any order; ``dim`` is a setting of both methods, with a default in each."""
+    """The order of options is free; ``dim`` has a different default in each method."""
     monkeypatch.setitem(METHOD_CONFIGS, BarlowTwinsConfig.name, BarlowTwinsConfig)
     chosen = ["--method", "barlow-twins"]
     for arguments in ([*chosen, "--recipe", "cifar10"], ["--recipe", "cifar10", *chosen]):
@@ -135,7 +135,7 @@ def test_a_method_brings_its_own_options_and_defaults(
     assert parse(*chosen, "--dim", "9")[1].model.method == BarlowTwinsConfig(dim=9)
     assert isinstance(parse("--dim", "9")[1].model.method, SimSiamConfig)
     said = refused(*chosen, "--predictor-dim", "4")
-    assert "predictor-dim is no setting of barlow-twins" in said
+    assert "predictor-dim is not a setting of barlow-twins" in said
     assert "compares two views of each image, not 3" in refused(*chosen, "--views", "3")
     file = tmp_path / "my.toml"
     file.write_text('[model]\nmethod = "barlow-twins"\nredundancy = 0.2\n')
@@ -148,9 +148,9 @@ def test_a_method_brings_its_own_options_and_defaults(
 
 
 def test_an_option_without_effect_is_refused(tmp_path: Path) -> None:
-    """A settings file, or the run that continues, may have it."""
+    """A settings file or a resumed run may still contain it."""
     for arguments, message in (
-        (["--rendezvous", "node1"], "where several machines meet: pass --nodes too, or leave"),
+        (["--rendezvous", "node1"], "is for several machines: pass --nodes too, or leave"),
         (["--no-sync-bn", "--sync-bn-ranks", "2"], "one of sync-bn-ranks 2 and no-sync-bn"),
         (["--resume", str(OLD), "--init", "a.pt"], "init starts a new run: choose one"),
     ):
@@ -206,7 +206,7 @@ def test_set_gives_any_setting() -> None:
 
 @pytest.fixture
 def begun(small: TrainConfig) -> TrainConfig:
-    """A run of 12 steps that was stopped after 6."""
+    """Settings of a 12-step run that was stopped after step 6."""
     config = with_settings(small, knn_every=0, lr=0.25)
     train_here(with_settings(config, max_steps=6), "demo")
     return config
@@ -215,7 +215,7 @@ def begun(small: TrainConfig) -> TrainConfig:
 def test_the_settings_of_a_run_that_continues(
     begun: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its folder or a checkpoint names it; a file and options override its settings."""
+    """A run is named by its folder or a checkpoint; files and options override its settings."""
     run, file, last = tmp_path / "run", tmp_path / "my.toml", checkpoints.last(tmp_path / "run")
     (tmp_path / "link").symlink_to(last)
     for name in (run, last, f"{run}/checkpoints/../", tmp_path / "link"):
@@ -234,13 +234,13 @@ def test_the_settings_of_a_run_that_continues(
     assert parse("--config", str(file))[1] == resumed
     assert parse("--resume", str(run), "--recipe", "byol") == ("demo", resumed)
 
-    for path in (run, run / "config.json"):  # a new run with the same settings is elsewhere
+    for path in (run, run / "config.json"):  # a new run with these settings gets another folder
         recipe, config = parse("--config", str(path), "--lr", "0.125")
         assert (recipe, config) == ("demo", with_settings(begun, max_steps=6, lr=0.125, out=""))
     old = parse("--config", str(ROOT / "tests" / "data" / "run-0.2"))[1]
     assert (old.augment.crop, old.model.width, old.run.out) == (16, 4, "")
 
-    branch = tmp_path / "branch"  # keeps its own rate and length, whatever the run has
+    branch = tmp_path / "branch"  # keeps its own rate and length, unlike the run's
     own = {"lr": 0.125, "extend": 9, "resume": str(run), "out": str(branch)}
     record = {"recipe": "demo", "config": with_settings(begun, **own).to_dict()}
     branch.mkdir()
@@ -250,7 +250,7 @@ def test_the_settings_of_a_run_that_continues(
     file.write_text(f'resume = "{run}"\nout = "{branch}"\n')
     assert parse("--config", str(file))[1] == config
 
-    whole = (run / "config.json").read_text()  # of a branch its length alone counts
+    whole = (run / "config.json").read_text()  # a new branch does not inherit extend
     record["config"] = with_settings(begun, epochs=9, extend=9).to_dict()
     (run / "config.json").write_text(json.dumps(record))
     for given, epochs in (([], 9), (["--epochs", "7"], 7), (["--epochs", "11"], 11)):
@@ -262,7 +262,7 @@ def test_the_settings_of_a_run_that_continues(
     assert parse("--resume", str(run))[1].run.extend == 9
     (run / "config.json").write_text(whole)
 
-    (run / "config.json").unlink()  # the checkpoint has the settings, too
+    (run / "config.json").unlink()  # the checkpoint also has the settings
     assert parse("--resume", str(run))[1] == resumed
     alone = Path(shutil.copy(last, tmp_path / "alone.pt"))
     config = parse("--resume", str(alone))[1]
@@ -279,7 +279,7 @@ def test_a_run_continues_by_its_folder_alone(begun: TrainConfig, tmp_path: Path)
     said = fastsiam("train", "--resume", run).stderr
     assert f"{run}/checkpoints/last.pt is at step 9 of 15; pass --max-steps 0 to continue\n" in said
     assert "stopped by" not in said
-    # Killed before it saved: config.json has the longer schedule, and the checkpoint does not.
+    # Killed before it saved: config.json has the longer schedule, the checkpoint does not.
     checkpoints.last(folder).write_bytes(state)
     fastsiam_on_ranks(2, "train", "--resume", run)
     assert [line[0] for line in history(folder)] == [line[0] for line in expected]

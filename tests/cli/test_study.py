@@ -1,4 +1,4 @@
-"""``fastsiam study`` as a command."""
+"""The command line of ``fastsiam study``."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def test_list_names_every_study() -> None:
     ("arguments", "said"),
     [
         (["run", "predictr"], "unknown study 'predictr'; did you mean predictor?"),
-        (["table", "all", "--json", "x.json"], "--json and --record are of one study"),
-        (["table", "batch", "--record", "x", "--scale", "demo"], "--record and --scale exclude"),
+        (["table", "all", "--json", "x.json"], "--json and --record apply to a single study"),
+        (["table", "batch", "--record", "x", "--scale", "demo"], "--record and --scale cannot be"),
     ],
 )
 def test_wrong_usage_is_one_line(arguments: list[str], said: str) -> None:

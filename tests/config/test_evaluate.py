@@ -1,4 +1,4 @@
-"""Linear evaluation: its optimizer, batch and rates, by the number of images."""
+"""Linear evaluation: optimizer, batch and learning rates for a number of images."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ RATES = [0.1, 0.3, 1, 3, 10, 30]
     "images, given, optimizer, batch, rates",
     [
         (IMAGENET, {}, "lars", 4096, [0.1]),
-        (91_023, {}, "lars", 4096, [0.1]),  # x 90 epochs are 2,000 steps
+        (91_023, {}, "lars", 4096, [0.1]),  # 2,000 steps in 90 epochs
         (91_022, {}, "sgd", 256, RATES),
         (IMAGENET, {"epochs": 6}, "sgd", 256, RATES),
         (2047, {}, "sgd", 128, RATES),
@@ -34,12 +34,12 @@ def test_the_papers_protocol_where_data_are_enough(
     assert settled.settled(images) == settled
     why = "--lrs is given" if config.lrs else f"{images:,} images x {config.epochs} epochs are "
     why = f"{optimizer.upper()}: {why}"
-    assert config.why_settled(images).startswith(why if config.optimizer == "auto" else "")
-    assert not settled.why_settled(images)
+    assert config.explain_auto(images).startswith(why if config.optimizer == "auto" else "")
+    assert not settled.explain_auto(images)
 
 
 def test_what_is_not_cached_has_no_storage() -> None:
-    with pytest.raises(ValueError, match="storage is for --cached"):
+    with pytest.raises(ValueError, match="storage needs --cached"):
         LinearConfig(storage="fp16")
 
 

@@ -1,4 +1,4 @@
-"""Settings files: read, refused by name, merged, and written."""
+"""Settings files: reading, merging, writing, and errors that name the setting."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ step:
 
 @pytest.mark.parametrize(("name", "text"), [("a.toml", TOML), ("a.yaml", YAML)])
 def test_the_same_settings_in_every_format(name: str, text: str, tmp_path: Path) -> None:
-    settings = merge(read_settings(write(tmp_path, f"\ufeff{text}", name)))  # as Windows writes it
+    settings = merge(read_settings(write(tmp_path, f"\ufeff{text}", name)))  # Windows adds a BOM
     expected = with_settings(
         RECIPES["cifar10"](),
         lr=1.0,
@@ -87,12 +87,12 @@ def test_the_same_settings_in_every_format(name: str, text: str, tmp_path: Path)
         ("a.yaml", "- 1", "it must be a table of settings"),
         ("a.json", '{"config": 3}', "settings must be a table of settings, not 3"),
         ("a.json", '{"config": {"optim": {"lr": "fast"}}}', r"optim\.lr must be a number"),
-        ("a.txt", "", r"settings are in files \.toml, \.yaml, \.yml, \.json, or in a run's folder"),
-        ("a.toml", "lr = 1\n[optim]\nlr = 2", "lr is there twice"),
-        ("a.yaml", "optim: {lr: 1}\noptim: {batch: 64}", "optim is there twice"),
-        ("a.yaml", "optim:\n  lr: 1\n  lr: 1", "lr is there twice"),
+        ("a.txt", "", r"must be in a file \.toml, \.yaml, \.yml, \.json, or in a run's folder"),
+        ("a.toml", "lr = 1\n[optim]\nlr = 2", "lr occurs twice"),
+        ("a.yaml", "optim: {lr: 1}\noptim: {batch: 64}", "optim occurs twice"),
+        ("a.yaml", "optim:\n  lr: 1\n  lr: 1", "lr occurs twice"),
         ("a.yaml", "? [lr]\n: 1", "line 1"),
-        ("a.json", '{"recipe": "demo", "recipe": "byol"}', "recipe is there twice"),
+        ("a.json", '{"recipe": "demo", "recipe": "byol"}', "recipe occurs twice"),
         ("a.json", '{"optim":' * 100_000, "nested too deeply"),
         ("a.toml", "recipe = 'resnet50'", "unknown recipe 'resnet50'; there are imagenet, "),
         ("a.yaml", "optim:\n  lr: ~", "lr has no value: leave it out"),
@@ -128,7 +128,7 @@ def test_a_run_is_found_by_a_checkpoint_on_another_disk(name: str, tmp_path: Pat
     checkpoints.last(tmp_path / "disk").touch()
     link.symlink_to(target)
     assert run_folder(checkpoints.last(run)) == run
-    (tmp_path / "disk" / "config.json").touch()  # the run is there, and the link a name for it
+    (tmp_path / "disk" / "config.json").touch()  # the run is on that disk; the link is an alias
     assert run_folder(checkpoints.last(run)) == tmp_path / "disk"
 
 
@@ -145,7 +145,7 @@ def test_a_run_is_found_by_a_checkpoint_on_another_disk(name: str, tmp_path: Pat
 def test_a_folder_that_cannot_be_read_is_one_line(
     method: str, read: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where Python hides the error, as it does since 3.14."""
+    """This includes Python 3.14 and newer, where ``Path`` methods hide the error."""
     if method == "is_file":
         for name in ("is_dir", "is_file"):
             monkeypatch.setattr(Path, name, lambda _: False)

@@ -1,4 +1,4 @@
-"""Recipes: their numbers are those of the papers and of their authors' code, written here again."""
+"""Recipes: their numbers equal those of the papers and of the authors' code, repeated here."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ COMMON = {
     "warmup_epochs": 0.0, "start": 0.0, "end": 0.0, "sync_bn": True, "bn_images": 0,
     "knn_every": 10, "knn_first": False,
 }  # fmt: skip
-"""What is the same where a recipe says nothing else; ``rate``, ``start`` and ``end`` are learning
-rates at the recipe's batch: at the peak, where the warm-up starts, and at the end."""
+"""Defaults of the recipes. ``rate``, ``start`` and ``end`` are learning rates at the recipe's
+batch: the peak, the start of the warm-up and the end."""
 RELATED = COMMON | {
     "epochs": 100, "batch": 4096, "optimizer": "lars", "weight_decay": 1e-6,
     "warmup_epochs": 10.0, "scale_min": 0.08, "projector_layers": 3, "projector_dim": 2048,
@@ -45,33 +45,34 @@ CIFAR10 = COMMON | {
     "projector_layers": 2,
 }  # fmt: skip
 PAPERS: dict[str, dict[str, Any]] = {
-    # Its section 2.2, appendix A at strength 1 and B.
+    # SimCLR's section 2.2, and appendices A (at strength 1) and B.
     "simclr": RELATED | STRONG | {
         "method": "simclr", "rate": 4.8, "temperature": 0.1, "predictor": "none",
         "stop_gradient": False, "zero_init_residual": True,
     },
-    # Its authors' README and --aug-plus; BN is of 32 images.
+    # The README of MoCo's authors with --aug-plus; BN statistics cover 32 images.
     "mocov2": COMMON | {
         "method": "mocov2", "epochs": 100, "batch": 256, "weight_decay": 1e-4, "optimizer": "sgd",
         "rate": 0.03, "projector_layers": 2, "projector_dim": 2048, "dim": 128,
         "temperature": 0.2, "queue": 65536, "encoder_momentum": 0.999, "symmetric": True,
         "sync_bn": False, "bn_images": 32,
     },
-    # Footnote 3 of SimSiam's section 6.1, which are the presets of BYOL's code; its appendix B.
+    # Footnote 3 of SimSiam's section 6.1, the presets in BYOL's code; BYOL's appendix B.
     "byol": BYOL | {"rate": 7.2},
     "byol_300": BYOL | {"rate": 4.8, "epochs": 200},
     "byol_1000": BYOL
     | {"rate": 3.2, "epochs": 800, "weight_decay": 1.5e-6, "encoder_momentum": 0.996},
-    # Scripts of its code (400ep_2x224, 800ep, 200ep_bs256) and src/multicropdataset.py.
+    # Scripts in SwAV's code (400ep_2x224, 800ep, 200ep_bs256) and src/multicropdataset.py.
     "swav": SWAV,
     "swav_multicrop": MULTICROP,
     "swav_small": MULTICROP | {
         "epochs": 200, "batch": 256, "warmup_epochs": 0.0, "rate": 0.6, "start": 0.0,
         "end": 0.0006, "queue": 3840, "queue_from": 15.0,
     },
-    # SGD steps by lr (slope g + wd w): a loss k times as large as fastsiam's takes lr / k and k wd.
-    # MoCo's CIFAR-10 demo adds up both directions, of which fastsiam's is the mean; lightly's
-    # benchmark has the mean of -cos where fastsiam's, as BYOL's, adds up 2 - 2 cos.
+    # SGD steps by lr (g + wd w). If another program's loss is k times fastsiam's, fastsiam uses
+    # lr * k and wd / k. MoCo's CIFAR-10 demo sums both directions where fastsiam takes the mean
+    # (k = 2). lightly's benchmark takes the mean of -cos where fastsiam, like BYOL, sums
+    # 2 - 2 cos (k = 1 / 4).
     "simclr_cifar10": CIFAR10 | {"method": "simclr", "rate": 0.06, "weight_decay": 5e-4},
     "mocov2_cifar10": CIFAR10 | {
         "method": "mocov2", "rate": 0.06 * 2, "weight_decay": 5e-4 / 2, "scale_min": 0.08,
@@ -83,7 +84,7 @@ PAPERS: dict[str, dict[str, Any]] = {
         "method": "swav", "rate": 1.2, "weight_decay": 1e-6, "scale_min": 0.14,
         "optimizer": "lars", "lars_all": True, "end": 0.0012,
     },
-    # lightly's benchmark; views and network are SimSiam's.
+    # lightly's benchmark, with SimSiam's views and network.
     "fastsiam_cifar10": CIFAR10 | {
         "method": "fastsiam", "rate": 0.06, "weight_decay": 5e-4, "epochs": 200, "batch": 128,
         "views": 4, "dim": 2048, "predictor_dim": 512, "predictor_lr": "cosine",

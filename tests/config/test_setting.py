@@ -1,4 +1,4 @@
-"""Settings: defined once, converted and checked when a group of them is built."""
+"""Settings: defined once, converted and checked when their group is built."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Group(Config):
     name: str = setting("", "A name.")
 
     def check(self) -> None:
-        """Refuse a rate above the share."""
+        """Check that the rate is not above the share."""
         if self.rate > self.share:
             raise ValueError("rate is above share")
 
@@ -78,7 +78,7 @@ def test_a_wrong_value_is_one_line(values: dict[str, Any], message: str) -> None
 
 
 def test_values_are_converted() -> None:
-    """Text of the command line or of YAML, and TOML's lists and whole numbers."""
+    """From text of the command line or YAML, and from TOML's lists and integers."""
     text: dict[str, Any] = {
         "rate": "1", "log_every": "3", "kind": "dali", "std": "[1, 2.5]", "ks": "1,2",
         "raw": "false", "nodes": "4", "name": "7",

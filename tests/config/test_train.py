@@ -1,4 +1,4 @@
-"""Settings as flags and as plain values, also those of version 0.2."""
+"""Training settings as flags and as plain values, including files of version 0.2."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_evaluation_follows_the_crop_unless_told(crop: int, given: int, side: in
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"crop": "96,64,32"}, "crop has 3 values for 2 views; give one, or one for each"),
+        ({"crop": "96,64,32"}, "crop has 3 values for 2 views; pass one, or one per view"),
         ({"crop": "big"}, "crop must be a whole number, not 'big'"),
         ({"views": 3}, "simsiam compares two views of each image, not 3"),
         ({"views": 1}, "views must be at least 2, not 1"),
@@ -103,7 +103,7 @@ def test_settings_of_0_2_are_read() -> None:
         ({"model": {"method": {"name": "simsiam", "queue": 1}}}, "model.method.queue"),
         ({"model": {"method": {"dim": 1}}}, "unknown method ''"),
         ({"model": {"method": 3}}, "model.method must be a table of settings"),
-        ({"model": {"dim": 64}}, "version 0.1 of fastsiam wrote it, which is too old"),
+        ({"model": {"dim": 64}}, "it was written by fastsiam 0.1, which is too old"),
         ({"optim": 3}, "optim must be a table of settings, not 3"),
         ({"optim": {"lrr": 1}}, r"unknown setting 'optim\.lrr'; did you mean optim\.lr\?"),
         ({"augment": {"mean": [0.5]}}, r"augment\.mean must be 3 numbers, not \[0\.5\]"),

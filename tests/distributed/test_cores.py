@@ -1,4 +1,4 @@
-"""A rank's share of the machine: its cores, beside its GPU; what its launcher gives it."""
+"""How ranks share a machine: cores near their GPU, thread counts and timeouts."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from fastsiam import kernels
 from fastsiam.bench import runner
+from fastsiam.child_process import LAUNCHER
 from fastsiam.config import NumericsConfig, RunConfig, TrainConfig
 from fastsiam.distributed import StopSignals, bn_group, cores, place, start
 from fastsiam.environment import environment
 from fastsiam.kernels.cores import own_cores
-from fastsiam.launched import LAUNCHER
 from fastsiam.train.compile import compiling
 from tests.sources import put
 
 GPUS = [0, 0, 1, 1]
-"""The NUMA nodes of a machine's four GPUs; it has 12 cores, the even ones on node 0."""
+"""The NUMA node of each of the machine's four GPUs. It has 12 cores; node 0 has the even ones."""
 
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[set[int]]:
-    """A machine like that; yields the cores that this process may use there."""
+    """A fake machine with ``GPUS``; yields the set of cores that this process may use."""
     allowed = set(range(12))
     for node, listed in enumerate(["0,2,4-4,6,8,10", "1,3,5,7,9,11"]):
         put(tmp_path / f"devices/system/node/node{node}/cpulist", f"{listed}\n")
@@ -50,7 +50,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[set[int
         "get_device_properties",
         lambda gpu: SimpleNamespace(pci_domain_id=1, pci_bus_id=gpu + 10, pci_device_id=0),
     )
-    monkeypatch.setenv("FASTSIAM_CORES", "")  # so that it is as before after the test
+    monkeypatch.setenv("FASTSIAM_CORES", "")  # so that the test restores it afterwards
     monkeypatch.delenv("FASTSIAM_CORES")
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     threads = torch.get_num_threads()
@@ -71,9 +71,9 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[set[int
 def test_the_quota_of_a_container_counts(
     files: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For loaders and torch: more threads than cores in the quota would wait for each other.
+    """The quota limits loaders and torch, because additional threads would wait for each other.
 
-    Also for records, and for what bench measures.
+    It also applies to the recorded environment and to what bench measures.
     """
     for name, text in files.items():
         put(tmp_path / name, text)
@@ -101,8 +101,8 @@ def take(monkeypatch: pytest.MonkeyPatch, *, gpu: int, of: int, beside: bool = T
     [
         (3, 4, {1, 3, 5, 7, 9, 11}, 3),
         (0, 4, {0, 2, 4, 6, 8, 10}, 3),
-        (1, 2, {0, 2, 4, 6, 8, 10}, 3),  # both ranks are on the first node
-        (2, 3, {1, 3, 5, 7, 9, 11}, 6),  # alone there
+        (1, 2, {0, 2, 4, 6, 8, 10}, 3),  # both ranks are on node 0
+        (2, 3, {1, 3, 5, 7, 9, 11}, 6),  # the only rank on its node
     ],
 )
 def test_ranks_stay_beside_their_gpus_and_share_the_cores(
@@ -131,7 +131,7 @@ def test_one_process_keeps_all_cores(machine: set[int], monkeypatch: pytest.Monk
 def test_the_users_threads_are_kept(
     given: str, launcher: str, threads: int, machine: set[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """1 is what torchrun sets where the user says nothing; fastsiam's launcher sets nothing."""
+    """Unless the user sets OMP_NUM_THREADS, torchrun sets it to 1; fastsiam does not set it."""
     torch.set_num_threads(int(given))
     monkeypatch.setenv("OMP_NUM_THREADS", given)
     monkeypatch.delenv(LAUNCHER, raising=False)
@@ -157,7 +157,7 @@ def test_no_binding_is_one_warning(
     with caplog.at_level(logging.WARNING):
         take(monkeypatch, gpu=0, of=2)
         assert own_cores() == len(before) // 2
-        if trouble == "unknown":  # by rank 0 alone
+        if trouble == "unknown":  # only rank 0 warns
             take(monkeypatch, gpu=1, of=2)
     (record,) = caplog.records
     assert record.getMessage().startswith("ranks use all cores") and machine == before
@@ -182,7 +182,7 @@ def test_compilers_are_shared_out(
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_all_groups_wait_as_long_as_is_said(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The default group, BN's, and that of the votes to stop; NCCL's a little longer."""
+    """The timeout applies to the default, BN and stop-vote groups; NCCL's are a minute longer."""
     groups: list[dict[str, Any]] = []
 
     def note(*backend: Any, **settings: Any) -> None:

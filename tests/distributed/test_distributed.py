@@ -1,4 +1,4 @@
-"""Ranks: two of them with half a batch each equal one with the whole batch; errors and signals."""
+"""Two ranks with half a batch each equal one process with the full batch; errors and signals."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WIDE = {"dim": 768, "predictor_dim": 256}
 
 
 PARTS = [*range(4), *range(8, 12), *range(4, 8), *range(12, 16)]
-"""Order of the images in which one process takes the parts of two ranks' shares."""
+"""Image order that gives one process the same accumulation parts as two ranks."""
 
 
 @pytest.mark.parametrize(
@@ -37,15 +37,15 @@ PARTS = [*range(4), *range(8, 12), *range(4, 8), *range(12, 16)]
 def test_ranks_equal_one_process_with_the_joint_batch(
     job: str, world: int, model: dict[str, Any], images: Sequence[int], ranks: Ranks
 ) -> None:
-    """Loss, gradients, weights and BN statistics of three steps, SyncBN included.
+    """Losses, gradients, weights and BN statistics of three steps are equal, including SyncBN.
 
-    A part of an accumulated step is that part of each rank's share.
+    With accumulation, a part consists of that part of each rank's share.
     """
     check_same_training(ranks(job, world, **model), rank_jobs.steps(0, 1, images=images, **model))
 
 
 def check_same_training(together: list[Any], alone: dict[str, Any]) -> None:
-    """Hold what the ranks found against what one process did."""
+    """Compare the results of the ranks with those of one process."""
     torch.testing.assert_close(
         torch.stack([r["loss"] for r in together]).mean(0), alone["loss"], atol=1e-5, rtol=1e-5
     )
@@ -60,13 +60,13 @@ def check_same_training(together: list[Any], alone: dict[str, Any]) -> None:
 
 
 def test_without_joint_statistics_the_result_differs() -> None:
-    """The test above would notice a SyncBN that does nothing: BN over half batches is far off."""
+    """BN over half batches is far off, so the test above would detect a SyncBN without effect."""
     whole, halves = rank_jobs.steps(0, 1), rank_jobs.steps(0, 1, accumulate=2)
     assert (whole["gradient"][0] - halves["gradient"][0]).abs().max() > 1e-2
 
 
 def test_without_sync_bn_what_layers_keep_is_sent_to_all_ranks(ranks: Ranks) -> None:
-    """Rank 0's is on all ranks then; a method's own buffers, gigabytes perhaps, stay put."""
+    """Rank 0's layer buffers are broadcast. A method's own buffers, possibly gigabytes, are not."""
     first, second = ranks("own_bn", 2)
     statistics = [f"0.{x}" for x in ("running_mean", "running_var", "num_batches_tracked")]
     assert first["sent"] == second["sent"] == [*statistics, "1.average"]
@@ -80,7 +80,7 @@ def test_sync_bn_equals_batch_norm_of_the_joint_views(ranks: Ranks) -> None:
 
 
 def check_joint_bn(parts: list[Any]) -> None:
-    """Hold the ranks' normalised views, gradients and statistics against torch's BN."""
+    """Compare the ranks' normalised views, gradients and statistics with torch's BN."""
     plain, joint, target = rank_jobs.bn_problem()
     joint.requires_grad_()
     out = torch.cat([plain(view) for view in joint.chunk(2)])

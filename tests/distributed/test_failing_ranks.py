@@ -1,6 +1,6 @@
-"""A rank that fails in mid-run ends the whole run, soon, with a word of what happened.
+"""A rank that fails in the middle of a run ends the run quickly, with a message that says why.
 
-The run waits two minutes for a rank that is late, if not told otherwise; the tests less.
+By default a run waits two minutes for a late rank; the tests use shorter timeouts.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tests.processes import fastsiam, faulty
 from tests.tiers import rest_slow
 
 PATIENCE = 240
-"""Seconds for starting on a busy machine and for ending; for both."""
+"""Timeout in seconds for a run, from startup on a busy machine to its exit."""
 
 
 LATE = r"error: another rank did not answer within --rank-timeout; "
@@ -38,7 +38,7 @@ KINDS: list[tuple[str, int, str]] = [
     (
         "error",
         1,
-        r"\[rank 1\] rank 1 ended by an unexpected error\n\[rank 1\] Traceback (?s:.*)"
+        r"\[rank 1\] rank 1 failed with an unexpected error\n\[rank 1\] Traceback (?s:.*)"
         r"\n\[rank 1\] ZeroDivisionError: ",
     ),
     ("hang", RANK_LOST, LATE),
@@ -50,7 +50,7 @@ KINDS: list[tuple[str, int, str]] = [
     ("SIGSTOP", RANK_LOST, LATE),
 ]
 TIMEOUTS = {"hang": 5.0, "SIGSTOP": 15.0}
-"""Seconds after which ranks that wait give up."""
+"""``--rank-timeout`` in seconds, by fault."""
 CASES = pytest.mark.parametrize(ARGUMENTS, KINDS)
 
 
@@ -60,7 +60,7 @@ def test_a_failing_rank_ends_the_run(fault: str, code: int, said: str, small: Tr
 
 
 def check_failing_run(config: TrainConfig, fault: str, code: int, said: str) -> None:
-    """Run two ranks, the last of which fails in mid-run; one of them says what happened, once."""
+    """Run two ranks and let rank 1 fail in the middle; the cause must be reported exactly once."""
     config = with_settings(config, gpus=2, knn_every=0)
     if fault in TIMEOUTS:
         config = with_settings(config, rank_timeout=TIMEOUTS[fault])
@@ -72,7 +72,7 @@ def check_failing_run(config: TrainConfig, fault: str, code: int, said: str) -> 
 
 
 class Left(Exception):
-    """What a rank's exit raises here."""
+    """Replaces the exit of a rank in these tests."""
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_a_rank_leaves_at_once(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """By ``os._exit``, with the exit code that the interpreter would have chosen."""
+    """A failed rank calls ``os._exit`` with the exit code that the interpreter would have used."""
     app, leave = Mock(side_effect=ending), Mock(side_effect=Left)
     monkeypatch.setattr(cli, "app", app)
     monkeypatch.setattr(cli, "begin", lambda: None)
@@ -107,7 +107,7 @@ def test_a_rank_leaves_at_once(
     leave.assert_called_once_with(code)
     written = capsys.readouterr().err
     assert (printed in written) if printed else not written
-    app.side_effect = SystemExit(0)  # a rank that is done leaves as other processes do
+    app.side_effect = SystemExit(0)  # a rank that succeeded exits normally
     with pytest.raises(SystemExit):
         cli.main()
     leave.assert_called_once()
@@ -126,7 +126,7 @@ def test_errors_that_come_from_no_exchange_are_nobodys_else(
 
 
 def test_what_a_lost_rank_may_block_is_not_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Freeing a GPU's memory waits for its kernels, and those of NCCL for the other rank."""
+    """Freeing GPU memory waits for running kernels, and NCCL's kernels wait for the lost rank."""
     monkeypatch.setenv("LOCAL_RANK", "0")
     for text, closes in (("gloo: connection closed by peer", 0), ("out of memory", 1)):
         used = Mock()
@@ -159,9 +159,9 @@ def test_the_exit_code_is_the_first_failures(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Failures by rank: the process's exit code, and the second in which it was seen.
+    """Failures by rank: the exit code of the process, and the second in which it was observed.
 
-    After half a minute torch's agent kills those that do not end; it began with SIGTERM.
+    torch's agent sends SIGTERM first, and SIGKILL after half a minute.
     """
     given: Any = {
         rank: SimpleNamespace(exitcode=exit, timestamp=at) for rank, (exit, at) in failures.items()

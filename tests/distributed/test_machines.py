@@ -1,6 +1,6 @@
-"""Several machines: launchers that meet, lose one another, fail together and join.
+"""Runs on several machines: launchers meet, lose each other, fail together, and join later.
 
-They run on this machine, over its loopback; one test has two network namespaces with a cable.
+The launchers run on this machine over loopback. One test uses two network namespaces.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from tests.train.runs import history
 
 @pytest.fixture
 def config(small: TrainConfig) -> TrainConfig:
-    """A run on two machines with a rank each."""
+    """A run on two machines with one rank each."""
     return with_settings(
         small, nodes=2, rendezvous=f"127.0.0.1:{free_port()}", save_every=2, knn_every=0
     )
 
 
 def undisturbed(config: TrainConfig, out: Path) -> list[tuple[object, ...]]:
-    """Train on two ranks of one machine; return the log lines."""
+    """Train on two ranks of one machine and return the log lines."""
     alone = flags(with_settings(config, nodes=1, rendezvous="", gpus=2, max_restarts=0))
     fastsiam_on_ranks(2, "train", *alone, "--out", str(out))
     return history(out)
@@ -89,7 +89,7 @@ def test_a_machine_that_never_comes_is_one_line(config: TrainConfig) -> None:
         f"error: fewer than 2 machines joined --rendezvous {config.run.rendezvous} within 1 s; "
         "run the same command on each machine, or pass a longer --rendezvous-timeout\n"
     )
-    elsewhere = with_settings(config, rendezvous="192.0.2.1:29500")  # RFC 5737: nobody's
+    elsewhere = with_settings(config, rendezvous="192.0.2.1:29500")  # RFC 5737: reserved
     done = fastsiam("train", *flags(elsewhere), code=RANK_LOST)
     assert "error: no connection to --rendezvous 192.0.2.1:29500 (" in done.stderr
     assert "Traceback" not in done.stderr
@@ -120,14 +120,14 @@ def test_settings_of_machines_that_cannot_work(config: TrainConfig, small: Train
     done = fastsiam("train", *flags(with_settings(config, out="")), code=2)
     assert "several machines need --out" in done.stderr
     done = fastsiam("train", *flags(with_settings(config, nodes="1:3")), code=2)
-    assert "batch 8 cannot be shared equally by 3 ranks" in done.stderr
+    assert "batch 8 is not divisible by 3 ranks" in done.stderr
 
 
 @pytest.mark.slow
 def test_a_machine_is_killed_and_the_same_command_goes_on(
     config: TrainConfig, tmp_path: Path
 ) -> None:
-    """Without restarts the other one leaves with 75, and the run is resumed bit for bit."""
+    """Without restarts the other launcher exits with 75, and the next start resumes exactly."""
     lost = faulty(FAULT="machine", FAULT_RANK="1", FAULT_AT="5")
     codes = [one.returncode for one in on_two("train", *flags(config), **lost)]
     assert sorted(codes) == [-signal.SIGKILL, RANK_LOST]
@@ -136,7 +136,7 @@ def test_a_machine_is_killed_and_the_same_command_goes_on(
 
 
 def _soon(*arguments: str) -> None:
-    """Be a launcher that waits for machines that may join for six seconds, not for thirty."""
+    """Run a launcher that waits only 6 seconds, not 30, for more machines to join."""
     from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousTimeout
 
     from fastsiam.cli import main
@@ -149,9 +149,9 @@ def _soon(*arguments: str) -> None:
 
 @pytest.mark.slow
 def test_a_machine_is_lost_and_another_joins(config: TrainConfig, tmp_path: Path) -> None:
-    """Two ranks, one, two: the same steps, rates and images, the losses to rounding.
+    """With two, one, then two ranks, steps, rates and images are equal, and losses up to rounding.
 
-    The loss costs the one restart that there is; the join costs none.
+    Losing a machine uses the only restart; joining uses none.
     """
     run, whole = tmp_path / "run", tmp_path / "whole"
     config = with_settings(config, nodes="1:2", max_restarts=1, epochs=8, lr=0.1)  # 24 steps
@@ -173,7 +173,7 @@ def test_a_machine_is_lost_and_another_joins(config: TrainConfig, tmp_path: Path
     assert len(history(run)) == len(undisturbed(config, whole)) == 24
     assert history(run)[:3] == history(whole)[:3]
     for one, other in zip(history(run), history(whole), strict=True):
-        assert one[:2] == other[:2] and one[5] == other[5]  # step, epoch, rate
+        assert one[:2] == other[:2] and one[5] == other[5]  # step, epoch, learning rate
         assert one[2:4] == pytest.approx(other[2:4], abs=1e-3)  # loss, std
 
 
@@ -193,9 +193,9 @@ def machines() -> Iterator[tuple[Machine, Machine]]:
 def test_a_cable_is_pulled_out(
     machines: tuple[Machine, Machine], config: TrainConfig, tmp_path: Path
 ) -> None:
-    """Ranks notice after the rank timeout; the machine of the rendezvous continues alone.
+    """Ranks notice after the rank timeout. The machine with the rendezvous continues alone.
 
-    The other launcher is told by the next packet that gets through.
+    The other launcher finds out with the first packet after the cable is back.
     """
     here, there = machines
     config = with_settings(
@@ -244,7 +244,7 @@ def test_addresses_of_this_machine() -> None:
 
 
 def test_ranks_have_time_to_save_after_a_signal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Torch kills them after 30 seconds otherwise, and the slowest disks take longer."""
+    """torch would kill the ranks after 30 seconds, but slow disks take longer."""
     monkeypatch.delenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", raising=False)
     settings = _settings(NodesConfig(rank_timeout=100), 0)
     if not hasattr(settings, "shutdown_timeout"):
@@ -263,7 +263,7 @@ def test_where_how_many_machines_meet() -> None:
     ):
         assert NodesConfig(rendezvous=text).meeting == where
     for text in ("node1:", ":1", "node1:x", "node1:0", "node1:70000", "a@b:5", "fe80::1"):
-        with pytest.raises(ValueError, match="rendezvous is HOST:PORT"):
+        with pytest.raises(ValueError, match="rendezvous must be HOST:PORT"):
             _ = NodesConfig(rendezvous=text).meeting
     with pytest.raises(ValueError, match="nodes 2 needs rendezvous"):
         NodesConfig(nodes=2)

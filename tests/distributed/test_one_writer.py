@@ -1,4 +1,4 @@
-"""Rank 0 writes; the others leave the run's folder alone."""
+"""Only rank 0 writes to the run's folder."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CHANGES = {"os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.truncate", "os
 
 
 def watched(run: Path, log: Path, arguments: tuple[str, ...]) -> None:
-    """Be a rank that notes what it writes, or changes, in the run's folder."""
+    """Run as a rank and log each write or change in the run's folder."""
     import torch
 
     from fastsiam.cli import main
@@ -30,7 +30,7 @@ def watched(run: Path, log: Path, arguments: tuple[str, ...]) -> None:
         if writes and str(given[0]).startswith(str(run)):
             os.write(file, f"{given[0]}\n".encode())
 
-    def save(what: object, path: Any) -> None:  # C++ opens that file, unseen by Python
+    def save(what: object, path: Any) -> None:  # C++ opens this file, so Python does not audit it
         sys.audit("open", str(path), "wb", os.O_WRONLY)
         torch_save(what, path)
 

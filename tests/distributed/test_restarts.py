@@ -1,6 +1,6 @@
-"""A rank or the launcher is killed at some point; what continues is the run that would have been.
+"""A rank or the launcher is killed at some point; the run continues as if undisturbed.
 
-Bit for bit on as many ranks, to float32's rounding on another number of them.
+Results are bitwise equal on the same number of ranks, and equal up to float32 rounding otherwise.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from fastsiam import launched
+from fastsiam import child_process
 from fastsiam.config import TrainConfig
 from fastsiam.errors import RANK_LOST
 from fastsiam.run import checkpoint as checkpoints
@@ -26,7 +26,7 @@ from tests.tiers import rest_slow
 from tests.train.runs import history
 
 POINTS = [("1", "4"), ("0", "save"), ("1", "evaluation"), ("1", "compiling")]
-"""Rank, where: a step of this start, or a piece of work; the saves are rank 0's."""
+"""Rank to kill, and where: at a step of this start or during an operation. Only rank 0 saves."""
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def test_a_rank_is_killed_and_the_run_goes_on(
     fastsiam_on_ranks(2, "train", *flags(config), "--out", str(tmp_path / "whole"))
     done = disturbed.wait(300)
     assert done.returncode == 0, done.stderr
-    # On a busy machine the launcher may see first that the other one left.
+    # On a busy machine the launcher may first see the exit of the other rank.
     named = rf"failed \(exitcode: (-9\) local_rank: {rank}|{RANK_LOST}\) local_rank: \d) \(pid"
     assert re.search(named, done.stderr), done.stderr
     assert "restart 1 of 1, from the last checkpoint\n" in done.stderr
@@ -54,7 +54,7 @@ def test_a_rank_is_killed_and_the_run_goes_on(
 
 
 def once(folder: Path, **faults: str) -> dict[str, str]:
-    """Return the environment in which the first start of a run fails, and no other."""
+    """Return environment variables that make only the first start of a run fail."""
     return faulty(FAULT_ONCE=str(folder / "fault"), **faults)
 
 
@@ -70,7 +70,7 @@ def test_a_rank_hangs_and_the_run_goes_on(config: TrainConfig, tmp_path: Path) -
 
 
 def test_a_killed_launcher_leaves_nobody_behind(config: TrainConfig, tmp_path: Path) -> None:
-    """Its ranks save and end; the same command continues from there."""
+    """The ranks save and exit; the same command continues from there."""
     config = with_settings(config, epochs=3000, save_every=10**6, knn_every=0)
     run = tmp_path / "run"
     process = command("train", *flags(config), session=True)
@@ -90,7 +90,7 @@ def test_a_killed_launcher_leaves_nobody_behind(config: TrainConfig, tmp_path: P
 def test_on_another_number_of_ranks_it_is_the_same_run(
     first: int, then: Sequence[Sequence[int]], small: TrainConfig, tmp_path: Path
 ) -> None:
-    """Three ranks or more round sums by where a number lies in what they exchange."""
+    """With three or more ranks, rounding of a sum depends on its position in the all-reduce."""
     config = with_settings(small, batch=12, knn_every=0)  # 8 steps
     whole = tmp_path / "whole"
     fastsiam_on_ranks(first, "train", *flags(config), "--out", str(whole))
@@ -108,7 +108,7 @@ def test_on_another_number_of_ranks_it_is_the_same_run(
             assert history(run) == history(whole)
             continue
         for one, other in zip(history(run), history(whole), strict=True):
-            assert one[:2] == other[:2] and one[5] == other[5]  # step, epoch, rate
+            assert one[:2] == other[:2] and one[5] == other[5]  # step, epoch, learning rate
             assert one[2:4] == pytest.approx(other[2:4], abs=2e-3)  # loss, std
 
 
@@ -128,12 +128,12 @@ def but_rank_1(*arguments: str, environment: Mapping[str, str]) -> Forked:
 def test_lines_of_other_ranks_bear_their_number(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(launched, "ending_with", lambda parent: lambda: None)
+    monkeypatch.setattr(child_process, "die_with_parent", lambda parent: lambda: None)
     monkeypatch.setenv("LOCAL_RANK", "1")
     for rank in ("0", "2"):
-        monkeypatch.setattr(sys, "stderr", sys.stderr)  # to be as it was at the end
+        monkeypatch.setattr(sys, "stderr", sys.stderr)  # restores it after the test
         monkeypatch.setenv("RANK", rank)
-        launched.begin()
+        child_process.begin()
         print("one\ntwo", file=sys.stderr)
         sys.stderr.write("half ")
         sys.stderr.write("a line")

@@ -1,4 +1,4 @@
-"""Jobs for SLURM: what the script asks for and does; and one on a real cluster of this machine."""
+"""SLURM jobs: the generated script and its effects, and one job on a real local cluster."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.train.runs import history
 
 SEVERAL = {"nodes": 4, "gpus": 8, "rendezvous": "node:29500", "batch": 512}
 OPTIONS = {
-    # of sbatch(1), and what it takes for each
+    # options of sbatch(1), and patterns of valid values
     "job-name": r"\S+", "partition": r"\S+", "account": r"\S+", "array": r"[\d,-]+",
     "nodes": r"\d+", "ntasks-per-node": r"\d+", "gpus-per-node": r"\d+", "cpus-per-task": r"\d+",
     "mem": r"\d+[KMGT]?", "time": r"\d+-\d+|\d+:\d\d:\d\d", "signal": r"USR1@\d+",
@@ -72,7 +72,7 @@ def test_sbatch_takes_it(run: dict[str, object], job: SlurmConfig, small: TrainC
 
 @pytest.mark.parametrize("run", [{}, SEVERAL])
 def test_its_command_is_the_run(run: dict[str, object], small: TrainConfig) -> None:
-    """Every setting arrives, except for those that the job decides: they are variables."""
+    """The command has every setting, except those that the job sets with shell variables."""
     config = with_settings(small, **run)
     script = slurm_script("cifar10", config, SlurmConfig())
     (line,) = re.findall(r"^srun .* -m fastsiam train (.*)$", script, re.M)
@@ -86,7 +86,7 @@ def test_its_command_is_the_run(run: dict[str, object], small: TrainConfig) -> N
 def test_its_command_resumes_a_run_with_the_settings_asked_for(
     small: TrainConfig, tmp_path: Path
 ) -> None:
-    """Those that are the recipe's, too, and the run's others as they are."""
+    """This includes settings equal to the recipe's. All others keep the values of the run."""
     run = tmp_path / "run"
     began = with_settings(small, lr=0.1, max_steps=100, init="weights.pt", out=run)
     record = {"recipe": "imagenet", "config": began.to_dict()}
@@ -119,7 +119,7 @@ esac
 
 
 def ran(script: str, folder: Path, **environment: str) -> tuple[int, str]:
-    """Run a job's script with programs that note how they are called; return code and notes."""
+    """Run a job script with fake SLURM programs that log their calls; return exit code and log."""
     for name in ("srun", "scontrol"):
         (folder / name).write_text(FAKE)
         (folder / name).chmod(0o755)
@@ -135,18 +135,18 @@ def ran(script: str, folder: Path, **environment: str) -> tuple[int, str]:
 
 
 ENDINGS: list[tuple[str, dict[str, str], str]] = [
-    # exit code of srun, other variables, the job that is requeued
+    # exit code of srun, other variables, the requeued job
     ("0", {}, ""),
     ("1", {}, ""),
-    ("255", {}, ""),  # an error of one of several machines
+    ("255", {}, ""),  # one of several machines had an error
     ("75", {}, "7"),
     ("137", {}, "7"),
     ("138", {}, "7"),
     ("143", {"STATE": "PREEMPTED"}, "7"),
-    ("143", {"STATE": "CANCELLED"}, ""),  # by scancel: somebody wants it to end
+    ("143", {"STATE": "CANCELLED"}, ""),  # the user ended it with scancel
     ("138", {"SLURM_RESTART_COUNT": "99"}, "7"),
     ("138", {"SLURM_RESTART_COUNT": "100"}, ""),
-    # The last of an array to be begun has the array's own number, which means all of them.
+    # The array task that starts last has the ID of the array, which would requeue all tasks.
     ("75", {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "4"}, "7_4"),
 ]
 
@@ -161,7 +161,7 @@ def test_it_is_requeued_for_what_goes_on_later(small: TrainConfig, tmp_path: Pat
 
 
 def test_an_error_of_one_machine_outweighs_a_lost_rank(small: TrainConfig) -> None:
-    """srun's exit code is the highest of its tasks, of which one had an error, or lost another."""
+    """srun returns the highest exit code of its tasks: one had an error, others lost a rank."""
     script = slurm_script("imagenet", with_settings(small, **SEVERAL), SlurmConfig())
     (launch,) = re.findall(r"^launch='(.*)'$", script, re.M)
     for code, highest in ((75, 75), (1, 255), (0, 0)):
@@ -170,7 +170,7 @@ def test_an_error_of_one_machine_outweighs_a_lost_rank(small: TrainConfig) -> No
 
 
 def test_what_the_job_decides(small: TrainConfig, tmp_path: Path) -> None:
-    """The run's folder, its seed, where machines meet, and that a requeued job resumes."""
+    """The job sets the run's folder, the seed and the rendezvous. A requeued job resumes."""
     array = {"SLURM_ARRAY_JOB_ID": "5", "SLURM_ARRAY_TASK_ID": "3"}
     meeting = f"--out {tmp_path}/run/seed-3 --seed 3 --nodes 4 --rendezvous node7:20007"
     never, again = {"resume": "never"}, {"SLURM_RESTART_COUNT": "1"}
@@ -188,10 +188,10 @@ def test_what_the_job_decides(small: TrainConfig, tmp_path: Path) -> None:
 
 def test_what_sbatch_would_refuse_is_wrong_usage() -> None:
     for name, value, says in (
-        ("time", "a day", "time has no spaces"),
-        ("seeds", "0..4", "seeds are numbers and ranges"),
-        ("name", "a'b", "name is of letters, digits and"),
-        ("sbatch", "--a\n--b", "sbatch is one line"),
+        ("time", "a day", "time must not contain spaces"),
+        ("seeds", "0..4", "seeds must be numbers and ranges"),
+        ("name", "a'b", "name may have letters, digits and"),
+        ("sbatch", "--a\n--b", "sbatch must be one line"),
     ):
         with pytest.raises(ValueError, match=says):
             SlurmConfig.from_flags({name: value})
@@ -203,7 +203,7 @@ def test_the_command_prints_it(small: TrainConfig) -> None:
     assert options(printed)["time"] == "2:00:00" and options(printed)["nodes"] == "4"
     assert " --lr 0.1 " in printed and '--rendezvous "$head:' in printed
     done = fastsiam("slurm", "--time", "a day", code=2)
-    assert "time has no spaces: 'a day'" in done.stderr
+    assert "time must not contain spaces: 'a day'" in done.stderr
 
 
 def test_submitting_without_what_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,7 +255,7 @@ def test_a_job_is_stopped_requeued_and_the_run_is_the_same(
     here: Cluster,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """SLURM's own programs: two nodes, a launcher on each; another job needs them for a while."""
+    """Run SLURM on two nodes with a launcher on each. Another job interrupts it for a while."""
     has_submitit()
     run = tmp_path / "run"
     config = with_settings(
@@ -263,11 +263,11 @@ def test_a_job_is_stopped_requeued_and_the_run_is_the_same(
     )
     job = SlurmConfig(time="1:00:00", cpus=1, partition="low")
     script = slurm_script("imagenet", config, job)
-    # Rank 0 of the first try waits for the signal; that of the second finds that there was one.
+    # Rank 0 of the first try waits for the signal. In the second try, the marker file exists.
     fault = {"FAULT": "wait", "FAULT_RANK": "0", "FAULT_AT": "9", "FAULT_ONCE": f"{tmp_path}/once"}
     path = os.pathsep.join([str(ROOT / "tests" / "faults"), str(ROOT)])
     inside = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", **here.environment, **fault}
-    for name, value in inside.items():  # sbatch takes the environment along
+    for name, value in inside.items():  # sbatch passes the environment on
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(tmp_path)
     number = slurm.submit(script, folder=tmp_path / "scripts")
@@ -275,14 +275,14 @@ def test_a_job_is_stopped_requeued_and_the_run_is_the_same(
     if signalled == "preempted":
         other = ["--partition=high", "--nodes=2", "--exclusive", "--output=/dev/null"]
         here.call("sbatch", *other, "--wrap=sleep 3", folder=tmp_path)
-    else:  # as --signal does before the time limit
+    else:  # like --signal before the time limit
         here.call("scancel", "--signal=USR1", number)
     here.wait(lambda: "Restarts=1" in here.shows(number))
     before = len(history(run))
     assert 0 < before < 30
-    # SLURM waits two minutes for what is left of the first try; it is gone when the nodes are idle.
+    # SLURM waits two minutes for remains of the first try. They are gone once the nodes are idle.
     here.wait(lambda: "JobState=PENDING" in here.shows(number) and here.idle == 2)
-    # Later by seconds: slurmd refuses what was granted in the second in which the first try ended.
+    # Delay the start: slurmd refuses what is granted in the second in which the first try ended.
     here.call("scontrol", "update", f"jobid={number}", "starttime=now+3")
     ended = ("COMPLETED", "FAILED", "CANCELLED")
     here.wait(lambda: any(f"JobState={x}" in here.shows(number) for x in ended))

@@ -1,4 +1,4 @@
-"""No page, docstring, comment or message has a phrase that reads as translated."""
+"""Pages, docstrings, comments and messages avoid phrases that read as translated."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BANNED = {
     r"\b(hence|thereby|thereof)\b": "so",
     r" (colors?|center crops?|organized)[ ,.;)]": "British spelling",
 }
-"""Phrases, and what to write instead. Programs in lower case: ``is None`` is code."""
+"""Patterns of phrases, and what to write instead. Case-sensitive: ``is None`` is code."""
 OWN = "tests/docs/test_language.py"
 
 

@@ -1,4 +1,4 @@
-"""What README and docs tell readers to type: every command is parsed, every program runs."""
+"""README and docs: every command parses, every program runs, every link has a target."""
 
 from __future__ import annotations
 
@@ -28,13 +28,11 @@ SHELL = {
     "sbatch", "sudo", "tar", "python", "torchrun", "srun", "[[", "scontrol", "exec", "fastsiam",
     ".venv/bin/python", ".venv/bin/fastsiam",
 }  # fmt: skip
-"""Programs that pages may name."""
+"""Programs that commands on pages may start with."""
 
 
 @dataclass(frozen=True)
 class Block:
-    """A piece of code on a page."""
-
     page: Path
     line: int
     language: str
@@ -45,7 +43,7 @@ class Block:
 
 
 def blocks(*languages: str) -> list[Block]:
-    """Return the code of all pages, in all languages or in some."""
+    """Return the code blocks of all pages, optionally only those in some languages."""
     found = []
     for page in PAGES:
         text = page.read_text()
@@ -56,7 +54,7 @@ def blocks(*languages: str) -> list[Block]:
 
 
 def lines(block: Block) -> Iterator[list[str]]:
-    """Yield the commands of a shell block, as words without comments, variables filled in."""
+    """Yield each command of a shell block as words, without comments, with variables expanded."""
     variables = {"SLURM_ARRAY_TASK_ID": "1"}
     for line in block.text.replace("\\\n", " ").splitlines():
         for name, value in variables.items():
@@ -67,7 +65,7 @@ def lines(block: Block) -> Iterator[list[str]]:
             words = words[1:]
         if words[:1] == ["for"]:
             variables[words[1]] = words[3].removesuffix(";")
-        if words[:1] == ["sbatch"] or ("-c" in words and words[0] != "python"):  # a shell's
+        if words[:1] == ["sbatch"] or ("-c" in words and words[0] != "python"):  # nested shell
             yield from lines(replace(block, text=words.pop()))
         while "&&" in words:
             cut = words.index("&&")
@@ -122,12 +120,12 @@ def test_extras_that_pages_name_exist() -> None:
 
 
 def anchors(page: Path) -> set[str]:
-    """Return the anchors of a page: those that it sets, and those that its headings get."""
+    """Return the anchors of a page: explicit ids, and those generated from headings."""
     text = page.read_text()
     found = set(re.findall(r'id="([^"]+)"', text))
     for heading in re.findall(r"^#+ (.+)$", _FENCE.sub("", text), re.M):
         words = re.sub(r"[^\w\- ]", "", re.sub(r"\]\([^)]*\)", "", heading)).lower().strip()
-        found |= {words.replace(" ", "-"), re.sub(r"[ -]+", "-", words)}  # GitHub's, MkDocs'
+        found |= {words.replace(" ", "-"), re.sub(r"[ -]+", "-", words)}  # GitHub, MkDocs
     return found
 
 
@@ -152,19 +150,19 @@ STAND_INS = {
     "range(100)": "range(1)",
     "crop=224": "crop=32",
 }
-"""What programs on pages name, and what stands for it here."""
+"""Text in programs on pages, and its replacement in the tests."""
 
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file as the paper's authors write it."""
+    """A checkpoint in the layout of the paper's authors."""
     path = tmp_path_factory.mktemp("weights") / "checkpoint_0099.pth.tar"
     network = untrained(ModelConfig(backbone="resnet18", method=SimSiamConfig(dim=512)), epoch=100)
     export_weights(network, format="simsiam", out=path)
     return path
 
 
-WITH_PROGRAMS = sorted({block.page for block in blocks("python")})  # one order for all processes
+WITH_PROGRAMS = sorted({block.page for block in blocks("python")})  # same order in all processes
 
 
 @pytest.mark.dali
@@ -172,7 +170,7 @@ WITH_PROGRAMS = sorted({block.page for block in blocks("python")})  # one order 
 def test_programs_run(
     page: Path, weights: Path, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those of one page one after the other, with small data and networks in place of large."""
+    """Programs of a page run one after the other, with small data and networks."""
     monkeypatch.chdir(tmp_path)
     names = {"DATA": str(images / "train"), "WEIGHTS": str(weights), "model": lambda a, b: a.sum()}
     for block in blocks("python"):
@@ -189,7 +187,7 @@ def test_the_table_of_exports_says_what_export_does() -> None:
         [cell.strip() for cell in line.strip("|").split("|")]
         for line in re.findall(r"^\|.*\|$", text, re.M)
     )
-    others = {"moco", "swav"}  # of those methods' runs alone
+    others = {"moco", "swav"}  # only for runs of those methods
     assert {*head[1:], *others} == set(refused(ModelConfig())) and len(rows) > 5
     for name, *cells in rows:
         backbone, _, flags = name.strip("`").partition(" --")
@@ -216,7 +214,7 @@ def test_tests_that_pages_name_exist() -> None:
 
 @pytest.mark.parametrize("page", ["README.md", "docs/own-folder.md", "docs/operations.md"])
 def test_pages_agree_on_the_room_of_checkpoints(page: str) -> None:
-    """A run keeps two, and has three while it saves: weights, buffers and SGD's momenta."""
+    """A run keeps two checkpoints, three while it saves: weights, buffers and SGD's momenta."""
     text = (ROOT / page).read_text()
     assert "run keeps two checkpoints, and a third while it saves" in text
     sizes = re.search(r"([\d.]+) GB each for a ResNet-50, ([\d.]+) GB for a ResNet-18", text)

@@ -1,4 +1,4 @@
-"""The roofline on the page is what the script counts, and a step's work is what is known of it."""
+"""The docs have the roofline that the script computes, and its FLOPs agree with known figures."""
 
 from __future__ import annotations
 
@@ -21,6 +21,6 @@ def test_the_page_has_what_is_counted(roofline: dict[str, Any]) -> None:
 
 
 def test_a_resnet_50_takes_as_many_operations_as_is_known(roofline: dict[str, Any]) -> None:
-    """4.1 billion multiply-adds for one view forward; torchvision puts the stride in the 3x3."""
+    """One view's forward pass is 4.1 billion multiply-adds, with the stride in the 3x3 layers."""
     total = sum(one.flops for one in roofline["layers"](RECIPES["imagenet"]()))
     assert 4.0e9 < total / 2 / 3 / 2 < 4.2e9

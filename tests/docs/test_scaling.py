@@ -1,4 +1,4 @@
-"""What the page on many GPUs says is computed, and what is counted is what a run does."""
+"""The tables of docs/scaling.md are computed by the script, whose counts match a real run."""
 
 from __future__ import annotations
 
@@ -19,12 +19,11 @@ from tests.rank_jobs import MODEL
 
 @pytest.fixture(scope="module")
 def scaling() -> Iterator[Any]:
-    """The script as a module."""
     spec = importlib.util.spec_from_file_location("scaling", ROOT / "docs/scripts/scaling.py")
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, "scaling", module)  # dataclasses look there
+        patch.setitem(sys.modules, "scaling", module)  # dataclasses look the module up there
         spec.loader.exec_module(module)
         yield module
 
@@ -38,10 +37,10 @@ def test_the_page_has_what_is_computed(scaling: Any) -> None:
 def test_ranks_exchange_what_is_counted(
     scaling: Any, ranks: Callable[[str, int], list[Any]]
 ) -> None:
-    """Of a training step on two ranks: BN's exchanges, their bytes, and those of gradients."""
+    """In a training step on two ranks: BN's exchanges, their bytes, and bytes of gradients."""
     counted = scaling.sizes(MODEL)
     for forward, received, gradients in ranks("what_a_step_exchanges", 2):
-        assert forward == counted.exchanges // 2 * counted.views  # not compiled: view by view
+        assert forward == counted.exchanges // 2 * counted.views  # uncompiled: view by view
         assert received == counted.statistics // 2
         assert gradients == counted.gradients
 

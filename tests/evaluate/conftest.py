@@ -1,4 +1,4 @@
-"""A trained run that evaluations share; each test gets its own copy."""
+"""A trained run shared by the evaluation tests; each test gets its own copy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.conftest import small_config, write_data
 
 @pytest.fixture(scope="session")
 def trained_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One epoch of the run of ``small`` on images with train/ (24) and val/ (12)."""
+    """A run with the ``small`` settings, trained for one epoch on 24 train/ and 12 val/ images."""
     folder = tmp_path_factory.mktemp("trained")
     config = small_config(write_data(folder / "data"), folder / "run")
     return train_here(with_settings(config, epochs=1), "imagenet")

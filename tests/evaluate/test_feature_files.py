@@ -1,4 +1,4 @@
-"""Features in files, and pictures of nearest neighbours."""
+"""Feature files and pictures of nearest neighbours."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from PIL import Image
 from fastsiam.config.evaluate import EvalConfig, FeaturesConfig, NeighboursConfig
 from fastsiam.errors import BackendError, FastSiamError
 from fastsiam.evaluate.feature_files import write_features, write_neighbours
-from fastsiam.evaluate.features import collected
+from fastsiam.evaluate.features import concat_batches
 from fastsiam.evaluate.subject import open_subject
 from fastsiam.pipelines import build_eval_loader
 from tests.conftest import write_data, write_images
@@ -29,7 +29,7 @@ from tests.train.runs import CPU as HERE
 def test_files_hold_features_and_names(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Files that are there stay, unless that is asked for; no image is read before."""
+    """Existing files are kept unless ``--force`` is given, which is checked before reading data."""
     import pyarrow.parquet as pq
 
     out = tmp_path / "f.npy"
@@ -69,7 +69,7 @@ def table_of(out: Path) -> list[dict[str, str]]:
 
 
 def test_ranks_write_the_file_of_one(run: Path, tmp_path: Path) -> None:
-    """Bad images too: one in a batch, and all of a batch on every rank."""
+    """This includes bad images: one in a batch, and all images of a batch on every rank."""
     folder = write_images(tmp_path / "own", classes=2, each=20)
     for bad in (0, 1, 2, 3, 6, 8, 9):
         (folder / f"class0/{bad:03d}.jpg").write_bytes(b"no image")
@@ -93,7 +93,7 @@ def test_ranks_write_the_file_of_one(run: Path, tmp_path: Path) -> None:
 def test_ranks_with_other_images_are_refused(
     words: list[str], counts: str, run: Path, tmp_path: Path
 ) -> None:
-    """On two machines, with folders of one name."""
+    """Two machines have folders of the same name with different content."""
     for rank in "01":
         write_data(tmp_path / rank / "data")
     (tmp_path / "1" / "data" / "train" / "class1" / "003.jpg").unlink()
@@ -104,7 +104,7 @@ def test_ranks_with_other_images_are_refused(
     flags = ["--data", "data", "--device", "cpu", "--workers", "0", "--gpus", "2"]
     done = fastsiam_on_ranks(2, *words, str(run), *flags, code=1, begin=begin)
     assert (
-        f"this rank finds other images than rank 0, or in another order ({counts} "
+        f"this rank finds different images than rank 0, or another order ({counts} "
         in done[1].stderr
     )
 
@@ -130,7 +130,7 @@ def test_projections_of_images_without_labels_and_a_broken_image(run: Path, tmp_
 def test_neighbours_of_training_images(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without validation images these ask; the nearest others, not they themselves, are by hand."""
+    """Without a validation split they are the queries; an image is never its own neighbour."""
     grid = Mock(return_value=Image.new("RGB", (1, 1)))
     monkeypatch.setattr("fastsiam.evaluate.feature_files.picture_grid", grid)
     folder = write_images(tmp_path / "own", classes=3, each=4)
@@ -138,7 +138,7 @@ def test_neighbours_of_training_images(
     write_neighbours(run, config, HERE, out=tmp_path / "n.png")
     subject = open_subject(run, config, HERE)
     loader = build_eval_loader(subject.data, "train", subject.augment, resize=16)
-    features, labels, _ = collected(subject.extract(loader, "image"))
+    features, labels, _ = concat_batches(subject.extract(loader, "image"))
     cosine = torch.nn.functional.normalize(features) @ torch.nn.functional.normalize(features).T
     cosine.fill_diagonal_(-2)
     (rows,) = grid.call_args.args

@@ -1,4 +1,4 @@
-"""Evaluations of data without a validation split: a share of each class is held out for it."""
+"""Evaluations on data without a validation split, which hold out a share of each class."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LINEAR = LinearConfig(epochs=2, batch=6, workers=0, device="cpu", cached=True)
 
 
 def run_on(data: Path, small: TrainConfig, holdout: str = "25%") -> Path:
-    """Write a run that held out a share of its images."""
+    """Write a run trained with ``--holdout``."""
     config = with_settings(small, data=str(data), holdout=holdout)
     saved_run(Path(small.run.out), small.model, config=config)
     return Path(small.run.out)
@@ -39,7 +39,7 @@ def run_on(data: Path, small: TrainConfig, holdout: str = "25%") -> Path:
 
 @pytest.fixture
 def run(small: TrainConfig, images: Path) -> Path:
-    """A run on one folder of 24 images, of which 6 are held out."""
+    """A run on one folder of 24 images, 6 of them held out."""
     return run_on(images / "train", small)
 
 
@@ -58,12 +58,12 @@ def test_evaluations_of_a_run_need_no_flag(
     assert {r.kind for r in read_records(run)} == {"knn", "linear", "finetune"}
     said = capfd.readouterr().err
     assert said.count("25% of each class of the training images held out for validation") == 3
-    # Low-shot parts are of what is left, and cannot name a held-out image.
+    # Low-shot subsets are taken from the remaining images; held-out images cannot be listed.
     record = evaluate_linear(run, replace(LINEAR, percent=50, batch=4), HERE)
     assert (record.data.train, record.data.val) == (9, 6)
     listed = tmp_path / "some.txt"
     listed.write_text("\n".join([left[0], held[0]]))
-    with pytest.raises(DataError, match=f"not there in .*: {held[0]}"):
+    with pytest.raises(DataError, match=f"missing from .*: {held[0]}"):
         evaluate_linear(run, replace(LINEAR, subset=str(listed)), HERE)
 
 
@@ -75,9 +75,9 @@ def test_a_file_takes_the_flag(run: Path, images: Path, tmp_path: Path) -> None:
         evaluate_knn(weights, config, HERE)
     own = evaluate_knn(weights, replace(config, holdout="25%", json=str(json)), HERE)
     assert (own.data.train, own.data.val) == (18, 6) and '"holdout": "25%"' in json.read_text()
-    with pytest.raises(DataError, match="has validation images of its own"):
+    with pytest.raises(DataError, match="already has validation images"):
         evaluate_knn(weights, replace(config, data=str(images), holdout="25%"), HERE)
-    # Images without labels have features.
+    # Features do not need labels.
     flat = str(images / "train" / "class0")
     how: dict[str, Any] = {"data": flat, "holdout": "25%", "stem": "cifar", "crop": 16}
     assert len(rows(weights, tmp_path / "f.npy", split="val", resize=16, **how)) == 2
@@ -86,10 +86,10 @@ def test_a_file_takes_the_flag(run: Path, images: Path, tmp_path: Path) -> None:
 def test_a_run_that_trained_on_held_out_images_says_so(
     small: TrainConfig, images: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """A smaller holdout than the run's is part of it."""
+    """There is no warning if the holdout is a subset of the run's."""
     for held, warned in (("", True), ("15%", True), ("25%", False), ("40%", False)):
         run = run_on(images / "train", small, held)
-        open_subject(run, replace(KNN, holdout="25%"), HERE).introduce()
+        open_subject(run, replace(KNN, holdout="25%"), HERE).print_summary()
         said = "was trained on images that are held out here" in capfd.readouterr().err
         assert said == warned
 
@@ -97,9 +97,9 @@ def test_a_run_that_trained_on_held_out_images_says_so(
 def test_other_data_than_the_runs(
     run: Path, images: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Validation images go before the run's holdout; data that moved hold out the same.
+    """A validation split is preferred to the run's holdout; moved data hold out the same images.
 
-    Their records have files of their own.
+    Records for moved data get their own files.
     """
     record = evaluate_knn(run, replace(KNN, data=str(images)), HERE)
     assert (record.data.train, record.data.val, record.data.holdout) == (24, 12, None)
@@ -131,7 +131,7 @@ def test_validation_images_that_came_later_go_before_the_runs_holdout(
 
 
 def rows(run: Path, out: Path, **settings: Any) -> list[dict[str, str]]:
-    """Write features, and return the table beside them."""
+    """Write features and return the rows of their CSV table."""
     settings = {"workers": 0, "force": True} | settings
     write_features(run, FeaturesConfig(out=str(out), **settings), HERE)
     with out.with_name(f"{out.name}.csv").open() as file:
@@ -141,7 +141,7 @@ def rows(run: Path, out: Path, **settings: Any) -> list[dict[str, str]]:
 
 
 def test_features_are_of_every_image(run: Path, images: Path, tmp_path: Path) -> None:
-    """Of the run's data with the split of each; of other data, which no holdout applies to."""
+    """The run's data are listed with each image's split; other data have no holdout."""
     left, held = parts(images / "train", "25%")
     table = rows(run, tmp_path / "f.npy")
     assert [row["name"] for row in table] == sorted(left + held)

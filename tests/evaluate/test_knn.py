@@ -1,4 +1,4 @@
-"""kNN: equal to brute force in float64, blind to chunks and ranks, and harmless to the backbone."""
+"""kNN: equals float64 brute force for any chunks and ranks, and leaves the backbone unchanged."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fastsiam.config import ModelConfig
 from fastsiam.config.evaluate import KnnConfig
 from fastsiam.errors import DataError
 from fastsiam.evaluate.command import evaluate_knn, preflight
-from fastsiam.evaluate.features import collected, feature_batches
+from fastsiam.evaluate.features import concat_batches, feature_batches
 from fastsiam.evaluate.knn import _blocks, knn_accuracy, nearest, normalized
 from fastsiam.methods import build_method
 from fastsiam.run.log import read_metrics
@@ -35,7 +35,7 @@ from tests.train.runs import CPU as HERE
 
 
 def ranked_classes(k: int, temperature: float) -> list[tuple[list[int], int]]:
-    """By brute force in float64: each query's classes with votes, best first, and its own class."""
+    """Rank each query's classes with votes by float64 brute force; return them with its label."""
     bank, bank_labels, queries, labels = (t.numpy() for t in knn_problem())
     bank, queries = (
         x.astype(np.float64) / np.linalg.norm(x.astype(np.float64), axis=1, keepdims=True)
@@ -72,7 +72,7 @@ def test_several_protocols_in_one_pass_equal_brute_force_in_float64() -> None:
             assert accuracy == pytest.approx(100 * np.mean(own), abs=1e-9)
         assert 30 < result.top1 < 95  # neither chance nor certainty
         assert (result.k, result.temperature, result.bank) == (k, temperature, 403)
-    assert classify([(1, 0.2)])[0].top5 == classify([(1, 0.2)])[0].top1  # one class has votes
+    assert classify([(1, 0.2)])[0].top5 == classify([(1, 0.2)])[0].top1  # only one class has votes
 
 
 def test_blocks_parts_and_scales_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,13 +96,13 @@ def test_blocks_parts_and_scales_do_not_matter(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_ranks_do_not_matter(ranks: Callable[[str, int], list[Any]]) -> None:
-    """BN's statistics are rank 0's, as in checkpoints, which can be evaluated again."""
+    """All ranks use rank 0's BN statistics, which are those in checkpoints."""
     alone = [result.record() for result in classify(rank_jobs.VOTES)]
     assert ranks("knn", 2) == [(alone, [0.0, 0.0])] * 2
 
 
 def test_memory_does_not_grow_with_the_bank(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No more than two blocks of it are alive at a time."""
+    """At most two blocks of the bank are alive at a time."""
     monkeypatch.setattr(fastsiam.evaluate.knn, "_BLOCK", 100)
     alive: weakref.WeakSet[torch.Tensor] = weakref.WeakSet()
 
@@ -121,7 +121,7 @@ def test_memory_does_not_grow_with_the_bank(monkeypatch: pytest.MonkeyPatch) -> 
 def test_features_stored_in_half_precision_rank_within_the_tolerance(
     dtype: torch.dtype, tolerance: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every neighbour's cosine is at least the true k-th one, less the tolerance."""
+    """Every neighbour's cosine is at least the true k-th largest, minus the tolerance."""
     monkeypatch.setattr(fastsiam.evaluate.knn, "_BLOCK", 999)
     generator = torch.Generator().manual_seed(0)
     bank, queries = (torch.randn(n, 64, generator=generator) for n in (5000, 50))
@@ -132,7 +132,7 @@ def test_features_stored_in_half_precision_rank_within_the_tolerance(
     found = cosines.gather(1, tags)
     assert (found >= exact.values[:, 19:20] - 2 * tolerance).all()
     assert (similarity - found).abs().max() < tolerance
-    assert (tags != exact.indices[:, :20]).any()  # it is not exact: the test can tell
+    assert (tags != exact.indices[:, :20]).any()  # not exact, so the tolerance is tested
 
 
 def test_evaluation_leaves_the_backbone_as_it_was() -> None:
@@ -140,7 +140,7 @@ def test_evaluation_leaves_the_backbone_as_it_was() -> None:
     before = copy.deepcopy(backbone.state_dict())
     four = torch.arange(4)
     batches = [EvalBatch(torch.randn(4, 3, 32, 32) + 5, four, four) for _ in range(3)]
-    features, labels = collected(feature_batches(backbone, batches, dtype=torch.bfloat16))
+    features, labels = concat_batches(feature_batches(backbone, batches, dtype=torch.bfloat16))
     assert features.shape == (12, 32) and features.dtype == torch.float32
     assert labels.tolist() == [0, 1, 2, 3] * 3
     assert all(module.training for module in backbone.modules())
@@ -175,13 +175,13 @@ def test_every_process_needs_an_image(run: Path, tmp_path: Path) -> None:
     for split, each in (("train", 4), ("val", 1)):
         write_images(tmp_path / "few" / split, classes=3, each=each)
     config = KnnConfig(data=str(tmp_path / "few"), workers=0, gpus=4, device="cpu")
-    with pytest.raises(DataError, match=r"val .* has too few val images for 4 processes, 3: run"):
+    with pytest.raises(DataError, match=r"val .* has 3 val images, too few for 4 processes: run"):
         preflight(run, config)
     preflight(run, replace(config, gpus=3))
 
 
 def test_validation_images_may_lack_the_highest_number(run: Path, tmp_path: Path) -> None:
-    """Of tables whose labels are numbers, each split has the classes up to its own highest."""
+    """In tables with numeric labels, a split has classes up to its own highest label."""
 
     def write(split: str, labels: Iterable[int]) -> None:
         rows = [{"image": {"bytes": jpeg(label)}, "label": label} for label in labels]

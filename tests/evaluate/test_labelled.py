@@ -1,4 +1,4 @@
-"""Linear evaluation and fine-tuning of a run: records, resuming, parts of the data, bad input."""
+"""Linear evaluation and fine-tuning of a run: records, resuming, subsets of data, bad input."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ QUICK = LinearConfig(
 
 
 def test_little_data_have_a_sensible_default(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """LARS as in the paper stays at its start on 24 images; by default it is SGD, and said."""
+    """The paper's LARS does not learn from 24 images; the default is SGD, which is logged."""
     config = LinearConfig(workers=0, device="cpu", cached=True, eval_every=0)
     record = evaluate_linear(run, config, HERE)
     said = capsys.readouterr().err
@@ -56,7 +56,7 @@ def test_little_data_have_a_sensible_default(run: Path, capsys: pytest.CaptureFi
 
 
 def test_an_interrupted_evaluation_continues(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fine-tuning, whose state has all that linear evaluation's has, and BN."""
+    """Tested with fine-tuning, whose state is that of linear evaluation plus BN."""
     config = FinetuneConfig(epochs=4, batch=8, workers=0, device="cpu", eval_every=2)
     whole = evaluate_finetuned(run, config, HERE)
     monkeypatch.setattr(record_files, "_SECONDS_BETWEEN_SAVES", 0.0)
@@ -65,7 +65,7 @@ def test_an_interrupted_evaluation_continues(run: Path, monkeypatch: pytest.Monk
 
     def interrupted(self: Any, number: int, batch: Any) -> Tensor:
         steps.append(number)
-        if len(steps) == 11:  # within the last of four epochs of three steps
+        if len(steps) == 11:  # in the last of four epochs, of three steps each
             raise KeyboardInterrupt
         return step(self, number, batch)
 
@@ -85,7 +85,7 @@ def test_another_protocol_and_a_damaged_state_start_over(
     whole = evaluate_linear(run, two, HERE)
     with monkeypatch.context() as patch:
         patch.setattr(record_files.RecordFiles, "keep", lambda *_: None)
-        evaluate_linear(run, QUICK, HERE)  # leaves its state
+        evaluate_linear(run, QUICK, HERE)  # leaves its state behind
     (path,) = (run / "eval").glob("linear-epoch1-*.partial")
     assert torch.load(path, weights_only=True)["step"] == 12
     assert evaluate_linear(run, two, HERE).results == whole.results
@@ -101,7 +101,7 @@ def test_fine_tuning_trains_all_of_it_and_leaves_the_run_alone(
     before = (run / "checkpoints" / "last.pt").read_bytes()
     config = FinetuneConfig(epochs=30, batch=8, lr=3.0, scale_min=0.5, workers=0, device="cpu")
     record = evaluate_finetuned(run, config, HERE)
-    assert record.best["top1"] > 60  # chance is 33
+    assert record.best["top1"] > 60  # chance is 33%
     assert record.images_validated == 12 and record.protocol["epochs"] == 30
     assert (run / "checkpoints" / "last.pt").read_bytes() == before
     backbone = open_subject(run, config, HERE).network
@@ -116,11 +116,11 @@ def test_low_shot_takes_a_fixed_share_of_every_class(run: Path, tmp_path: Path) 
     assert record.protocol["batch"] == 6
     assert len(list((run / "eval").glob("linear-cached-25percent-epoch1-*.json"))) == 1
     assert "25percent, seed 0" in record.summary[0]
-    evaluate_linear(run, replace(config, seed=1), HERE)  # another subset, another record
+    evaluate_linear(run, replace(config, seed=1), HERE)  # another subset has another record
     assert len(list((run / "eval").glob("linear-cached-25percent-epoch1-*.json"))) == 2
     names = tmp_path / "mine.txt"
-    # Not three images: with 4 channels and two threads oneDNN's 1x1 convolutions of stride 2 write
-    # beside their memory where a batch is odd (torch 2.11 and 2.15).
+    # Four images rather than three: with 4 channels, two threads and an odd batch size, oneDNN's
+    # 1x1 convolutions of stride 2 write out of bounds (torch 2.11 and 2.15).
     names.write_text("class0/000.jpg\nclass1/001.jpg\n\nclass2/003.jpg\nclass2/004.jpg\n")
     listed = evaluate_linear(run, replace(config, percent=100, subset=str(names)), HERE)
     assert listed.data.train == 4
@@ -130,20 +130,20 @@ def test_low_shot_takes_a_fixed_share_of_every_class(run: Path, tmp_path: Path) 
 def test_another_crop_sees_as_much_as_is_usual(
     run: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The run's side before the crop is for its own crop; 80 pixels are cut out of 91."""
+    """The run's resize applies only to its own crop; a crop of 80 is taken from 91 pixels."""
     for crop, resize, cut in (
         (0, 0, "shorter side to 16 pixels, central 16 x 16;"),
         (20, 0, "shorter side to 20 pixels, central 20 x 20;"),
         (80, 0, "shorter side to 91 pixels, central 80 x 80;"),
         (20, 24, "shorter side to 24 pixels, central 20 x 20;"),
     ):
-        open_subject(run, replace(QUICK, crop=crop, resize=resize), HERE).introduce()
+        open_subject(run, replace(QUICK, crop=crop, resize=resize), HERE).print_summary()
         assert cut in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("cached", [False, True])
 def test_linear_evaluation_by_two_ranks_and_by_one(run: Path, cached: bool, tmp_path: Path) -> None:
-    """The run stays as it is; a checkpoint may be named instead of its folder."""
+    """The run is not modified; a checkpoint can be passed instead of the run's folder."""
     before = (run / "checkpoints" / "last.pt").read_bytes()
     out = tmp_path / "linear.json"
     storage: Any = "fp16" if cached else "fp32"
@@ -181,7 +181,7 @@ def test_linear_evaluation_by_two_ranks_and_by_one(run: Path, cached: bool, tmp_
         feature_batch=2, workers=0, device="cpu",
     )  # fmt: skip
     alone = evaluate_linear(checkpoints.last(run), config, HERE)
-    assert alone.results == both.results  # whatever the parts that features are computed in
+    assert alone.results == both.results  # feature_batch does not matter
     assert (alone.images.ranks, both.images.ranks) == (1, 2)
     assert (run / "checkpoints" / "last.pt").read_bytes() == before
     assert fingerprint(open_subject(run, config, HERE).network) == both.network.fingerprint
@@ -198,7 +198,7 @@ def test_a_mixture_is_trained_on_its_first_data_set(run: Path, tmp_path: Path) -
 
 
 def test_fine_tuning_is_longer_on_one_percent(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One percent of eight images a class is one of each, which is more than one percent."""
+    """1% of eight images per class is rounded up to one image per class."""
     noted = Mock()
     monkeypatch.setattr("fastsiam.evaluate.command._trained", noted)
     for percent, epochs, images in ((1, 60, 3), (50, 30, 12)):
@@ -210,7 +210,7 @@ def test_fine_tuning_is_longer_on_one_percent(run: Path, monkeypatch: pytest.Mon
 def test_an_awkward_number_of_images_is_loaded_in_one_piece(
     run: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A prime number cannot be cut into equal parts: not one forward pass for each image."""
+    """A prime number has no equal parts, but images must not be passed one by one."""
     count = 23
     names = [f"class{i // 8}/{i % 8:03d}.jpg" for i in range(count)]
     (tmp_path / "some.txt").write_text("\n".join(names))
@@ -223,7 +223,7 @@ def test_an_awkward_number_of_images_is_loaded_in_one_piece(
 
 
 def test_a_network_that_refuses_the_images(tmp_path: Path, images: Path) -> None:
-    """Another library's network, which has other outputs in training."""
+    """Some networks of other libraries have different outputs in training mode."""
     path = tmp_path / "w.pth"
     named: dict[str, Any] = {"backbone": "googlenet", "data": str(images)}
     torch.save(build_backbone(BackboneConfig(backbone="googlenet")).state_dict(), path)
@@ -233,7 +233,7 @@ def test_a_network_that_refuses_the_images(tmp_path: Path, images: Path) -> None
 
 
 def test_bad_input_is_one_line(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before the work; several ranks hear of it once."""
+    """Errors come before any work, and only once from several ranks."""
     (tmp_path / "list.txt").write_text("class0/000.jpg\nnothing.jpg\n")
     (tmp_path / "file").write_text("")
     only = write_images(tmp_path / "only", classes=2, each=2)

@@ -1,4 +1,4 @@
-"""Results are shown, then written: into the run and the user's file."""
+"""Evaluation results are printed, then written to the run and to the user's file."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tests.train.runs import CPU
 def test_a_run_that_cannot_be_written_is_evaluated(
     run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Warned before and exit code 0; the user's file has the record, the page goes elsewhere."""
+    """A warning comes first and the exit code is 0; ``--json`` and reports elsewhere work."""
     with read_only(run):
         done = fastsiam("eval", "knn", str(run), "--device", "cpu", "--k", "5")
         assert "kNN top-1" in done.stdout and "eval/knn-epoch" in done.stderr
@@ -55,7 +55,7 @@ def test_a_run_that_cannot_be_written_is_evaluated(
 def test_weights_without_a_run(
     run: Path, images: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Nothing is kept without ``--json``; with it the state is beside the record."""
+    """Nothing is kept without ``--json``; with it the state is stored next to the record."""
     torch.save({"state_dict": load_pretrained(run).part("backbone")}, tmp_path / "w.pth")
     subject = open_subject(tmp_path / "w.pth", EvalConfig(data=str(images), crop=16), CPU)
     facts = subject.data_facts(*subject.loaders())
@@ -111,7 +111,7 @@ def test_a_disk_that_is_full_from_the_start(
 def test_a_disk_that_fills_up_meanwhile(
     run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The record is shown before it is found that it cannot be written; the state is kept."""
+    """The record is printed before the failed write is noticed, and the state is kept."""
     shown: list[Record] = []
     config = LinearConfig(workers=0, cached=True, epochs=2, optimizer="sgd", lrs=(1,))
     with small_disk(tmp_path / "disk", 8) as disk:

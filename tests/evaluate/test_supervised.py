@@ -1,4 +1,4 @@
-"""Training linear classifiers: the steps by hand, several side by side; and counting."""
+"""Training linear classifiers: steps against manual computation, several heads, accuracy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.train.runs import CPU as HERE
 
 
 def linear_problem() -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return 100 features and labels to train on, and 41 to validate: nearly separable."""
+    """Return 100 training and 41 validation features with labels, nearly separable."""
     generator = torch.Generator().manual_seed(0)
     labels = torch.randint(0, 4, (141,), generator=generator)
     features = torch.eye(4, 6)[labels] * 3 + torch.randn(141, 6, generator=generator)
@@ -26,7 +26,7 @@ def linear_problem() -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def trained(config: LinearConfig, rates: list[float]) -> Any:
-    """Train heads on a little problem, all images in their order in each epoch."""
+    """Train one head per rate on a small problem, without shuffling."""
     config = replace(config, lrs=tuple(rates))
     training = SupervisedTraining(config, features=6, classes=4, steps_per_epoch=5, place=HERE)
     features, labels, _, _ = linear_problem()
@@ -41,7 +41,7 @@ SGD = LinearConfig(optimizer="sgd", lrs=(30,), batch=20, epochs=3, weight_decay=
 
 
 def lars_by_hand(weight: Tensor, gradient: Tensor, buffer: Tensor, rate: float) -> None:
-    """LARC without clipping, as the paper's code has it: .001 |w| / |g|, unless one is 0."""
+    """LARC without clipping, like the paper's code: scale 0.001 |w| / |g| unless one is 0."""
     norms = weight.norm(), gradient.norm()
     scale = 0.001 * norms[0] / norms[1] if min(norms) > 0 else 1.0
     buffer.mul_(0.9).add_(gradient * scale)
@@ -55,7 +55,7 @@ def sgd_by_hand(weight: Tensor, gradient: Tensor, buffer: Tensor, rate: float) -
 
 @pytest.mark.parametrize(("config", "update"), [(LARS, lars_by_hand), (SGD, sgd_by_hand)])
 def test_training_by_hand(config: LinearConfig, update: Any) -> None:
-    """Base rate x 20 / 256 on a cosine per step; gradients by the softmax's formula."""
+    """Recompute training: base rate x 20 / 256, cosine per step, the softmax's gradient."""
     training = trained(config, config.rates)
     features, labels, _, _ = linear_problem()
     start = Heads(1, 6, 4, seed=5)
@@ -108,12 +108,12 @@ def test_accuracy_counts() -> None:
     count = Accuracy(6, torch.device("cpu"))
     count.add(scores, torch.tensor([0, 0, 1]))
     assert count.images == 3 and count.top1 == pytest.approx(100 / 3)
-    assert count.top5 == pytest.approx(100 / 3)  # neither the sixth nor one that is no candidate
+    assert count.top5 == pytest.approx(100 / 3)  # ranks beyond 5 and -inf scores do not count
     assert list(count.per_class[:3]) == [50, 0, None]
 
 
 def test_a_skipped_first_step_leaves_no_garbage_in_the_momenta() -> None:
-    """As a gradient scaler does it, whose first scale is usually too large."""
+    """A gradient scaler skips the first step because its first scale is usually too large."""
     training = SupervisedTraining(
         FinetuneConfig(batch=4, epochs=1, lr=1.0),
         torch.nn.Linear(6, 5),

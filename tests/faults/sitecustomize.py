@@ -1,10 +1,10 @@
-"""On ``PYTHONPATH``, Python runs this first: it makes the rank ``$FAULT_RANK`` fail in mid-run.
+"""Fault injection: Python imports this module from ``PYTHONPATH`` and makes a rank fail in a run.
 
-``$FAULT`` says how, and ``$FAULT_AT`` where: after a step of this start, where the ranks agree to
-continue (its number, 3 by default), or in a save, in an evaluation or while compiling. With
-``$FAULT_ONCE``, a path that is not there yet, only the first start fails; with ``$FAULT_WORLD``
-only a start on so many ranks. ``any`` is the rank that every process is. ``pause`` lasts until the
-file ``$FAULT_UNTIL`` is there.
+``$FAULT_RANK`` is the rank, or ``any`` for all ranks. ``$FAULT`` is the kind of failure.
+``$FAULT_AT`` is the place: the step of this start at which the ranks agree to continue (3 by
+default), or ``save``, ``evaluation`` or ``compiling``. ``$FAULT_ONCE`` is a path that is created
+at the failure; while it exists, no start fails. With ``$FAULT_WORLD`` only starts with that number
+of ranks fail. ``pause`` lasts until the file ``$FAULT_UNTIL`` exists.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _fault(*_: object, **__: object) -> int:
             while not os.path.exists(os.environ["FAULT_UNTIL"]):
                 time.sleep(0.02)
             return 0
-        case "wait":  # until the launcher or a scheduler stops this one
+        case "wait":  # until the launcher or a scheduler sends a signal
             came: list[object] = []
             for number in (signal.SIGTERM, signal.SIGUSR1):
                 before: Any = signal.getsignal(number)
@@ -43,7 +43,7 @@ def _fault(*_: object, **__: object) -> int:
             return 0
         case name:
             os.kill(os.getpid(), signal.Signals[name])
-            time.sleep(600)  # of SIGSTOP
+            time.sleep(600)  # after SIGSTOP
     raise AssertionError("still here")
 
 
@@ -65,7 +65,7 @@ def _install(at: str) -> None:
         case "evaluation":
             Trainer._evaluate = _fault  # type: ignore[assignment,method-assign]
         case "compiling":
-            TrainingStep._take_no_steps = _fault  # type: ignore[assignment,method-assign]
+            TrainingStep._warm_up = _fault  # type: ignore[assignment,method-assign]
         case number:
             votes, agree = itertools.count(), StopSignals._agree
 
@@ -78,7 +78,7 @@ def _install(at: str) -> None:
 
 
 def _is_meant() -> bool:
-    """Tell whether this process is the one that is to fail."""
+    """Return whether this process is the one that should fail."""
     rank, world = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE")
     return (
         (bool(rank) and os.environ.get("FAULT_RANK", "none") in (rank, "any"))

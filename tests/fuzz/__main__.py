@@ -1,4 +1,4 @@
-"""`python -m tests.fuzz [TARGET ...] --cases N`: damage files, and read them."""
+"""`python -m tests.fuzz [TARGET ...] --cases N`: corrupt files at random and read them."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from tests.fuzz.targets import TARGETS
 
 
 def main() -> int:
-    """Run the cases that are asked for; exit code 1 if one of them went wrong."""
+    """Run the requested cases; return 1 if any of them failed."""
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     parser.add_argument("targets", nargs="*", metavar="TARGET", help=", ".join(TARGETS))
-    parser.add_argument("--cases", type=int, default=1000, help="of each target")
+    parser.add_argument("--cases", type=int, default=1000, help="cases per target")
     parser.add_argument("--first", type=int, default=0, help="number of the first case")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--jobs", type=int, default=1, help="processes side by side")
+    parser.add_argument("--jobs", type=int, default=1, help="parallel processes")
     asked = parser.parse_args()
     if unknown := [name for name in asked.targets if name not in TARGETS]:
         parser.error(f"no target {unknown[0]!r}; there are {', '.join(TARGETS)}")

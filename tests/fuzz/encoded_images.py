@@ -1,4 +1,4 @@
-"""Encoded images of every format and several sizes, for the fuzzer of the engine."""
+"""Encoded images of every format and various sizes, for fuzzing the engine."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from tests.pipelines.test_engine import ListStore, by_pillow
 from tests.sources import encoded, gray_jpeg, picture, rotated_jpeg
 
 PLACE = "3"
-"""The damaged image's file: its name is its position among the images of a batch."""
+"""File name of the corrupted image; names are positions in the batch."""
 _MOST_PIXELS = 1 << 22
 _PARTS = (ViewConfig(crop=24), ViewConfig(crop=24), ViewConfig(crop=9))
 _WHOLE = ViewConfig(crop=9, scale_min=1, ratio_min=0.01, ratio_max=100)
-"""A view of a whole image: decoding it fills the scratch buffer to its end."""
+"""A view of the entire image: decoding it fills the scratch buffer to its end."""
 
 
 def images() -> list[bytes]:
-    """Return images that are damaged later."""
+    """Return valid images, which are corrupted later."""
     return [
         _image(0, 40, 30, "JPEG"),
         _image(1, 133, 75, "JPEG", subsampling="4:2:0", restart_marker_blocks=3),
@@ -49,7 +49,7 @@ def images() -> list[bytes]:
 
 
 def write(folder: Path) -> list[bytes]:
-    """Write whole images of each kind, by the positions around the damaged one's."""
+    """Write valid images of each kind at all positions except that of the corrupted one."""
     own = images()
     for at, number in enumerate((1, 4, 9, 0, 11, 13, 3)):
         (folder / str(at)).write_bytes(own[number])
@@ -58,12 +58,12 @@ def write(folder: Path) -> list[bytes]:
 
 
 def read(folder: Path) -> None:
-    """Make views and then crops of a batch as a loader does; crops must equal Pillow's.
+    """Compute views and then crops of a batch like a loader; crops must equal Pillow's.
 
     Raises:
-        AssertionError: a crop differs, or an error names another image than the damaged one.
+        AssertionError: a crop differs, or an error does not name the corrupted image.
     """
-    # An array has an allocation of its own that ends with the file; bytes have one byte more.
+    # An array's allocation ends with the file; a bytes object has one more byte.
     paths = sorted(folder.iterdir())
     store = ListStore([np.fromfile(path, np.uint8).data for path in paths])  # type: ignore[misc]
     engine = Engine(store, workers=2)

@@ -1,4 +1,4 @@
-"""Damaging a file at random: a function of a generator alone."""
+"""Random corruption of files, determined only by a random generator."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _WORDS = (
     b"0x" + b"f" * 50, b"\xe2\x80\xa8",
 )  # fmt: skip
 _MOST = 1 << 20
-"""Bytes of a damaged file."""
+"""Maximum size of a corrupted file in bytes."""
 
 Content = bytearray
 
 
 def damaged(corpus: Sequence[bytes], chance: random.Random) -> bytes:
-    """Return one of some valid files, damaged in one to eight places."""
+    """Return one of several valid files, corrupted in one to eight places."""
     content = Content(chance.choice(corpus))
     for _ in range(1 << chance.randrange(4)):
         chance.choice(_WAYS)(content, chance, corpus)
@@ -32,7 +32,7 @@ def damaged(corpus: Sequence[bytes], chance: random.Random) -> bytes:
 
 
 def _place(content: Content, chance: random.Random) -> int:
-    """Return a place; the ends, where headers and directories lie, come more often."""
+    """Return an offset. Both ends, where headers and directories are, are more likely."""
     where, size = chance.random(), len(content)
     if where < 0.3:
         return chance.randrange(min(size, 64) + 1)
@@ -52,14 +52,14 @@ def _set(content: Content, chance: random.Random, _: Sequence[bytes]) -> None:
 
 
 def _number(content: Content, chance: random.Random, _: Sequence[bytes]) -> None:
-    """Write a number over what is there, in some width and order of bytes."""
+    """Overwrite bytes with a number of random width and byte order."""
     width, at = chance.choice((1, 2, 4, 8)), _place(content, chance)
     number = chance.choice(_NUMBERS) % (1 << 8 * width)
     content[at : at + width] = number.to_bytes(width, chance.choice(("little", "big")))
 
 
 def _text_number(content: Content, chance: random.Random, _: Sequence[bytes]) -> None:
-    """Write a number as text in place of digits."""
+    """Replace digits by a number as text."""
     at = _place(content, chance)
     while at < len(content) and not chr(content[at]).isdigit():
         at += 1
@@ -90,7 +90,7 @@ def _repeat(content: Content, chance: random.Random, _: Sequence[bytes]) -> None
 
 
 def _splice(content: Content, chance: random.Random, corpus: Sequence[bytes]) -> None:
-    """Continue with another valid file from some place."""
+    """Replace everything after some offset by a part of another valid file."""
     other = chance.choice(corpus)
     content[_place(content, chance) :] = other[chance.randrange(len(other) + 1) :]
 

@@ -1,6 +1,6 @@
-"""Cases of a target, run in processes of their own with limits of time and memory.
+"""Run the cases of a target in separate processes with limits of time and memory.
 
-A case is a function of the target, the seed and its number, so every finding can be reproduced.
+A case depends only on the target, the seed and its number, so every finding is reproducible.
 """
 
 from __future__ import annotations
@@ -27,38 +27,38 @@ from tests.fuzz.mutate import damaged
 from tests.fuzz.targets import TARGETS, Target
 
 SECONDS = 20
-"""That a case may take; it takes some milliseconds on a machine with nothing else to do."""
+"""Time limit of a case in seconds. On an idle machine a case takes milliseconds."""
 MEGABYTES = 768
-"""By which the process may grow in a case, of files of 1 MB at most."""
+"""Limit in MB for the memory growth of a case. Files have at most 1 MB."""
 _BATCH = 500
-"""Cases of a process."""
+"""Cases per process."""
 _CHANGES = {
     "os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.link", "os.symlink", "os.truncate",
     "os.chmod", "os.chown", "subprocess.Popen", "os.system", "os.exec", "os.posix_spawn",
     "socket.connect", "shutil.rmtree",
 }  # fmt: skip
-"""What no reader does."""
+"""Audit events that no reader may cause outside of its folder."""
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
 class Forbidden(BaseException):
-    """A reader did what none may do."""
+    """A reader did something that readers must not do."""
 
 
 class Cases:
-    """Cases of a target: its whole files in a folder, one of which is damaged in each case."""
+    """Cases of a target: a folder of valid files, one of which is corrupted in each case."""
 
     def __init__(self, target: Target, folder: Path, *, seed: int = 0) -> None:
         self._target, self._folder, self._seed = target, folder, seed
         self._made = folder / "made"
         self._made.mkdir()
-        jpeg()  # a first use makes their folder, which no reader may do
+        jpeg()  # its first use creates a folder, which readers must not do
         content, place = target.write(self._made), self._made / target.place
         self._whole = place.read_bytes() if place.exists() else b""
         self._corpus: Sequence[bytes] = content if isinstance(content, list) else [self._whole]
 
     def put(self, content: bytes) -> Path:
-        """Write a case's folder, in which one file has this content."""
+        """Write a case's folder with this content in the corrupted file."""
         case = self._folder / "case"
         shutil.copytree(self._made, case)
         path = case / self._target.place
@@ -67,11 +67,11 @@ class Cases:
         return case
 
     def read_whole(self) -> None:
-        """Read a case of which nothing is damaged."""
+        """Read a case in which nothing is corrupted."""
         self._target.read(self.put(self._corpus[0]))
 
     def run(self, numbers: range) -> dict[int, str]:
-        """Run cases in a process, and in another one where that ends; return what is wrong."""
+        """Run cases in a child process, restarted after each crash; return failures by number."""
         found: dict[int, str] = {}
         while numbers:
             report = self._folder / "report"
@@ -101,12 +101,12 @@ class Cases:
 
     def _run(self, numbers: range, report: Path) -> None:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        faulthandler.disable()  # pytest's; the parent says which case ended its process
+        faulthandler.disable()  # pytest enabled it; the parent reports which case crashed
         null = os.open(os.devnull, os.O_WRONLY)
         for stream in (1, 2):
             os.dup2(null, stream)
         warnings.simplefilter("ignore")
-        gc.freeze()  # the collection at the end is of what the cases left
+        gc.freeze()  # so that the final collection covers only what the cases left
         log, watching, allowed = os.open(report, os.O_WRONLY), [False], str(self._folder / "case")
         sys.addaudithook(
             lambda event, given: _watch(event, given, allowed) if watching[0] else None
@@ -130,7 +130,7 @@ class Cases:
 
 
 def fuzz(target: str | Target, *, seed: int, first: int, count: int) -> dict[int, str]:
-    """Run cases of a target, or of the target of a name; return what went wrong, by number."""
+    """Run cases of a target, given as an object or by name; return failures by case number."""
     if isinstance(target, str):
         target = TARGETS[target]
     found: dict[int, str] = {}
@@ -149,7 +149,7 @@ def verdict_of(target: Target, folder: Path) -> str:
         frames = traceback.extract_tb(error.__traceback__)
         of_config = type(error) is ValueError and "/fastsiam/config/" in frames[-1].filename
         text = str(error)
-        if isinstance(error, FastSiamError) or of_config:  # its errors are ValueError by contract
+        if isinstance(error, FastSiamError) or of_config:  # configs raise ValueError by contract
             one_line = text and "\n" not in text
             return "" if one_line else f"{type(error).__name__} is not one line: {text!r:.200}"
         if isinstance(error, MemoryError) or ("memory" in text.lower() and "alloc" in text.lower()):
@@ -161,7 +161,7 @@ def verdict_of(target: Target, folder: Path) -> str:
 
 
 def _watch(event: str, given: tuple[Any, ...], allowed: str) -> None:
-    """Refuse what changes anything outside of the case's folder."""
+    """Raise if a reader changes anything outside of the case's folder."""
     if event == "open":
         path, _, flags = (*given, 0, 0)[:3]
         if not isinstance(flags, int) or not flags & _WRITING:

@@ -1,4 +1,4 @@
-"""What is fuzzed: which files, and the program's own reader of each."""
+"""Fuzzing targets: files, and the program's own reader of each."""
 
 from __future__ import annotations
 
@@ -41,21 +41,22 @@ ROWS = [(sources.jpeg(i), f"{i}.jpg", i % 2) for i in range(3)]
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One reader."""
+    """A reader and the file that is corrupted for it."""
 
     place: str
-    """Where the damaged file lies within the case's folder."""
+    """Path of the corrupted file within the case's folder."""
     write: Callable[[Path], Sequence[bytes] | object]
-    """Writes the whole files of a case into a folder. It returns valid contents of the one that is
-    damaged, unless what it wrote there is all there is."""
+    """Writes the valid files of a case to a folder. May return a list of contents for the file to
+    corrupt; by default that is what was written.
+    """
     read: Callable[[Path], object]
-    """Reads the damaged file; gets the case's folder."""
+    """Reads the corrupted file, given the case's folder."""
     wrap: Callable[[bytes, bytes], bytes] = lambda content, whole: content
-    """Puts what was damaged into the file that is read; gets what was written there too."""
+    """Builds the file from the corrupted content and the content that was written first."""
 
 
 def read_images(folder: Path) -> None:
-    """Read and decode every image of a store; a bad one ends it, as it does a run."""
+    """Read and decode every image of a store; a bad image raises, as it does in a run."""
     store = open_store(folder, "train")
     _ = store.labels, store.classes, store.dimensions()
     for index in range(len(store)):
@@ -64,7 +65,7 @@ def read_images(folder: Path) -> None:
 
 
 def _convert(folder: Path) -> list[bytes]:
-    """Write a .beton file; return it, and what FFCV would have written: without checksums."""
+    """Write a .beton file; return it, and the same without checksums, as FFCV would write it."""
     source = write_images(folder.parent / "images", classes=2, each=3)
     (written,) = run("folder", source, folder)
     whole = written.path.read_bytes()
@@ -84,7 +85,7 @@ def _encoded(folder: Path) -> list[bytes]:
 
 
 def _crop(folder: Path) -> None:
-    """Decode by our own reader of JPEGs, which checks where it writes."""
+    """Decode with fastsiam's JPEG decoder; ``Decoder`` checks where it writes."""
     data = (folder / "train/c0/0.jpg").read_bytes()
     height = width = 0
     with contextlib.suppress(Exception), Image.open(io.BytesIO(data)) as image:
@@ -117,7 +118,7 @@ def _weights(name: str) -> Target:
 
 
 def _pickled_in(target: Target) -> Target:
-    """Return a target that damages what torch pickled into an archive, with correct checksums."""
+    """Return a target that corrupts the pickle in a torch archive and keeps checksums correct."""
 
     def of(archive: zipfile.ZipFile) -> str:
         return next(name for name in archive.namelist() if name.endswith("data.pkl"))
@@ -181,5 +182,5 @@ TARGETS: dict[str, Target] = {
     "settings in YAML": Target("x.yaml", _yaml, lambda folder: read_settings(folder / "x.yaml")),
     "bad images of a run": Target("bad_images.jsonl", _bad, read_bad_images),
 }
-"""By name."""
+"""Targets by name."""
 TARGETS |= {f"{name} pickle": _pickled_in(TARGETS[name]) for name in ("checkpoint", "weights")}

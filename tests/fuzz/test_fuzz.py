@@ -1,4 +1,4 @@
-"""Every reader survives damaged files; and what does not is noticed."""
+"""Every reader survives corrupt files, and the fuzzer detects readers that do not."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.tiers import slow
 @pytest.mark.parametrize("cases", [40, slow(1000)])
 @pytest.mark.parametrize("name", TARGETS)
 def test_readers_bear_damaged_files(name: str, cases: int, tmp_path: Path) -> None:
-    """And read whole ones, or it would prove nothing."""
+    """The readers must also read valid files, otherwise this would prove nothing."""
     assert fuzz(name, seed=1, first=0, count=cases) == {}
     Cases(TARGETS[name], tmp_path).read_whole()
 
@@ -31,7 +31,7 @@ FOUND = {
     "weights": (38813,),
     "weights pickle": (12670, 23580),
 }
-"""Cases of seed 0 that went wrong once."""
+"""Cases of seed 0 that failed in the past."""
 
 
 @pytest.mark.parametrize("name", FOUND)
@@ -42,7 +42,7 @@ def test_what_was_found_is_mended(name: str, tmp_path: Path) -> None:
 
 
 def hang(folder: Path) -> None:
-    signal.setitimer(signal.ITIMER_REAL, 0.2)  # not the 20 s that a case has
+    signal.setitimer(signal.ITIMER_REAL, 0.2)  # instead of the 20 s limit of a case
     time.sleep(60)
 
 
@@ -59,7 +59,7 @@ def refuse(folder: Path) -> None:
     [
         (lambda _: os.kill(os.getpid(), signal.SIGSEGV), "ended by SIGSEGV"),
         (hang, "took longer than 20 s"),
-        # malloc may have so much that is free
+        # large enough that malloc cannot serve it from free memory
         (lambda _: mmap.mmap(-1, 1 << 30), "takes more than 768 MB"),
         (lambda folder: (folder.parent / "elsewhere").write_text("x"), "Forbidden at"),
         (lambda _: os.system("true"), "Forbidden at"),
@@ -69,7 +69,7 @@ def refuse(folder: Path) -> None:
     ],
 )
 def test_what_a_reader_may_not_do_is_noticed(reader: Callable[[Path], object], said: str) -> None:
-    """In each of two cases, also where a case ends its process."""
+    """It is detected in each of two cases, even if a case ends its process."""
     found = fuzz(Target("x", lambda _: [b"whole"], reader), seed=0, first=7, count=2)
     assert list(found) == ([7, 8] if said else [])
     assert all(said in one for one in found.values()), found

@@ -1,4 +1,4 @@
-"""Fixtures of the tests that only a GPU can run."""
+"""Fixtures for tests that need a GPU."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def photographs(real_images: Path) -> list[Image.Image]:
 
 @pytest.fixture(autouse=True)
 def nothing_compiled_yet() -> Iterator[None]:
-    """Have each test compile again: dynamo gives up on code that it compiled eight times."""
+    """Reset dynamo for each test: it stops compiling code that it has compiled eight times."""
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
-    torch.cuda.empty_cache()  # several processes may test on one GPU
+    torch.cuda.empty_cache()  # several test processes may share a GPU

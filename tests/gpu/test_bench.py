@@ -1,4 +1,4 @@
-"""Measurements of a step on a GPU; `bench gpu` runs the other cases itself, at full size."""
+"""`bench` of a training step on a GPU; `bench gpu` runs the other cases at full size."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.gpu
 
 
 def test_every_way_to_take_a_step(tmp_path: Path) -> None:
-    """One after the other; each says what it held at its peak."""
+    """Each variant is measured separately and reports its peak memory."""
     data = write_images(tmp_path / "data" / "train", classes=2, each=12, side=40)
     config = BenchConfig(
         data=str(data.parent), images=24, recipe="demo", batch=8, workers=1, repeats=1,

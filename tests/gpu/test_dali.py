@@ -1,4 +1,4 @@
-"""DALI on a GPU: near PIL, never behind, never growing."""
+"""DALI on a GPU: crops close to PIL's, decoding of all formats, and constant memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.dali, pytest.mark.gpu]
 
 
 def test_crops_of_the_gpu_are_near_pils(real_images: Path, loaders: Loaders) -> None:
-    """nvJPEG's transform and colours round otherwise than libjpeg's."""
+    """nvJPEG's transform and colour conversion round differently from libjpeg's."""
     store = open_store(real_images, "train")
     loader = loaders(
         GRAPH, real_images, batch=100, augment=AugmentConfig.alike(crop=224), device="cuda"

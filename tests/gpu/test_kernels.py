@@ -1,4 +1,4 @@
-"""The kernels on a GPU: equal to the reference and to PIL to the last bit, and never waiting."""
+"""The kernels on a GPU are bitwise equal to the reference and to PIL, and never synchronise."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def on_the_gpu(function: Any, given: Tensor | Crops, *args: Any, **options: Any)
 
 
 def behind_two_gib(function: Any, pixels: Tensor, start: NDArray[np.int64], *args: Any) -> Tensor:
-    """Run on the GPU with the pixels at places that need more than 32 bits."""
+    """Run on the GPU with pixels at offsets that need more than 32 bits."""
     there = torch.empty(2**31 + len(pixels), dtype=torch.uint8, device="cuda")
     there[2**31 :].copy_(pixels)
     crops: Tensor = function(there, start + 2**31, *args)
@@ -46,7 +46,7 @@ def behind_two_gib(function: Any, pixels: Tensor, start: NDArray[np.int64], *arg
 def test_the_photometric_kernels_equal_the_reference(
     dtype: torch.dtype, photographs: list[Image.Image]
 ) -> None:
-    """Two views of 224 pixels and three of 96: to the last bit, solarised and by wide blurs too."""
+    """Results are bitwise equal for views of two sides, with solarisation and wide blur."""
     sides = {24: 224, 12: 96}
     views = tuple(
         replace(view, crop=sides[view.crop], blur_sigma_min=0.05, blur_sigma_max=6.0)
@@ -63,7 +63,7 @@ def test_the_photometric_kernels_equal_the_reference(
 def test_the_photometric_kernels_at_full_batches(
     side: int, count: int, photographs: list[Image.Image]
 ) -> None:
-    """To the last bit: every 64th image, and the last; of odd sides too, which are not words."""
+    """Check every 64th image and the last one bitwise; views of odd sides are not whole words."""
     config = AugmentConfig.alike(crop=side, solarise_p=0.2, blur_sigma_max=2.4)
     params = draw_views(
         config, seed=1, epoch=0, index=np.arange(count), size=[(side, side)] * count
@@ -80,7 +80,7 @@ def test_the_photometric_kernels_at_full_batches(
 
 @pytest.mark.parametrize("turn", [0.0, 0.37])
 def test_every_colour_has_the_hue_of_the_reference(turn: float) -> None:
-    """All 2**24, as 256 views of 256 pixels."""
+    """Check all 2**24 colours, as 256 crops of 256 x 256 pixels."""
     colours = torch.arange(2**24, dtype=torch.int32)
     channels = torch.stack([colours >> 16, colours >> 8, colours], 1).to(torch.uint8)
     crops = channels.view(2, 128, 256, 256, 3)
@@ -90,7 +90,7 @@ def test_every_colour_has_the_hue_of_the_reference(turn: float) -> None:
     order[..., 0], factor[..., HUE] = HUE, turn
     params = replace(params, order=order, factor=factor)
     views = photometric((crops.cuda(),), params, config)
-    for first in range(0, 128, 16):  # the reference's double takes memory
+    for first in range(0, 128, 16):  # the float64 reference needs memory
         rows = np.arange(first, first + 16)
         expected = reference.photometric((crops[:, rows],), params.rows(rows), config)
         for ours, theirs in zip(views, expected, strict=True):
@@ -98,7 +98,7 @@ def test_every_colour_has_the_hue_of_the_reference(turn: float) -> None:
 
 
 def test_truncation_by_a_sum_that_is_rounded_towards_zero() -> None:
-    """What the interpreter cannot show: ``add.rz``, close to every whole level."""
+    """Check ``add.rz`` close to every integer level, which Triton's interpreter cannot do."""
     import triton
     import triton.language as tl
 
@@ -119,12 +119,12 @@ def test_truncation_by_a_sum_that_is_rounded_towards_zero() -> None:
 
 @pytest.mark.parametrize(("side", "run"), [(32, on_the_gpu), (224, behind_two_gib)])
 def test_the_crop_kernels_equal_pil(side: int, run: Any, photographs: list[Image.Image]) -> None:
-    """To the last bit, from whole photographs."""
+    """Crops of entire photographs are bitwise equal."""
     assert_equal_pil(run, photographs, side)
 
 
 def test_the_kernels_never_wait_and_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Batches of any size with any parameters; 208 is a side that no other test has."""
+    """Batches have any size and parameters. No other test uses a side of 208."""
     import triton
 
     new: list[str] = []
@@ -140,7 +140,7 @@ def test_the_kernels_never_wait_and_are_compiled_once(monkeypatch: pytest.Monkey
             params = draw_views(config, seed=seed, epoch=0, index=np.arange(n), size=size)
             crops = crop_views(pixels, start, size, params, config)
             photometric(crops, params, config, dtype=torch.bfloat16)
-            assert len(new) == 5, new  # in the first batch, and none later
+            assert len(new) == 5, new  # all in the first batch, none later
             torch.cuda.set_sync_debug_mode("error")
     finally:
         torch.cuda.set_sync_debug_mode("default")

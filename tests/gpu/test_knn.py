@@ -30,9 +30,9 @@ def test_knn_is_exact_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_neighbours_at_real_size() -> None:
-    """CIFAR-10's numbers in batches as the monitor's, against float64 on the CPU for some queries.
+    """A problem of CIFAR-10's size in the monitor's batches; a sample is checked with float64.
 
-    Neighbours whose cosines differ by less than float32 tells may swap: their cosines are compared.
+    Neighbours with cosines that are equal in float32 may swap, so cosines are compared.
     """
     generator = torch.Generator().manual_seed(0)
     k, sample = 200, 200

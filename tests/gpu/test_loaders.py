@@ -1,4 +1,4 @@
-"""Loaders that feed a GPU: the same views as on a CPU, whatever the GPU is behind with."""
+"""Loaders for a GPU give the same views as on a CPU, however far the GPU is behind."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ DALI = pytest.param("dali", marks=pytest.mark.dali)
 
 @pytest.mark.parametrize("pipeline", ["torchvision", "native", "memory", FFCV])
 def test_views_of_different_sides_equal_the_cpus(pipeline: str, images: Path) -> None:
-    """Two epochs: buffers that rotate hold the crops of all sides."""
+    """Check two epochs, so that rotating buffers are reused with the crops of all sides."""
     how: Any = {"augment": UNEQUAL, "batch": 4, "workers": 2}
     here = batches(pipeline, images / "train", 0, 1, **how)
     there = batches(pipeline, images / "train", 0, 1, device="cuda", **how)
@@ -41,7 +41,7 @@ def test_views_of_different_sides_equal_the_cpus(pipeline: str, images: Path) ->
 
 @pytest.mark.parametrize("pipeline", ["torchvision", "native", FFCV, DALI])
 def test_views_survive_a_gpu_that_is_behind(pipeline: str, images: Path, loaders: Loaders) -> None:
-    """Buffers rotate on the host while their copies wait, in whole epochs and abandoned ones."""
+    """Buffers rotate on the host while their copies are pending, in full and aborted epochs."""
     how: Any = {"batch": 4, "workers": 2, "device": "cuda"}
     behind, beside = (loaders(pipeline, images / "train", **how) for _ in range(2))
     for epoch in range(6):
@@ -101,9 +101,9 @@ def test_a_loader_takes_no_memory_of_another_gpu(images: Path) -> None:
 
 @pytest.mark.dali
 def test_the_jpeg_engine_is_engaged(images: Path) -> None:
-    """By what nvImageCodec notes while DALI has it decode."""
+    """nvImageCodec's log shows the engine while DALI decodes."""
     if torch.cuda.get_device_capability() not in {(8, 0), (9, 0), (10, 0)}:
-        pytest.skip("this GPU need not have a JPEG engine")  # A100, H100 and H200, B200 have
+        pytest.skip("this GPU may lack a JPEG engine")  # A100, H100, H200 and B200 have one
     done = subprocess.run(
         [sys.executable, "-c", ENGINE, str(images / "train")],
         env={**os.environ, "DALI_NVIMGCODEC_LOG_LEVEL": "3"},
@@ -123,11 +123,11 @@ def test_the_jpeg_engine_is_engaged(images: Path) -> None:
 def test_whatever_decodes_the_crops_are_pils(
     kinds: list[str], load: float, tmp_path: Path, loaders: Loaders
 ) -> None:
-    """The engine, the GPU's cores or the CPU, of a batch of one kind of image or of all.
+    """The JPEG engine, the GPU's cores or the CPU decode batches of one or all kinds of images.
 
-    In the mean, within a level and a half: nvJPEG rounds otherwise than libjpeg does. Images of a
-    few pixels count in the mean alone: libjpeg repeats their two pixels of a colour, where another
-    decoder may interpolate.
+    Crops are within 1.5 levels of PIL's on average, because nvJPEG rounds differently from libjpeg.
+    Images of a few pixels only count in the average: libjpeg repeats chroma pixels, where other
+    decoders may interpolate.
     """
     for number in range(32):
         (tmp_path / f"{number}.jpg").write_bytes(KINDS[kinds[number % len(kinds)]](number))

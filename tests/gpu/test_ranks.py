@@ -1,4 +1,4 @@
-"""Ranks on GPUs: two of them equal one with the whole batch, and a failing one ends the run."""
+"""Ranks on GPUs: two equal one with the full batch, and a failing rank ends the run."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_ranks_equal_one_process_with_the_joint_batch(
     job: str, model: dict[str, Any], ranks: Ranks
 ) -> None:
-    """Loss, gradients, weights and BN statistics of three steps, by DDP and SyncBN over NCCL."""
+    """Losses, gradients, weights and BN statistics of three steps; DDP and SyncBN use NCCL."""
     check_same_training(ranks(job, 2, **model), rank_jobs.steps(0, 1, **model))
 
 
@@ -58,16 +58,16 @@ def test_tensors_and_signals_pass_between_gpus(ranks: Ranks) -> None:
 
 @pytest.mark.skipif(torch.cuda.device_count() < 4, reason="needs four GPUs")
 def test_groups_share_statistics_among_themselves(ranks: Ranks) -> None:
-    """The groups are split off the communicator of all: ranks of other groups take part in it."""
+    """Groups are split off the global communicator, so ranks of other groups take part in that."""
     assert [float(mean) for mean in ranks("groups", 4)] == [0.5, 0.5, 2.5, 2.5]
 
 
 @two_gpus
 @CASES
 def test_a_failing_rank_ends_the_run(fault: str, code: int, said: str, gpu: TrainConfig) -> None:
-    """While one waits for the device, only NCCL can notice that another hangs, and aborts.
+    """While a rank waits for its GPU, only NCCL can detect that another hangs, and aborts.
 
-    A compiled step does not wait, nor does the run before a line of its log is due.
+    A compiled step does not wait for the GPU, and the run waits only for its log lines.
     """
     if fault == "hang":
         gpu = with_settings(gpu, compile="on", log_every=100)
@@ -76,7 +76,7 @@ def test_a_failing_rank_ends_the_run(fault: str, code: int, said: str, gpu: Trai
 
 @two_gpus
 def test_a_run_on_two_gpus_is_that_on_one(gpu: TrainConfig, tmp_path: Path) -> None:
-    """The first losses of the real command line, from the same images and draws."""
+    """Compare the first losses of the command line, with the same images and draws."""
     losses = []
     for gpus in (1, 2):
         config = with_settings(
@@ -89,7 +89,7 @@ def test_a_run_on_two_gpus_is_that_on_one(gpu: TrainConfig, tmp_path: Path) -> N
 
 
 def test_one_rank_meets_itself_over_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
-    """NCCL connects at once; groups split off it, and gloo's beside it, work."""
+    """NCCL connects immediately. Groups that are split off, and gloo groups, also work."""
     around = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "LOCAL_WORLD_SIZE": 1}
     for name, value in (around | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 0}).items():
         monkeypatch.setenv(name, str(value))
@@ -111,7 +111,7 @@ def test_one_rank_meets_itself_over_nccl(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_run_that_torchrun_started(gpu: TrainConfig, tmp_path: Path) -> None:
-    """One rank; its exit code is torchrun's."""
+    """Run a single rank under torchrun, which must return its exit code."""
     config = with_settings(gpu, knn_every=0, max_steps=2, out=str(tmp_path / "run"))
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command = [*torchrun, "--nproc-per-node", "1", "-m", "fastsiam", "train", *flags(config)]

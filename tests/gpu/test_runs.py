@@ -1,4 +1,4 @@
-"""Whole runs on a GPU: training, resuming, evaluation."""
+"""Complete runs on a GPU: training, resuming and evaluation."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_training_runs_and_resumes(precision: str, gpu: TrainConfig, tmp_path: P
 def test_cuda_graphs_beside_a_loader_at_work(
     pipeline: str, gpu: TrainConfig, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Workers' threads and DALI's would break a recording; the monitor loads at times as well."""
+    """Threads of workers and DALI could break a graph capture; the monitor also loads images."""
     config = with_settings(
         gpu, pipeline=pipeline, workers=1, compile="on", cuda_graphs=True, epochs=20, knn_every=5
     )
@@ -45,7 +45,7 @@ def test_cuda_graphs_beside_a_loader_at_work(
 
 @pytest.mark.parametrize("pipeline", ["torchvision", pytest.param("dali", marks=pytest.mark.dali)])
 def test_evaluations_are_those_of_the_cpu(pipeline: Any, gpu: TrainConfig) -> None:
-    """kNN, linear evaluation and fine-tuning, in float32; DALI's crops differ by a level or so."""
+    """kNN, linear evaluation and fine-tuning in float32. DALI's crops differ by about a level."""
     run = train_here(with_settings(gpu, max_steps=3, precision="fp32", tf32=False), "imagenet")
     places = [Place(0, 1, torch.device(device)) for device in ("cuda", "cpu")]
     shared: Any = {"workers": 0, "pipeline": pipeline, "precision": "fp32"}

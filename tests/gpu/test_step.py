@@ -1,4 +1,4 @@
-"""The training step on a GPU: it never waits, and the compiler changes nothing but rounding."""
+"""The training step on a GPU never synchronises, and compiling changes only rounding."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.gpu
 
 
 def loader_of(config: TrainConfig, place: Place) -> Loader:
-    """Open the loader of a run, in the type that its step computes in."""
+    """Open a run's loader with the dtype in which the step computes."""
     return build_loader(
         config.data,
         config.augment,
@@ -50,7 +50,7 @@ def loader_of(config: TrainConfig, place: Place) -> Loader:
 def test_a_step_never_waits_for_the_device(
     optimizer: str, compiled: str, precision: str, gpu: TrainConfig
 ) -> None:
-    """Loading from memory, augmenting, a whole step: synchronisation raises an error."""
+    """Synchronising raises an error while loading from memory, augmenting and training."""
     config = with_settings(
         gpu,
         precision=precision,
@@ -63,7 +63,7 @@ def test_a_step_never_waits_for_the_device(
     assert "cannot" not in step.prepare()
     loader = loader_of(config, place)
     finite, batches, clock = FiniteCheck(place.device), loader.epoch(0), Clock(device=place.device)
-    for _ in range(3):  # the loader's kernels, the optimizer's state
+    for _ in range(3):  # sets up the loader's kernels and the optimizer's state
         step(next(batches), at=0)
     batches = loader.epoch(1)
     torch.cuda.set_sync_debug_mode("error")
@@ -85,7 +85,7 @@ def test_a_step_never_waits_for_the_device(
 def test_a_step_of_the_related_methods_never_waits(
     name: str, precision: str, compiled: str, gpu: TrainConfig
 ) -> None:
-    """Momentum encoders, queues and frozen prototypes; the prototypes move in the fourth step."""
+    """Momentum encoders, queues and frozen prototypes, which start to move in the fourth step."""
     config = RELATED[name].applied(gpu, precision=precision, compile=compiled)
     place = Place(0, 1, torch.device("cuda", 0))
     step = TrainingStep(config, build_method(config.model, images=24), place, steps_per_epoch=3)
@@ -109,7 +109,7 @@ def test_sync_bn_equals_batch_norm(
     dtype: torch.dtype, shape: tuple[int, ...], affine: bool, views: int, compiled: bool,
     tmp_path: Path,
 ) -> None:  # fmt: skip
-    """Through torch's kernels, our formula and the compiler, over NCCL in a group of one."""
+    """Run torch's kernels, fastsiam's formula and the compiler over NCCL in a group of one rank."""
     dist.init_process_group("nccl", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
     try:
         torch.manual_seed(0)
@@ -140,10 +140,10 @@ def test_sync_bn_equals_batch_norm(
 
 @pytest.mark.parametrize("name", ["default", *RELATED])
 def test_compiled_steps_are_the_eager_ones(name: str, gpu: TrainConfig) -> None:
-    """Losses of six steps in float32, across the step in which queues begin to count.
+    """Compare the losses of six float32 steps, until after the queues come into use.
 
-    SimSiam's of 20, also with CUDA graphs, at a tenth of the rate: with BN of 8 images, training
-    doubles a rounding every few steps.
+    For SimSiam, compare 20 steps at a tenth of the rate, also with CUDA graphs. With BN over 8
+    images, training doubles a rounding error every few steps.
     """
     place, curves = Place(0, 1, torch.device("cuda", 0)), []
     simsiam = name == "default"
@@ -170,11 +170,11 @@ def test_compiled_steps_are_the_eager_ones(name: str, gpu: TrainConfig) -> None:
 def test_nothing_is_recorded_after_prepare(
     precision: str, gpu: TrainConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Loaders' threads may do what a recording forbids; also after a checkpoint was loaded."""
+    """Loaders' threads may do what graph capture forbids. Loading a checkpoint captures nothing."""
     from torch._inductor.cudagraph_trees import CUDAGraphTreeManager
 
     done: list[str] = []
-    for name in ("run_eager", "record_function", "execute_node"):  # warm up, record, replay
+    for name in ("run_eager", "record_function", "execute_node"):  # warmup, capture, replay
         original = getattr(CUDAGraphTreeManager, name)
 
         def noting(*args: Any, name: str = name, original: Any = original) -> Any:
@@ -211,7 +211,7 @@ def test_a_log_point_waits_once_for_the_steps_and_once_for_its_numbers(
     trainer = Trainer(step, loader, folder=RunFolder(tmp_path, console=Console(quiet=True)))
     loss, z = torch.zeros((), device="cuda"), torch.randn(64, 128, device="cuda")
     trainer.note(batch, loss, z)
-    trainer.log()  # what is set up once
+    trainer.log()  # sets up everything that is only set up once
     trainer.settle()
     torch.set_warn_always(True)
     torch.cuda.set_sync_debug_mode("warn")

@@ -1,4 +1,4 @@
-"""Networks whose weights go in and out: runs, and models of other programs."""
+"""Networks for import and export tests: runs, and models of other programs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fastsiam.config import ModelConfig, TrainConfig
 from fastsiam.interchange import Pretrained
-from fastsiam.interchange.export import refusals
+from fastsiam.interchange.export import unsupported_formats
 from fastsiam.methods import Method, SimSiam, build_method, method_skeleton
 from fastsiam.run import checkpoint as checkpoints
 from fastsiam.run.checkpoint import Checkpoint
@@ -22,17 +22,17 @@ from tests.configs import model_of
 TINY = model_of(
     backbone="resnet10", stem="cifar", width=4, projector_layers=2, dim=16, predictor_dim=4
 )
-"""A run's model of which everything is quick."""
+"""A tiny model of a run, for fast tests."""
 
 R18 = model_of(backbone="resnet18", dim=512, predictor_dim=32)
-"""A real network, which the other programs have too."""
+"""A real network that other programs also have."""
 
 X = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(3))
-"""Images."""
+"""Input images, shape (2, 3, 64, 64)."""
 
 
 def trained(module: nn.Module, side: int = 32) -> Any:
-    """Give a network running statistics and scales that are not the initial ones."""
+    """Change a network's BN statistics, scales and biases from their initial values."""
     torch.manual_seed(1)
     with torch.no_grad():
         for name, parameter in module.named_parameters():
@@ -50,7 +50,7 @@ def trained(module: nn.Module, side: int = 32) -> Any:
 def saved_run(
     folder: Path, model: ModelConfig, side: int = 32, config: TrainConfig | None = None
 ) -> SimSiam:
-    """Write a run's checkpoint without training; the model is put into the settings."""
+    """Write a run's checkpoint without training; ``model`` replaces the model of ``config``."""
     torch.manual_seed(0)
     method: SimSiam = trained(build_method(model, images=1234), side)
     state = Checkpoint(
@@ -68,7 +68,7 @@ def saved_run(
 
 
 def untrained(model: ModelConfig, **settings: Any) -> Pretrained:
-    """Return fresh weights as if read from a file of SimSiam's authors."""
+    """Return random weights as if read from a file of SimSiam's authors."""
     state = build_method(model).state_dict()
     return Pretrained(path=Path("x.pth"), layout="simsiam", model=model, state=state, **settings)
 
@@ -79,7 +79,7 @@ def same(a: Tensor, b: Tensor) -> None:
 
 
 def head(*widths: int, hidden: bool = True, output: bool = False, bias: bool = False) -> Any:
-    """Build a head as other programs do: a BN that is not there has no number."""
+    """Build a head with the numbering of other programs: a missing BN leaves no gap."""
     layers: list[nn.Module] = []
     for i, (before, after) in enumerate(itertools.pairwise(widths)):
         last = i == len(widths) - 2
@@ -91,7 +91,7 @@ def head(*widths: int, hidden: bool = True, output: bool = False, bias: bool = F
 
 
 class Authors(nn.Module):
-    """Written from section 3 of the paper: the projector stands where ``fc`` was."""
+    """SimSiam as in section 3 of the paper, with the projector in place of ``fc``."""
 
     def __init__(self, arch: str, dim: int = 2048, hidden: int = 512) -> None:
         super().__init__()
@@ -107,7 +107,7 @@ class Authors(nn.Module):
 
 
 def resnets() -> dict[str, Tensor]:
-    """Return weights of a ResNet-10, 4 channels wide, by torchvision's names."""
+    """Return the state dict of a ResNet-10 of width 4, with torchvision's key names."""
     torch.manual_seed(0)
     backbone = build_method(model_of(backbone="resnet10", width=4, dim=16)).backbone
     state: dict[str, Tensor] = backbone.state_dict()
@@ -119,6 +119,8 @@ def prefixed(state: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 
 def refused(model: ModelConfig) -> dict[str, str]:
-    """Return for each format why it cannot hold a network; empty if it can."""
+    """Return by export format why it does not support a model; empty if it does."""
     state = method_skeleton(model).state_dict()
-    return refusals(Pretrained(path=Path("x.pth"), layout="fastsiam", model=model, state=state))
+    return unsupported_formats(
+        Pretrained(path=Path("x.pth"), layout="fastsiam", model=model, state=state)
+    )

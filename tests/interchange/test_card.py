@@ -1,4 +1,4 @@
-"""The model card beside exported weights."""
+"""The model card that is written next to exported weights."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.interchange.networks import R18, TINY, saved_run
 
 
 def test_the_card_claims_no_more_than_is_known(tmp_path: Path) -> None:
-    """Of a run on synthetic data from given weights, stopped before its last kNN monitor."""
+    """The run used synthetic data and ``--init`` and stopped before its last kNN monitor."""
     saved_run(tmp_path / "run", changed_model(R18, dim=16))
     monitor = {"kind": "knn", "k": 2, "bank": 9, "temperature": 0.1}
     (tmp_path / "run" / "metrics.jsonl").write_text(
@@ -35,7 +35,7 @@ def test_the_card_claims_no_more_than_is_known(tmp_path: Path) -> None:
     assert "kNN top-1 7.50% after 7.5 epochs" in card and "9 epochs" not in card
     assert "| init | r18.pth |" in card and "/home" not in card and str(tmp_path) not in card
     assert "| data | synthetic, 1,234 images |" in card
-    odd = tmp_path / os.fsdecode(b'a"b\\c\xe9.pth')  # of which one byte is not UTF-8
+    odd = tmp_path / os.fsdecode(b'a"b\\c\xe9.pth')  # one byte is not UTF-8
     export_weights(read, format="torchvision", out=odd)
     card = odd.with_name(f"{odd.name}.md").read_text("utf-8")
     assert r'torch.load("a\"b\\c\udce9.pth", map_location' in card

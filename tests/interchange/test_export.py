@@ -1,4 +1,4 @@
-"""Weights out: the same outputs in the real libraries; what a format cannot hold is refused."""
+"""Exporting weights: equal outputs in the target libraries; errors for unsupported networks."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ EXPORTS = {
     "swav": ("swav", ".pth", SWAV, "torchvision"),
     "no ReLU": ("torchvision", ".bin", NO_RELU, "torchvision"),
 }
-"""Format, ending and network of a file, and the library that its snippet builds it by."""
+"""Format, file extension, model, and the library that the card's snippet uses."""
 
 
 @pytest.mark.parametrize("case", EXPORTS)
 def test_files_are_loaded_by_their_cards_snippet_and_read_back(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same features to the last bit; authors' layouts hold the heads, too."""
+    """Features are bit-identical when read back; authors' layouts also contain the heads."""
     format, ending, model, library = EXPORTS[case]
     if library == "timm" or model.backbone.startswith("timm/"):
         pytest.importorskip("timm")
@@ -92,7 +92,7 @@ def test_files_are_loaded_by_their_cards_snippet_and_read_back(
 
 
 def by_snippet(card: Path) -> Any:
-    """Run the Python that a model card holds; return its ``model``."""
+    """Run the Python snippet of a model card; return its ``model``."""
     (code,) = re.findall(r"```python\n(.*?)```", card.read_text(), re.S)
     names: dict[str, Any] = {}
     exec(code, names)
@@ -100,7 +100,7 @@ def by_snippet(card: Path) -> Any:
 
 
 def snippet_in(path: Path) -> str:
-    """Return the lines that lie in a plain file, as other programs find them."""
+    """Read the snippet stored in a plain file, without fastsiam."""
     if path.suffix == ".safetensors":
         with safe_open(path, framework="pt") as file:
             return str(file.metadata()["snippet"])
@@ -121,7 +121,7 @@ def test_the_authors_program_loads_its_layout_strictly(tmp_path: Path) -> None:
 
 
 def test_weights_of_a_method_that_is_not_told_are_written_if_they_fit(tmp_path: Path) -> None:
-    """Heads of solo-learn's layout, as SimSiam's authors have them and as MoCo's do."""
+    """solo-learn's file does not name its method; its heads fit SimSiam's layout, not MoCo's."""
     method = build_method(R18)
     torch.save(method.state_dict(), tmp_path / "solo.ckpt")
     read = load_pretrained(tmp_path / "solo.ckpt")
@@ -141,12 +141,12 @@ def test_detectron2s_names(tmp_path: Path) -> None:
     method = saved_run(tmp_path / "run", model_of(dim=16, projector_dim=16, predictor_dim=4))
     out = tmp_path / "r50.pkl"
     export_weights(load_pretrained(tmp_path / "run"), format="detectron2", out=out)
-    assert b"numpy._core" not in out.read_bytes()  # numpy before 2 has no such module
+    assert b"numpy._core" not in out.read_bytes()  # missing in numpy 1
     content = pickle.loads(out.read_bytes())
     assert all(value.flags.writeable for value in content["model"].values())
     assert content["matching_heuristics"] is True and content["__author__"] == "fastsiam"
     theirs = [("stem.conv1", "conv1", "bn1")]
-    for stage, depth in enumerate((3, 4, 6, 3), start=1):  # of detectron2's BottleneckBlock
+    for stage, depth in enumerate((3, 4, 6, 3), start=1):  # detectron2's BottleneckBlock
         for block in range(depth):
             there, here = f"res{stage + 1}.{block}", f"layer{stage}.{block}"
             theirs += [(f"{there}.conv{i}", f"{here}.conv{i}", f"{here}.bn{i}") for i in (1, 2, 3)]
@@ -201,11 +201,11 @@ REFUSED: tuple[tuple[ModelConfig, str, str], ...] = (
     (replace(_R50, method=SwAVConfig()), "swav", _LAYERS),
     (replace(_R50, width=128), "swav", ""),
 )
-"""A network, a format, and why that cannot hold it; empty if it can."""
+"""A model, a format, and why the format does not support it; empty if it does."""
 
 
 def test_exports_that_cannot_be_are_refused(tmp_path: Path) -> None:
-    """What a format cannot hold, with a way out; names and places of files."""
+    """Unsupported networks get an alternative in the message; bad file names and folders."""
     for model, format, why in REFUSED:
         assert refused(model)[format] == why
     pretrained = untrained(changed_model(R18, dim=16))
@@ -227,7 +227,7 @@ def test_exports_that_cannot_be_are_refused(tmp_path: Path) -> None:
 
 
 def test_the_users_files_are_not_destroyed(tmp_path: Path) -> None:
-    """The source and a run's checkpoints never, other files only if that is asked for."""
+    """The source and a run's checkpoints are never overwritten, other files only with force."""
     saved_run(tmp_path / "run", changed_model(R18, backbone="resnet10", dim=16))
     read = load_pretrained(tmp_path / "run")
     (source,) = export_weights(read, format="torchvision", out=tmp_path / "a.pth")[:1]

@@ -1,6 +1,6 @@
-"""Weights in, in the layouts of other programs: the same outputs, nothing left over.
+"""Importing weights in the layouts of other programs: equal outputs, no weights lost.
 
-Networks are written from the programs' code, as ``fastsiam/interchange/layouts.py`` names it.
+Networks are rebuilt from the programs' code, which ``fastsiam/interchange/layouts.py`` names.
 """
 
 from __future__ import annotations
@@ -28,33 +28,33 @@ from tests.tiers import rest_slow
 
 SMALL = BackboneConfig(backbone="resnet10", width=4)
 FEATURES = 32
-"""Of it."""
+"""Features of ``SMALL``."""
 
 
 @dataclass
 class File:
-    """A file of another program."""
+    """A weight file of another program, and what reading it should give."""
 
     layout: str
     parts: dict[str, tuple[str, nn.Module]]
-    """What stands before the names of fastsiam's parts, and the program's modules."""
+    """By fastsiam's part name: the prefix of its keys in the file, and the program's module."""
     model: BackboneConfig = SMALL
     copies: tuple[str, ...] = ()
-    """What stands before the names of copies of the backbone and the projector, in turn."""
+    """Key prefixes of copies, alternately of the backbone and of the projector."""
     prototypes: dict[str, Tensor] = field(default_factory=dict)
-    """By their names in the file."""
+    """Prototypes by their key in the file."""
     beside: dict[str, Tensor] = field(default_factory=dict)
-    """Other weights, which are left out."""
+    """Other weights, which the import leaves out."""
     content: dict[str, Any] = field(default_factory=dict)
-    """What lies beside the weights."""
+    """Other entries of the file, next to the state dict."""
     epoch: float | None = None
     zipped: bool = True
     side: int = 64
-    """Of the images."""
+    """Side of the input images, in pixels."""
 
 
 class NonLinearNeck(nn.Sequential):
-    """A head with the names of mmselfsup's: fc0, bn0, fc1, bn1, ..."""
+    """A head with mmselfsup's key names: fc0, bn0, fc1, bn1, ..."""
 
     def state_dict(self, *args: Any, **settings: Any) -> Any:
         def named(number: re.Match[str]) -> str:
@@ -101,7 +101,7 @@ def swav(layout: str, prefixes: tuple[str, ...], name: str, bias: bool = True, *
 
 
 def simsiams_authors() -> File:
-    """The projector's frozen bias is not zero but as it was drawn; it is folded away."""
+    """The projector's frozen bias has random values, which the import folds into BN."""
     theirs = Authors("resnet18", 256, 32)
     projector, theirs.encoder.fc = theirs.encoder.fc, nn.Identity()
     parts = {
@@ -123,7 +123,7 @@ def resnet18(stem: Stem = "imagenet") -> nn.Module:
 
 
 def solo_learns(name: str, stem: Stem) -> File:
-    """With the classifier that watches its training, and a 3x3 stem that is padded by 2 pixels."""
+    """Includes solo-learn's online classifier; with ``cifar-pad2``, a 3x3 stem with padding 2."""
     projector = head(512, 96, 96, 64, output=True)
     projector[-1] = nn.BatchNorm1d(64, affine=False)
     parts = {
@@ -148,14 +148,14 @@ def lightlys(backbone: nn.Module, features: int, model: BackboneConfig, **beside
 
 
 def lightlys_example() -> File:
-    """torchvision's children in an ``nn.Sequential``."""
+    """torchvision's child modules in an ``nn.Sequential``."""
     children = list(torchvision.models.resnet18().children())[:-1]
     network = nn.Sequential(*children, nn.Flatten())
     return lightlys(network, 512, BackboneConfig(backbone="resnet18"))
 
 
 def lightlys_resnet(sequential: bool, width: float) -> File:
-    """Its ResNet-9 is a ResNet-10. Its Sequential loses the ReLU of the stem."""
+    """lightly's ResNet-9 is a ResNet-10. As a Sequential it loses the ReLU of the stem."""
     models = pytest.importorskip("lightly.models")
     network = models.ResNetGenerator("resnet-9", width=width)
     features, beside = int(512 * width), {}
@@ -167,11 +167,11 @@ def lightlys_resnet(sequential: bool, width: float) -> File:
         network.linear = nn.Identity()
     stem: Stem = "cifar-no-relu" if sequential else "cifar"
     model = BackboneConfig(backbone="resnet10", stem=stem, width=int(64 * width))
-    return replace(lightlys(network, features, model, **beside), side=32)  # it takes no others
+    return replace(lightlys(network, features, model, **beside), side=32)  # the only valid side
 
 
 def mmselfsups(old: bool) -> File:
-    """Names of NonLinearNeck and LatentPredictHead, and mmengine's metadata beside them."""
+    """Key names of NonLinearNeck and LatentPredictHead, with mmengine's metadata."""
     *layers, _ = head(512, 512, 512, 64, output=True)
     projector = NonLinearNeck(*layers, nn.BatchNorm1d(64, affine=False))
     parts: dict[str, tuple[str, nn.Module]] = {
@@ -230,7 +230,7 @@ FILES: dict[str, Callable[[], File]] = {
     "torchvision": lambda: torchvisions(""),
     "torchvision, wrapped": lambda: torchvisions(
         "module._orig_mod.model.",
-        n_averaged=torch.tensor(3),  # AveragedModel counts
+        n_averaged=torch.tensor(3),  # AveragedModel's counter
     ),
     "moco's first version": lambda: small("moco", AUTHORS_MOCO, nn.Linear(FEATURES, 16)),
     "swav, several sets of prototypes": lambda: small(
@@ -265,7 +265,7 @@ FILES: dict[str, Callable[[], File]] = {
 
 @pytest.mark.parametrize("name", rest_slow(list(FILES), fast=12))
 def test_files_of_other_programs_are_read(name: str, tmp_path: Path) -> None:
-    """Each part has the outputs that it has there; what is not used is listed."""
+    """Each part has the same outputs as the original module; unused weights are listed."""
     torch.manual_seed(0)
     file = FILES[name]()
     trained(nn.Sequential(*(module for _, module in file.parts.values())))
@@ -306,7 +306,7 @@ def test_a_network_with_a_compiled_child_is_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["timm/levit_128s", "timm/ghostnet_050"])
 def test_timms_names_are_its_own(name: str, tmp_path: Path) -> None:
-    """Classifiers of several parts; blocks with a ``shortcut``, which lightly's ResNets have."""
+    """Classifiers with several modules; ``shortcut`` blocks, a name lightly's ResNets also use."""
     timm = pytest.importorskip("timm")
     theirs = timm.create_model(name.removeprefix("timm/"))
     torch.save(theirs.state_dict(), tmp_path / "w.pth")

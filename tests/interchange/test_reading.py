@@ -1,4 +1,4 @@
-"""What a network is, found out from names and shapes; what does not fit is named."""
+"""Detecting a network from key names and shapes; errors name the keys that do not match."""
 
 from __future__ import annotations
 
@@ -92,10 +92,10 @@ def test_a_stem_is_said_where_weights_do_not_tell(tmp_path: Path) -> None:
 
 
 def test_epochs_are_those_that_a_layout_means(tmp_path: Path) -> None:
-    """Counters that old files lack start at 0; averages beside the weights are listed."""
+    """BN counters missing in old files start at 0; weight averages are listed as left out."""
     state = {k: v for k, v in resnets().items() if not k.endswith("num_batches_tracked")}
     besides: tuple[tuple[dict[str, Any], float | None], ...] = (
-        ({"epoch": 89, "optimizer": {}}, None),  # torchvision's and timm's count from 0
+        ({"epoch": 89, "optimizer": {}}, None),  # ambiguous: torchvision and timm count from 0
         ({"epoch": 89, "pytorch-lightning_version": "2.0"}, 90),
         ({"meta": {"epoch": 90}}, 90),
         ({"meta": {"epoch": -1}}, None),
@@ -115,7 +115,7 @@ def _authors() -> Authors:
 
 
 def broken(change: Callable[[dict[str, Any]], object], folder: Path) -> str:
-    """Change the weights of an authors' file; return what reading it then says."""
+    """Change the weights of an authors' file; return the error that reading it raises."""
     state = prefixed(_authors().state_dict(), "module.")
     change(state)
     (folder / "w.pth").touch()
@@ -160,7 +160,7 @@ def test_weights_that_do_not_fit_are_named(tmp_path: Path) -> None:
 
 
 def test_heads_of_another_kind_are_refused(tmp_path: Path) -> None:
-    """BN without running statistics, or behind some hidden layers alone; two BNs of a layer."""
+    """BN without running statistics, after only some hidden layers, or twice after a layer."""
     mean = "module.predictor.1.running_mean"
     assert "1 missing (predictor.1.running_mean)" in broken(lambda s: s.pop(mean), tmp_path)
     own = {f"backbone.{k}": v for k, v in resnets().items() if not k.startswith("fc.")}
@@ -186,7 +186,7 @@ def test_files_without_weights_are_refused(tmp_path: Path) -> None:
         load_pretrained(tmp_path / "nowhere.pth")
     with pytest.raises(CheckpointError, match="is not a run folder"):
         load_pretrained(tmp_path)
-    for name in ("config.json", "model.safetensors"):  # as Hugging Face's libraries write them
+    for name in ("config.json", "model.safetensors"):  # file names of Hugging Face's libraries
         (tmp_path / name).write_text("{}")
     with pytest.raises(CheckpointError, match=r"no checkpoint .*; pass the file .*/model\.safe"):
         load_pretrained(tmp_path)

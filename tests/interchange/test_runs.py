@@ -1,4 +1,4 @@
-"""Runs and plain files: read whole, once, without effects; damage is one line."""
+"""Reading runs and plain files: complete, read once, no side effects, one-line errors."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from tests.interchange.networks import TINY, X, saved_run, untrained
 
 
 def test_a_run_is_read_whole_and_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From its folder or its checkpoint, without moving torch's generator.
+    """A run is read from its folder or checkpoint without advancing torch's generator.
 
-    A frozen encoder beside the network, whose weights are zeros here, is no part of it.
+    The frozen encoder of ``alternate_every``, zeroed here, is not part of the network.
     """
     model, last = changed_model(TINY, alternate_every=10), checkpoints.last(tmp_path / "run")
     method = saved_run(tmp_path / "run", model)
@@ -73,7 +73,7 @@ def test_a_damaged_run_is_refused_and_the_checkpoint_before_named(tmp_path: Path
 def test_a_plain_file_is_evaluated_trained_on_and_exported(
     small: TrainConfig, tmp_path: Path
 ) -> None:
-    """As the run's own checkpoint: images of its size, its normalisation, its very weights."""
+    """It acts like the run's checkpoint: same image size, normalisation and weights."""
     saved_run(Path(small.run.out), small.model, config=small)
     plain = tmp_path / "w.safetensors"
     run = load_pretrained(Path(small.run.out))
@@ -107,7 +107,7 @@ DAMAGES: dict[tuple[str, ...], Any] = {
     ("state_dict",): {"conv1.weight": 3},
     ("state_dict", "conv1.weight"): torch.zeros(1),
 }
-"""What stands in a plain file instead of what is expected at a place."""
+"""Path of an entry in a plain file, and the wrong value that replaces it."""
 
 
 def test_a_damaged_plain_file_is_refused_in_a_line(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Files of weights: nothing of them is executed, damage is named, an old file stays."""
+"""Weight files: no code is executed, corruption is reported, failed writes keep the old file."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.interchange.networks import R18, TINY, resnets, untrained
 
 
 class Hostile:
-    """Runs a program when it is unpickled the usual way."""
+    """An object whose unpickling calls a function."""
 
     def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
         self.call = function, arguments
@@ -33,7 +33,7 @@ class Hostile:
         return self.call
 
 
-@pytest.mark.parametrize("zipped", [True, False])  # torch's files before 1.6 are no zips
+@pytest.mark.parametrize("zipped", [True, False])  # files from before torch 1.6 are not zips
 def test_hostile_files_are_not_executed(zipped: bool, tmp_path: Path) -> None:
     mark, path = tmp_path / "executed", tmp_path / "w.pth"
     harmless = {"state_dict": resnets(), "n": [np.float64(1), argparse.Namespace(x=[1])]}
@@ -54,7 +54,7 @@ def test_hostile_files_are_not_executed(zipped: bool, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("zipped", [True, False])
 def test_real_files_logs_and_settings_are_skipped(zipped: bool, tmp_path: Path) -> None:
-    """mmselfsup publishes files of the old format; mmengine's logs name methods by getattr."""
+    """mmselfsup publishes files in the old format; mmengine's logs pickle methods by getattr."""
     content: dict[str, Any] = {
         "state_dict": resnets(),
         "message_hub": {
@@ -80,12 +80,13 @@ def test_a_torchscript_archive_is_named(tmp_path: Path) -> None:
 
 
 def test_foreign_objects_stay_inert(tmp_path: Path) -> None:
-    """What looks like omegaconf's is neither imported nor called: there is no such package."""
+    """Third-party classes are neither imported, which would fail for made_up, nor called."""
     torch.save(
         {"state_dict": resnets(), "hyper_parameters": "PLACE"},
         tmp_path / "plain.pth",
     )
-    # PLACE becomes a pair: omegaconf.made_up.DictConfig() with a state, and mmengine's ConfigDict
+    # Replace PLACE by a tuple of omegaconf.made_up.DictConfig() with a state and mmengine's
+    # ConfigDict.
     text = b"X\x05\x00\x00\x00PLACE"
     other = (
         b"comegaconf.made_up\nDictConfig\n)\x81}X\x01\x00\x00\x00aK\x01sb"
@@ -96,7 +97,7 @@ def test_foreign_objects_stay_inert(tmp_path: Path) -> None:
 
 
 def rewrite(source: Path, target: Path, change: Callable[[bytes], bytes]) -> None:
-    """Change the pickle within one of torch's files."""
+    """Copy a torch file, changing the pickle inside it."""
     with zipfile.ZipFile(source) as old, zipfile.ZipFile(target, "w") as new:
         for item in old.infolist():
             data = old.read(item)

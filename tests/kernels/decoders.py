@@ -1,4 +1,4 @@
-"""What decodes JPEGs, called as the kernels call it."""
+"""JPEG decoders, called in the way the kernels call them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _UNTOUCHED = 77
 
 
 class Made(ctypes.Structure):
-    """``Image`` of job.h."""
+    """``struct Image`` of job.h."""
 
     _fields_ = [
         ("pixels", ctypes.c_void_p),
@@ -36,7 +36,7 @@ class Made(ctypes.Structure):
 
 
 class Decoder:
-    """A function of the type ``Decode`` of job.h."""
+    """A callable wrapper of a C function of type ``Decode`` from job.h."""
 
     def __init__(self, function: Callable[..., int]) -> None:
         self._function = function
@@ -48,15 +48,15 @@ class Decoder:
     def __call__(
         self, data: bytes, box: Box | None = None, size: tuple[int, int] | None = None
     ) -> tuple[Pixels, Made] | None:
-        """Decode a box.
+        """Decode a box of a JPEG and check that nothing outside the buffer was written.
 
         Args:
             data: the JPEG.
-            box: by default, the whole image.
-            size: height and width that it is said to have; by default, what it has.
+            box: top, left, bottom, right; by default the entire image.
+            size: height and width to pass to the decoder; by default the image's own.
 
         Returns:
-            The box's pixels and where they were found, or None if it was refused.
+            The box's pixels and the ``Image`` struct, or None if the decoder rejected the JPEG.
         """
         height, width = size or Image.open(io.BytesIO(data)).size[::-1]
         place = np.array(box or (0, 0, height, width), np.int32)

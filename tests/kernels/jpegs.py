@@ -1,4 +1,4 @@
-"""JPEGs that PIL does not write: any sampling, scans of one's own, made of random coefficients."""
+"""JPEGs that PIL cannot write: any sampling and any scans, with random coefficients."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from struct import pack
 import numpy as np
 
 Sampling = Sequence[tuple[int, int]]
-"""Horizontal and vertical factor of each component."""
+"""Horizontal and vertical sampling factor of each component."""
 
-_DC = list(range(8))  # symbols, with codes of four bits: sizes of differences
+_DC = list(range(8))  # size categories of DC differences; all symbols have 4-bit codes
 _AC = [0, *(run * 16 + size for run in (0, 1, 3) for size in (1, 2, 3))]  # 0: end of block
 _QUANTISER = 8
 
@@ -27,17 +27,17 @@ def jpeg(
     frame: int = 0xC0,
     adobe: int | None = None,
 ) -> bytes:
-    """Make a JPEG of noise.
+    """Encode a JPEG of noise.
 
     Args:
         height: in pixels.
         width: in pixels.
-        sampling: of each component.
-        seed: of its coefficients.
+        sampling: factors of each component.
+        seed: of the random coefficients.
         restart: MCUs between restart markers; 0 writes none.
-        scans: components, first and last coefficient of each scan; by default one scan of all.
+        scans: components, first and last coefficient of each scan; by default a single scan.
         frame: the frame's marker: 0xC0 is baseline, 0xC2 progressive.
-        adobe: the colour transform of an Adobe marker, if it shall have one.
+        adobe: colour transform for an Adobe marker; None writes no marker.
     """
     generator = np.random.default_rng(seed)
     most = max(h for h, _ in sampling), max(v for _, v in sampling)
@@ -73,8 +73,8 @@ def _marker(code: int, content: bytes) -> bytes:
 def _mcus(
     height: int, width: int, sampling: Sampling, which: Sequence[int], most: tuple[int, int]
 ) -> Iterator[list[int]]:
-    """Yield the components of each MCU's blocks."""
-    if len(which) == 1:  # blocks of the component alone, as many as it needs
+    """Yield the component of each block, MCU by MCU."""
+    if len(which) == 1:  # not interleaved: as many blocks as the component needs
         h, v = sampling[which[0]]
         across, down = -(-width * h // (8 * most[0])), -(-height * v // (8 * most[1]))
         blocks = [which[0]]
@@ -88,7 +88,7 @@ def _mcus(
 def _entropy(
     mcus: Sequence[Sequence[int]], first: int, last: int, generator: np.random.Generator
 ) -> bytes:
-    """Return the entropy code of random blocks."""
+    """Return the entropy-coded data of random blocks."""
     bits: list[str] = []
     before: dict[int, int] = {}
     for component in (i for mcu in mcus for i in mcu):
@@ -110,7 +110,7 @@ def _entropy(
 
 
 def _coded(symbols: Sequence[int], run: int, level: int) -> list[str]:
-    """Return the code of a size and the bits of a level."""
+    """Return the Huffman code of a run and size, and the bits of the level."""
     size = abs(level).bit_length()
     code = format(symbols.index(run + size), "04b")
     return [code, format(level if level > 0 else level + 2**size - 1, f"0{size}b") if size else ""]

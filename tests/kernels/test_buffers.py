@@ -1,4 +1,4 @@
-"""Buffers are used again, but never while an array in them is in use."""
+"""A buffer pool reuses buffers, but never while an array in them is alive."""
 
 from __future__ import annotations
 

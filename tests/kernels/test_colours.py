@@ -1,4 +1,4 @@
-"""Colour operations and blur of every kind of library are PIL's, for every level and colour."""
+"""Colour operations and blur of every kernel library equal PIL's, for every level and colour."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def made(pictures: Pixels, **changes: Any) -> Pixels:
-    """Return the levels of pictures (2, N, height, width, 3) after the operations in `changes`."""
+    """Return the levels of pictures (2, N, height, width, 3) after operations in ``changes``."""
     n = pictures.shape[1]
     params = draw_views(CONFIG, seed=0, epoch=0, index=np.arange(n), size=[(9, 9)] * n)
     no, none = np.zeros_like(params.gray), np.zeros_like(params.blur)
@@ -45,7 +45,7 @@ def made(pictures: Pixels, **changes: Any) -> Pixels:
 
 
 def jitter(pictures: Pixels, operation: int, factor: NDArray[np.float32]) -> Pixels:
-    """Return pictures after one operation of the jitter, each by its own factor (2, N)."""
+    """Apply one jitter operation to pictures, with a (2, N) factor for each picture."""
     order = np.full((*factor.shape, 4), -1, np.int8)
     order[..., 0] = operation
     factors = np.repeat(factor[..., None], 4, axis=2)
@@ -54,7 +54,7 @@ def jitter(pictures: Pixels, operation: int, factor: NDArray[np.float32]) -> Pix
 
 @pytest.mark.parametrize("operation", ENHANCED)
 def test_blends_by_many_factors(operation: int) -> None:
-    """Also those for which there is no line in 16 bits, and those above 2."""
+    """Include factors above 2 and those that 16-bit arithmetic cannot represent."""
     generator = np.random.default_rng(operation)
     factor = generator.uniform(0.6, 1.4, (2, 400)).astype(np.float32)
     factor[1, :60] = np.linspace(0, 3, 60)
@@ -71,7 +71,7 @@ ALL = [(1, 0.07, -0.5), (1, 0.0, 0.5), (1, -0.1, 0.37)]
 
 @pytest.mark.parametrize(("step", "first", "second"), rest_slow([(3, 0.07, -0.5), *ALL]))
 def test_hue_of_every_colour(step: int, first: float, second: float) -> None:
-    """In the quick tier of every third level."""
+    """The fast tests use every third level."""
     levels = np.arange(0, 256, step, dtype=np.uint8)
     cube = np.stack(np.meshgrid(levels, levels, levels, indexing="ij"), axis=-1)
     cube = cube.reshape(1, len(levels), len(levels), len(levels), 3)
@@ -89,11 +89,11 @@ def test_hue_of_every_colour(step: int, first: float, second: float) -> None:
 
 @pytest.mark.parametrize(("low", "high"), [(0.02, 1.42), (1.42, 2.5), (2.5, 200.0)])
 def test_blur_by_many_sigmas(low: float, high: float) -> None:
-    """Also those whose box has no weight in 16 bits, or a sum of more than 16."""
+    """Include sigmas whose box weights or sums do not fit into 16 bits."""
     generator = np.random.default_rng(1)
     sigma = np.exp(generator.uniform(np.log(low), np.log(high), (2, 300))).astype(np.float32)
     pictures = generator.integers(0, 256, (2, 300, 21, 37, 3), np.uint8)
-    pictures[:, ::3] = np.where(pictures[:, ::3] > 127, 255, 0)  # steps as high as there are
+    pictures[:, ::3] = np.where(pictures[:, ::3] > 127, 255, 0)  # the highest possible steps
     ours = made(pictures, blur=sigma)
     for v, i in np.ndindex(sigma.shape):
         theirs = Image.fromarray(pictures[v, i]).filter(

@@ -1,4 +1,4 @@
-"""Compiled crops are PIL's to the last bit, and touch no byte that is not theirs."""
+"""Compiled crops are bitwise equal to PIL's and touch no memory outside their arrays."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ DECODE = ctypes.CFUNCTYPE(
     *(ctypes.POINTER(ctypes.c_int32), ctypes.c_void_p, ctypes.POINTER(Made)),
 )
 pytestmark = pytest.mark.skipif(
-    int(PIL.__version__.split(".")[0]) < 13, reason="Pillow resizes in another order"
+    int(PIL.__version__.split(".")[0]) < 13, reason="Pillow before 13 resizes in another order"
 )
 
 
 class Cut(NamedTuple):
-    """One of ``Cuts``."""
+    """One cut of ``Cuts``."""
 
     box: tuple[int, int, int, int]
     flip: bool
@@ -40,7 +40,7 @@ class Cut(NamedTuple):
 
     @property
     def columns_first(self) -> bool:
-        """Whether Pillow 13 resizes along the columns first."""
+        """Whether Pillow 13 resizes along columns first."""
         excess = [length - own for length, own in zip(self.box[2:], self.resized, strict=True)]
         return excess[0] > max(0, 2 * excess[1])
 
@@ -53,7 +53,7 @@ def by_pil(image: Pixels, cut: Cut, side: int) -> Pixels:
 
 
 def guarded(count: int, *, at_the_end: bool) -> Pixels:
-    """Return bytes directly behind or before a page that cannot be touched."""
+    """Return a buffer directly after or before a page that must not be accessed."""
     page, system = mmap.PAGESIZE, ctypes.CDLL(None)
     pages = -(-count // page)
     memory = mmap.mmap(-1, (pages + 2) * page)
@@ -65,13 +65,13 @@ def guarded(count: int, *, at_the_end: bool) -> Pixels:
 
 
 def crop(image: Pixels, cut: Cut, side: int, *, part: bool = False) -> Pixels:
-    """Make one crop, of bytes that lie at the end of memory, and into such.
+    """Crop an image, with source and destination buffers next to inaccessible pages.
 
     Args:
         image: (H, W, 3).
         cut: the crop.
-        side: of the crop.
-        part: nothing but the pixels of the box is there, as from a decoder.
+        side: side of the crop in pixels.
+        part: provide only the pixels of the box, as a decoder does.
     """
     top, left, tall, wide = cut.box
     there = image[top : top + tall, left : left + wide] if part else image
@@ -99,7 +99,7 @@ def crop(image: Pixels, cut: Cut, side: int, *, part: bool = False) -> Pixels:
 
 
 def noise(height: int, width: int, *, seed: int) -> Pixels:
-    """Return an image; every other is black and white alone, where rounding shows most."""
+    """Return a noise image. With odd seeds it is black and white, which shows rounding best."""
     random = np.random.default_rng(seed)
     image = random.integers(0, 256, (height, width, 3), np.uint8)
     return (image > 127) * np.uint8(255) if seed % 2 else image
@@ -115,7 +115,7 @@ def whole(height: int, width: int, side: int, *, flip: bool = False) -> Cut:
 
 
 def any_cut(random: np.random.Generator, height: int, width: int, side: int) -> Cut:
-    """Return a cut of any kind: boxes of one pixel and more, at every border."""
+    """Return a random cut: boxes from one pixel to the entire image, also at every border."""
 
     def one_of(*values: int | np.integer[Any]) -> int:
         return int(values[random.integers(len(values))])
@@ -137,9 +137,9 @@ def any_cut(random: np.random.Generator, height: int, width: int, side: int) -> 
 
 
 def on_every_kind(work: Any) -> None:
-    """Call a function with each kind of library that this processor can run.
+    """Call a function with each kind of library that this CPU supports.
 
-    In a process of its own, because a byte too far ends it.
+    Each call is a separate process, because an access outside the buffers kills it.
     """
     for kind in library.kinds():
         done = Forked(work, environment={library.CHOICE: kind}).wait()
@@ -163,7 +163,7 @@ def crop_anything() -> None:
 
 
 def test_every_number_of_taps() -> None:
-    """Along both axes, in both orders, from enlarged to shrunk a hundred times."""
+    """Cover both axes and both orders, from enlarging to shrinking a hundredfold."""
     on_every_kind(crop_by_all_taps)
 
 
@@ -179,7 +179,7 @@ def crop_by_all_taps() -> None:
 
 
 def job_of_jpeg(height: int, width: int, decode: Any) -> Job:
-    """Return the job of one pixel of a JPEG, which a function of Python's decodes."""
+    """Return a job for one pixel of a JPEG, decoded by a Python function."""
     tall, wide = np.array([height], np.int32), np.array([width], np.int32)
     nothing, form = np.zeros(1, np.int64), np.array([JPEG], np.uint8)
     images = Images(nothing, nothing, tall, wide, form)

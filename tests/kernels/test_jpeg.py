@@ -1,4 +1,4 @@
-"""The part of a JPEG that a box needs is decoded as PIL decodes the whole, or refused."""
+"""The part of a JPEG that a box needs is decoded exactly as by PIL, or rejected."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def part() -> Decoder:
 
 
 def boxes(height: int, width: int, count: int, seed: int = 0) -> list[Box]:
-    """Return the whole, its borders, single pixels at all places of an iMCU, and random boxes."""
+    """Return the entire image, its borders, random single pixels and random boxes."""
     generator = np.random.default_rng(seed)
     made: list[Box] = [
         (0, 0, height, width),
@@ -87,7 +87,7 @@ def cut(pixels: np.ndarray, box: Box) -> np.ndarray:
 
 
 def check(decoder: Decoder, data: bytes, count: int, seed: int = 0) -> None:
-    """Hold the pixels of many boxes of a JPEG against PIL's."""
+    """Compare the pixels of many boxes of a JPEG with PIL's."""
     expected = by_pil(data)
     for box in boxes(expected.shape[0], expected.shape[1], count, seed):
         done = decoder(data, box)
@@ -96,7 +96,7 @@ def check(decoder: Decoder, data: bytes, count: int, seed: int = 0) -> None:
 
 
 def of_kind(height: int, width: int, name: str, kind: str) -> bytes:
-    """Make a JPEG of a sampling and a kind; one of gray has the first component's scans."""
+    """Encode a JPEG of a sampling and a kind. Gray ones have only the first component's scans."""
     sampling, settings = SAMPLINGS[name], dict(KINDS[kind])
     if len(sampling) == 1 and "scans" in settings:
         settings["scans"] = [([0], *own[1:]) for own in settings["scans"] if 0 in own[0]]
@@ -111,7 +111,7 @@ def test_every_sampling(kind: str, height: int, width: int, part: Decoder) -> No
 
 
 def written(mode: str = "RGB", size: tuple[int, int] = (150, 200), **settings: Any) -> bytes:
-    """Return a JPEG that PIL writes, of smooth colours with some noise."""
+    """Return a JPEG written by PIL, of smooth colours with some noise."""
     height, width = size
     generator = np.random.default_rng(0)
     across, down = np.meshgrid(np.linspace(0, 9, width), np.linspace(0, 7, height))
@@ -142,7 +142,7 @@ def test_what_pil_writes(name: str, part: Decoder) -> None:
 
 
 def test_no_more_is_decoded_than_is_needed(part: Decoder) -> None:
-    """Rows above the box are not made, nor are columns beside it except for an iMCU."""
+    """Rows above the box are not output, nor columns next to it beyond one iMCU."""
     done = part(jpeg(300, 400, SAMPLINGS["4:2:0"]), (200, 128, 220, 240))
     assert done is not None
     assert (done[1].top, done[1].left, done[1].pitch) == (200, 112, 3 * 144)
@@ -173,13 +173,13 @@ REFUSED = {
     "two colours": jpeg(150, 200, [(1, 1)] * 2),
     "sampling by 3 to 2": jpeg(150, 200, [(3, 1), (2, 1), (1, 1)]),
     "twelve bits": GOOD.replace(b"\xff\xc0\0\x11\x08", b"\xff\xc1\0\x11\x0c"),
-    # Versions of libjpeg-turbo smooth what lacks coefficients in ways of their own.
+    # Versions of libjpeg-turbo smooth missing coefficients differently.
     "smoothed": jpeg(150, 200, SAMPLINGS["4:4:4"], frame=0xC2, scans=[([0, 1, 2], 0, 0)]),
 }
 
 
 def test_refused(part: Decoder, capfd: pytest.CaptureFixture[str]) -> None:
-    """Whatever the box; the decoder continues, and nothing is printed."""
+    """They are rejected for any box. The decoder stays usable, and nothing is printed."""
     for name, data in REFUSED.items():
         for box in [(0, 0, 1, 1), (20, 30, 40, 50), (0, 0, 150, 200)]:
             assert part(data, box, (150, 200)) is None, name
@@ -190,7 +190,7 @@ def test_refused(part: Decoder, capfd: pytest.CaptureFixture[str]) -> None:
 
 
 def test_tables_of_the_image_before_are_forgotten(part: Decoder) -> None:
-    """Without quantisers an image is refused; for codes, libjpeg-turbo has a standard, as PIL's."""
+    """Images without quantisation tables are rejected. Huffman tables have a default, as in PIL."""
     for marker in (0xDB, 0xC4):
         at = GOOD.index(bytes([0xFF, marker]))
         length = int.from_bytes(GOOD[at + 2 : at + 4], "big")
@@ -204,7 +204,7 @@ def test_tables_of_the_image_before_are_forgotten(part: Decoder) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_damage_is_refused_or_does_not_matter(seed: int, part: Decoder) -> None:
-    """Damage below the box goes unseen, as PIL continues after it: the box's pixels are equal."""
+    """Corruption below the box may go unnoticed: the pixels of the box are equal to PIL's."""
     generator = np.random.default_rng(seed)
     refused = 0
     for _ in range(150):
@@ -223,7 +223,7 @@ def test_damage_is_refused_or_does_not_matter(seed: int, part: Decoder) -> None:
 
 
 def test_threads(part: Decoder) -> None:
-    """Each has a decoder of its own, which ends with it."""
+    """Each thread has its own decoder, which is freed when the thread ends."""
     data = [written(size=(90 + i, 130), subsampling=i % 3) for i in range(6)]
     expected = [by_pil(own) for own in data]
 

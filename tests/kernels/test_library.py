@@ -1,4 +1,4 @@
-"""The compiled kernels: which library is loaded, and that all kinds of them make the same views."""
+"""The compiled kernels: which library is loaded; all kinds give the same views."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from fastsiam.kernels import build, library
 from fastsiam.pipelines.cuts import cut_views
 from fastsiam.pipelines.job import Images, Job, run_in_threads, stages_of
 from fastsiam.views.draws import draw_views
-from fastsiam.views.photometric.operations import in_views_order
+from fastsiam.views.photometric.operations import split_by_view
 
 
 @pytest.fixture
 def nothing_loaded() -> Iterator[None]:
-    """Forget where the libraries are, before and after."""
+    """Clear the cached library paths and handles before and after a test."""
     for cached in (library._folder, library._load, library.jpeg):
         cached.cache_clear()
     yield
@@ -35,7 +35,7 @@ def nothing_loaded() -> Iterator[None]:
 
 
 def views(dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
-    """Return views of sixteen images of odd sizes, with every operation among them."""
+    """Return views of sixteen images of odd sizes that use every operation."""
     generator = np.random.default_rng(0)
     size = generator.integers(20, 90, (16, 2))
     pixels = [generator.integers(0, 256, (h, w, 3), np.uint8) for h, w in size]
@@ -45,7 +45,7 @@ def views(dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
     stages = stages_of(params, config, dtype)
     images = Images.of_pixels(address, size)
     run_in_threads(Job(images, cut_views(params, config), None, stages))
-    return in_views_order([stage.views() for stage in stages], config)
+    return split_by_view([stage.views() for stage in stages], config)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
@@ -82,7 +82,7 @@ def test_without_a_compiler_that_works(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    """Libraries of other sources are as good as none."""
+    """Libraries built from other sources are not used."""
     monkeypatch.setenv(build.FOLDER, str(tmp_path))
     (tmp_path / build.STAMP).write_text("other sources")
     if command:
@@ -108,7 +108,7 @@ open(options[options.index("-o") + 1], "w").close()
 def test_zig_compiles_for_named_processors_and_leaves_nothing(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Without -mcpu it takes this machine's, and a wheel would fail on another."""
+    """Without -mcpu, zig would compile for this machine, and wheels would fail on others."""
     (tmp_path / "pretends.py").write_text(PRETENDS)
     command = [sys.executable, str(tmp_path / "pretends.py"), str(tmp_path / "log"), "ziglang"]
     monkeypatch.setenv("CXX", shlex.join(command))
@@ -119,15 +119,15 @@ def test_zig_compiles_for_named_processors_and_leaves_nothing(
     if build.OTHER not in library.kinds():
         wanted = ["x86_64_v4+avx512vbmi+avx512vnni", "x86_64_v3", "x86_64_v2", build.JPEG]
         assert processors[:3] == wanted[:3]
-    assert processors[len(wanted) - 1 :] == ["baseline"] * 2  # has libjpeg?, and what decodes
+    assert processors[len(wanted) - 1 :] == ["baseline"] * 2  # libjpeg check, decoder
     assert len(made) == len(wanted)
     assert not any(Path(line.split()[0]).exists() for line in lines)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="ldd is Linux's")
-@pytest.mark.skipif(build.FOLDER in os.environ, reason="sanitized libraries need others")
+@pytest.mark.skipif(sys.platform != "linux", reason="needs ldd of Linux")
+@pytest.mark.skipif(build.FOLDER in os.environ, reason="sanitized libraries have more dependencies")
 def test_libraries_of_others_are_not_needed_or_hidden() -> None:
-    """They run with any libstdc++; Pillow and torchvision bring a libjpeg of their own."""
+    """They run with any libstdc++, and hide their libjpeg from Pillow's and torchvision's."""
 
     def told(*command: str | Path) -> str:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout
@@ -150,7 +150,7 @@ def test_libraries_that_cannot_be_loaded(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The kernels' is an error; without the system's libjpeg Pillow decodes."""
+    """For the kernels it is an error. Without the JPEG decoder, Pillow decodes."""
     for name in (build.library(library.kind()), build.JPEG):
         (tmp_path / name).write_text("no library")
     monkeypatch.setattr(library, "_folder", lambda: tmp_path)

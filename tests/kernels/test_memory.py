@@ -1,4 +1,4 @@
-"""Compiled code that gets no memory raises MemoryError, and refuses what lies outside of arrays."""
+"""Compiled code raises MemoryError if an allocation fails, and sanitizers detect overflows."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _MIB = 1 << 20
 
 @contextlib.contextmanager
 def only(count: int) -> Iterator[None]:
-    """Let the process's address space grow by so many bytes and no more while inside."""
+    """Limit the growth of the process's address space to ``count`` bytes."""
     size = int(Path("/proc/self/statm").read_text().split()[0]) * mmap.PAGESIZE
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (size + count, hard))
@@ -80,14 +80,14 @@ def lacks_memory_to_finish() -> None:
     "work", [lacks_memory_to_decode, lacks_memory_to_crop, lacks_memory_to_finish]
 )
 def test_a_process_survives_a_lack_of_memory(work: Callable[[], None]) -> None:
-    """And does the same work when there is some."""
+    """The same work succeeds once there is memory."""
     done = Forked(work).wait()
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.skipif(build.FOLDER not in os.environ, reason="only make memory-check sets it")
+@pytest.mark.skipif(build.FOLDER not in os.environ, reason="only for `make memory-check`")
 def test_sanitized_kernels_see_one_byte_too_many() -> None:
-    """In a scratch buffer of compiled code, which rounds its size elsewhere."""
+    """The write is in a scratch buffer of compiled code, whose size is normally rounded up."""
     done = Forked(write_behind_a_room).wait()
     assert done.returncode and "heap-buffer-overflow" in done.stderr
 
@@ -98,7 +98,7 @@ def write_behind_a_room() -> None:
 
 
 @pytest.mark.skipif(
-    "malloc_debug" not in os.environ.get("LD_PRELOAD", ""), reason="only make memory-check sets it"
+    "malloc_debug" not in os.environ.get("LD_PRELOAD", ""), reason="only for `make memory-check`"
 )
 def test_the_checked_malloc_sees_one_byte_too_many() -> None:
     done = Forked(write_behind_an_allocation).wait()
@@ -106,7 +106,7 @@ def test_the_checked_malloc_sees_one_byte_too_many() -> None:
 
 
 def write_behind_an_allocation() -> None:
-    """Numpy's, because ctypes would find the system's own malloc and not the checked one."""
+    """Use a NumPy array: ctypes would find the system's malloc instead of the checked one."""
     array = np.zeros(5000, np.uint8)
     ctypes.memset(array.ctypes.data, 1, array.size + 1)
     del array

@@ -1,4 +1,4 @@
-"""Work is shared among threads: all of it, once, and errors come out."""
+"""Work is split among threads: each item is done exactly once, and errors are raised."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
 
 @pytest.mark.parametrize("count", [0, 1, 2, 7, 100_000])
 def test_all_is_done_once(count: int, threads: int) -> None:
-    """By compiled code, which takes an image of one pixel after the other."""
+    """Compiled code takes one image after the other; here an image is one pixel."""
     levels = np.random.default_rng(0).integers(0, 256, (count, 3), np.uint8)
     table = np.arange(256, dtype=np.uint16)[:, None].repeat(3, 1) + 1
     out, taken = np.zeros((count, 3), np.uint16), np.zeros(1, np.int64)
@@ -46,7 +46,7 @@ def test_errors_come_out(threads: int) -> None:
 
 
 def test_nobody_is_left_at_work_after_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However often it is pressed: what threads work on may go away after that."""
+    """No thread may still work when ``run_all`` returns, as its arrays may then be freed."""
     end, pressed = threading.Event(), 0
 
     def interrupted(futures: object) -> None:

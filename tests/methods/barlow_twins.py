@@ -1,4 +1,4 @@
-"""Barlow Twins (Zbontar, Jing, Misra, LeCun and Deny, ICML 2021), as somebody would add it."""
+"""Barlow Twins (Zbontar, Jing, Misra, LeCun and Deny, ICML 2021), as a user would add it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class BarlowTwinsConfig(MethodConfig):
 
 
 class BarlowTwins(Method):
-    """Encoder and projector; the cross-correlation of two views becomes the identity."""
+    """Barlow Twins: pushes the cross-correlation matrix of two views towards the identity."""
 
     parts = ("backbone", "projector")
 
@@ -42,7 +42,7 @@ class BarlowTwins(Method):
         self.projector = mlp(backbone.features, config.dim, config.dim, config.dim)
 
     def forward(self, views: tuple[Tensor, ...], index: Tensor) -> Output:
-        """Return the loss over the images of all ranks, and the first view's embeddings."""
+        """Return the loss over the images of all ranks and the embeddings of the first view."""
         _, z = self.by_view(views, self.backbone, self.projector)
         first, second = (standardised(gather_with_gradient(view.float())) for view in z)
         correlation = first.T @ second / len(first)
@@ -52,5 +52,5 @@ class BarlowTwins(Method):
 
 
 def standardised(z: Tensor) -> Tensor:
-    """Return (N, d) embeddings with mean 0 and variance 1 of each dimension over the batch."""
+    """Standardise (N, d) embeddings: each dimension gets mean 0 and variance 1 over the batch."""
     return (z - z.mean(0)) / torch.sqrt(z.var(0, correction=0) + 1e-5)

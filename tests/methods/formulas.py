@@ -1,8 +1,8 @@
-"""SimSiam and its variants by the paper's formulas: in numpy, float64, without fastsiam's code.
+"""SimSiam and its variants from the paper's formulas in float64 numpy, without fastsiam code.
 
-Section 3 and algorithm 1 for the network and the loss, Table 3 for BN, section 4.5 for the
-cross-entropy, section 5.2 and its footnote for the moving average. The backbone is one linear map.
-``related_formulas`` has the methods of section 6.
+Sources: section 3 and algorithm 1 for the network and the loss, Table 3 for BN, section 4.5 for
+the cross-entropy, section 5.2 and its footnote for the moving average. The backbone is linear.
+``related_formulas`` contains the methods of section 6.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 Weights = Mapping[str, Array]
 Pairs = Sequence[tuple[int, tuple[int, ...]]]
-"""Which view predicts, and of which views the mean projection is its target."""
+"""Each predicting view, and the views whose mean projection is its target."""
 
 TABLE_3 = {
     "none": (False, False, False, False),
@@ -23,11 +23,11 @@ TABLE_3 = {
     "default": (True, True, True, False),
     "all": (True, True, True, True),
 }
-"""BN on the projector's hidden layers and output, on the predictor's hidden layer and output."""
+"""BN on the projector's hidden layer and output, and on the predictor's hidden layer and output."""
 
 
 def features(weights: Weights, images: Array) -> Array:
-    """Return features (N, 5): a linear map of (N, 3, S, S) images, made 2 x 2; perhaps BN."""
+    """Return (N, 5) features of (N, 3, S, S) images: 2 x 2 pooling, linear map, optional BN."""
     n, channels, side, _ = images.shape
     quarters = images.reshape(n, channels, 2, side // 2, 2, side // 2).mean((3, 5))
     x: Array = quarters.reshape(n, -1) @ weights["backbone.layer.weight"].T
@@ -36,7 +36,7 @@ def features(weights: Weights, images: Array) -> Array:
 
 
 def mlp(weights: Weights, x: Array, head: str, normed: Sequence[bool]) -> Array:
-    """Apply a head: a ReLU between its layers; BN behind those that ``normed`` says."""
+    """Apply an MLP head, with ReLU between its layers and BN after the layers in ``normed``."""
     for i, norm in enumerate(normed):
         x = np.maximum(x, 0) if i else x
         x = _layer(weights, x, f"{head}.{3 * i}", f"{head}.{3 * i + 1}", normed=norm)
@@ -44,19 +44,19 @@ def mlp(weights: Weights, x: Array, head: str, normed: Sequence[bool]) -> Array:
 
 
 def encoded(weights: Weights, images: Array, *, norm: str) -> Array:
-    """Return z = f(x), (N, d), of a backbone and a projector of two layers."""
+    """Return the projections z = f(x), (N, d), of a backbone and a two-layer projector."""
     return mlp(weights, features(weights, images), "projector", TABLE_3[norm][:2])
 
 
 def predicted(weights: Weights, z: Array, *, norm: str = "default") -> Array:
-    """Return p = h(z), (N, d); without the predictor's weights h is the identity."""
+    """Return the predictions p = h(z), (N, d). Without predictor weights h is the identity."""
     if "predictor.0.weight" not in weights:
         return z
     return mlp(weights, z, "predictor", TABLE_3[norm][2:])
 
 
 def _layer(weights: Weights, x: Array, linear: str, norm: str, *, normed: bool) -> Array:
-    """Apply a fully connected layer; with BN there is no bias, and perhaps no scale and offset."""
+    """Apply a linear layer, with a bias if it has one, and BN if ``normed``."""
     x = x @ weights[f"{linear}.weight"].T
     if f"{linear}.bias" in weights:
         x = x + weights[f"{linear}.bias"]
@@ -64,7 +64,7 @@ def _layer(weights: Weights, x: Array, linear: str, norm: str, *, normed: bool) 
 
 
 def _normalised(weights: Weights, x: Array, norm: str) -> Array:
-    """Apply BN, which may have a scale and an offset."""
+    """Apply BN, with scale and offset if it has them."""
     x = (x - x.mean(0)) / np.sqrt(x.var(0) + 1e-5)
     if f"{norm}.weight" in weights:
         x = x * weights[f"{norm}.weight"] + weights[f"{norm}.bias"]
@@ -89,14 +89,14 @@ DISTANCES: dict[str, Callable[[Array, Array], Array]] = {
 
 
 def targets(zs: Mapping[int, Array], pairs: Pairs) -> list[Array]:
-    """Return each prediction's target: the mean projection of the views it is compared with."""
+    """Return the target of each predicting view: the mean projection of the views it predicts."""
     return [sum((zs[view] for view in of), np.zeros(1)) / len(of) for _, of in pairs]
 
 
 def moved(rows: Array, zs: Sequence[Array], momentum: float) -> Array:
-    """Return moving averages of images after projections, l2-normalised, of some views.
+    """Return updated moving averages of the images' l2-normalised projections over some views.
 
-    An image's first is its projections alone.
+    The first average of an image is its projection.
     """
     now: Array = np.mean([unit(z) for z in zs], axis=0)
     return np.where(rows.any(axis=1, keepdims=True), momentum * rows + (1 - momentum) * now, now)
@@ -111,7 +111,7 @@ def loss(
     similarity: str = "cosine",
     against: Sequence[Array] | None = None,
 ) -> float:
-    """Return the loss: of constant targets, or (without the stop-gradient) of the weights'."""
+    """Return the loss with the constant targets ``against``; None: without the stop-gradient."""
     zs = {view: encoded(weights, x, norm=norm) for view, x in enumerate(views)}
     of = targets(zs, pairs) if against is None else against
     terms = [
@@ -122,7 +122,7 @@ def loss(
 
 
 def gradient(function: Callable[[Weights], float], weights: Weights) -> dict[str, Array]:
-    """Return central differences of a function of weights, to some 1e-9."""
+    """Return the numerical gradient by central differences, accurate to about 1e-9."""
     by = 1e-6
     found = {}
     for name, value in weights.items():

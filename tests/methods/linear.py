@@ -1,4 +1,4 @@
-"""Methods on a linear backbone, in float64, for tests that compare them with formulas."""
+"""Methods on a linear backbone in float64, for comparison with formulas."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from tests.methods.formulas import Array
 from tests.train.runs import CPU
 
 IMAGES, BATCH, STEPS = 24, 8, 3
-"""Images of the data set, of a batch, and steps of an epoch."""
+"""Images in the data set, images per batch, and steps per epoch."""
 EPOCHS = 2
 
 
 class Linear(Backbone):
-    """A backbone of one linear map of the images, made 2 x 2 pixels by their means; perhaps BN."""
+    """A linear backbone: average pooling to 2 x 2 pixels, a linear map, and optional BN."""
 
     features = 5
 
@@ -35,14 +35,14 @@ class Linear(Backbone):
         self.norm: nn.Module = nn.BatchNorm1d(self.features) if normed else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return (N, 5) features of (N, 3, S, S) images, S even."""
+        """Return (N, 5) features of (N, 3, S, S) images with even S."""
         pooled = F.avg_pool2d(x, x.shape[-1] // 2)
         features: Tensor = self.norm(self.layer(pooled.flatten(1)))
         return features
 
 
 def build(config: MethodConfig, seed: int = 0, *, normed: bool = False) -> Any:
-    """Build a method on the linear backbone, no weight of it where it began."""
+    """Build a method on the linear backbone, with noise added to all initial weights."""
     torch.manual_seed(seed)
     method = resolve_name(config.builder)(config, Linear(normed=normed), images=IMAGES)
     method = method.double().train()
@@ -54,7 +54,7 @@ def build(config: MethodConfig, seed: int = 0, *, normed: bool = False) -> Any:
 
 
 def batch_of(views: int, step: int = 0, *, sides: Sequence[int] = ()) -> Batch:
-    """Return images that differ in scale and place, the views less than the images do."""
+    """Return images of different scale and mean. Views of one image differ less than images do."""
     generator = torch.Generator().manual_seed(step)
     kwargs: dict[str, Any] = {"generator": generator, "dtype": torch.float64}
     images = torch.randn(BATCH, 3, 2, 2, **kwargs) + torch.randn(1, 3, 2, 2, **kwargs)
@@ -62,7 +62,7 @@ def batch_of(views: int, step: int = 0, *, sides: Sequence[int] = ()) -> Batch:
         F.interpolate(images, size=side) + 0.5 * torch.randn(BATCH, 3, side, side, **kwargs)
         for side in sides or [2] * views
     )
-    # An epoch's order is another one in each: rows are written to and read from anywhere.
+    # Each epoch has another order, so that per-image rows are accessed in any order.
     epoch, place = divmod(step, STEPS)
     order = torch.randperm(IMAGES, generator=torch.Generator().manual_seed(100 + epoch))
     return Batch(found, order[place * BATCH :][:BATCH], torch.zeros(BATCH, dtype=torch.int64))
@@ -73,11 +73,11 @@ def views_of(batch: Batch) -> list[Array]:
 
 
 COPIES = ("frozen.", "target.")
-"""Where methods keep a copy of the encoder."""
+"""Name prefixes of the encoder's copies."""
 
 
 def arrays(method: nn.Module, *, copied: bool = False) -> dict[str, Array]:
-    """Return the weights of the parts as numbers; of the encoder's copy if there is one."""
+    """Return the weights as arrays, without the encoder's copy; with ``copied`` only the copy."""
     found = {
         name: value.detach().double().numpy().copy() for name, value in method.named_parameters()
     }
@@ -95,10 +95,10 @@ def arrays(method: nn.Module, *, copied: bool = False) -> dict[str, Array]:
 
 
 def step_of(method: Any, *, lr: float = 3.0, **settings: Any) -> TrainingStep:
-    """Return the training step of a run of two epochs, at its beginning."""
+    """Return the training step of a run of two epochs, ready for its first step."""
     config = with_settings(rank_jobs.CONFIG, batch=BATCH, epochs=EPOCHS, lr=lr, **settings)
     backbone = method.backbone.state_dict().items()
-    # A copy of the encoder has the weights that a run is given.
+    # The copy of the encoder receives the initial weights of the run.
     method.start_from({f"backbone.{name}": 1.5 * value for name, value in backbone})
     step = TrainingStep(config, method, CPU, steps_per_epoch=STEPS)
     step.prepare()

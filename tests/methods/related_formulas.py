@@ -1,13 +1,13 @@
-"""SimCLR, MoCo v2, BYOL and SwAV by their papers' formulas: numpy, float64, no fastsiam code.
+"""The formulas of SimCLR, MoCo v2, BYOL and SwAV in float64 numpy, without fastsiam code.
 
-- SimCLR: equation 1 and algorithm 1 of Chen et al. 2020; predictor and stop-gradient as the
-  footnote of section 6.2 of SimSiam has them.
+- SimCLR: equation 1 and algorithm 1 of Chen et al. 2020; predictor and stop-gradient as in the
+  footnote of section 6.2 of SimSiam.
 - MoCo: equation 1 and algorithm 1 of He et al. 2019; both directions as in SimSiam's appendix C.
 - BYOL: equations 1 to 3 and section 3.3 of Grill et al. 2020.
-- SwAV: equations 1 to 5 and appendix A of Caron et al. 2020, for any number of views its
-  equation 6; the prototypes are normalised in the graph, as section 6.2 of SimSiam says.
+- SwAV: equations 1 to 5 and appendix A of Caron et al. 2020, and equation 6 for any number of
+  views; the prototypes are normalised in the graph, as section 6.2 of SimSiam describes.
 
-Backbone, layers and central differences are those of ``formulas``. All arrays are of the global
+Backbone, layers and central differences come from ``formulas``. All arrays cover the global
 batch.
 """
 
@@ -28,14 +28,14 @@ HEADS: dict[str, Callable[[int], list[bool]]] = {
     "byol": lambda layers: [True] * (layers - 1) + [False],
     "swav": lambda layers: [True] * (layers - 1) + [False],
 }
-"""On which of its layers each method's projector has BN."""
+"""Whether each layer of a method's projector has BN."""
 
 Groups = Sequence[NDArray[np.int64]]
-"""Places in a batch of the images that share BN statistics, group by group."""
+"""For each group of images that share BN statistics, their indices in the batch."""
 
 
 def projected(method: str, weights: Weights, images: Array, groups: Groups = ()) -> Array:
-    """Return the projections (N, d); BN ties nothing but images, so each group goes by itself."""
+    """Return the (N, d) projections. Only BN mixes images, so groups are processed separately."""
     layers = sum(f"projector.{3 * i}.weight" in weights for i in range(9))
     found: dict[int, Array] = {}
     for group in groups or [np.arange(len(images))]:
@@ -46,12 +46,12 @@ def projected(method: str, weights: Weights, images: Array, groups: Groups = ())
 
 
 def query_groups(images: int, size: int) -> Groups:
-    """Images that are neighbours share BN statistics."""
+    """Return groups of consecutive images."""
     return np.split(np.arange(images), images // size)
 
 
 def key_groups(images: int, size: int) -> Groups:
-    """Groups that hold as many images of each group of queries: every so many-th image."""
+    """Return groups of strided images: each has equally many images of every query group."""
     order = [i for first in range(size) for i in range(first, images, size)]
     return np.split(np.array(order), images // size)
 
@@ -63,12 +63,12 @@ def log_softmax(logits: Array) -> Array:
 
 
 def cross_entropy(logits: Array, right: NDArray[np.int64]) -> float:
-    """Return -log softmax at the right places, averaged over rows."""
+    """Return the mean over rows of -log softmax at the correct indices."""
     return float(-log_softmax(logits)[np.arange(len(logits)), right].mean())
 
 
 def nt_xent(anchors: Sequence[Array], others: Sequence[Array], temperature: float) -> float:
-    """Each of the 2 N anchors against all projections but that of its own image and view."""
+    """Return NT-Xent: each of the 2 N anchors against all projections except its own."""
     images, (a, o) = len(anchors[0]), (unit(np.concatenate(rows)) for rows in (anchors, others))
     logits = a @ o.T / temperature
     np.fill_diagonal(logits, -np.inf)
@@ -82,7 +82,7 @@ def simclr(
     temperature: float,
     against: Sequence[Array] | None = None,
 ) -> float:
-    """Return the loss: against constant projections, or without a stop-gradient the weights'."""
+    """Return the loss against constant projections; ``against=None``: without a stop-gradient."""
     zs = [projected("simclr", weights, view) for view in views]
     return nt_xent([predicted(weights, z) for z in zs], against or zs, temperature)
 
@@ -97,10 +97,10 @@ def mocov2(
     symmetric: bool = True,
     groups: Groups = (),
 ) -> float:
-    """Return InfoNCE of each view (or the first) with the other's key against the queue.
+    """Return InfoNCE between each view (or only the first) and the other view's key and the queue.
 
     Args:
-        keys: (N, d) projections of the momentum encoder, one for each view.
+        keys: (N, d) projections by the momentum encoder, one array per view.
         queue: (K, d) normalised keys of earlier batches.
     """
     terms = []
@@ -113,7 +113,7 @@ def mocov2(
 
 
 def byol(weights: Weights, views: Sequence[Array], *, targets: Sequence[Array]) -> float:
-    """Return the squared distance of normalised predictions and targets, of both directions."""
+    """Return the squared distance of normalised predictions and targets, summed over both views."""
     terms = []
     for view in (0, 1):
         p = predicted(weights, projected("byol", weights, views[view]))
@@ -122,9 +122,9 @@ def byol(weights: Weights, views: Sequence[Array], *, targets: Sequence[Array]) 
 
 
 def sinkhorn(scores: Array, *, epsilon: float, rounds: int) -> Array:
-    """Return the codes, (B, K), each row a distribution, of scores (B, K).
+    """Return (B, K) codes, each row a distribution, for (B, K) scores.
 
-    Q is K x B; in each round its rows are made to sum to 1 / K, then its columns to 1 / B.
+    Q is K x B. Each round scales its rows to sum to 1 / K, then its columns to sum to 1 / B.
     """
     images, prototypes = scores.shape
     q: Array = np.exp(scores.T / epsilon)
@@ -138,7 +138,7 @@ def sinkhorn(scores: Array, *, epsilon: float, rounds: int) -> Array:
 
 
 def scores(weights: Weights, rows: Array) -> Array:
-    """Return the cosines (B, K) of rows with the prototypes."""
+    """Return the (B, K) cosines between rows and prototypes."""
     cosines: Array = unit(rows) @ unit(weights["prototypes.weight"]).T
     return cosines
 
@@ -151,7 +151,7 @@ def codes(
     rounds: int,
     queues: Sequence[Array] = (),
 ) -> list[Array]:
-    """Return the codes of the first two views, balanced over the batch and a queue for each."""
+    """Return the codes of the first two views, balanced over the batch and each view's queue."""
     found = []
     for view in (0, 1):
         z = projected("swav", weights, views[view])
@@ -163,7 +163,7 @@ def codes(
 def swav(
     weights: Weights, views: Sequence[Array], *, temperature: float, of: Sequence[Array]
 ) -> float:
-    """Return the swapped prediction: the codes of two views from all others."""
+    """Return the swapped prediction loss: the codes of two views, predicted from all others."""
     terms = []
     for code, view in permutations(range(len(views)), 2):
         if code < 2:
@@ -174,5 +174,5 @@ def swav(
 
 
 def momentum_at(base: float, step: int, steps: int) -> float:
-    """Return BYOL's momentum at a step of so many: it grows to 1 along a cosine."""
+    """Return BYOL's momentum at a step: it increases to 1 along a cosine."""
     return 1 - (1 - base) * (math.cos(math.pi * step / steps) + 1) / 2

@@ -1,4 +1,4 @@
-"""A method that somebody adds: one file and one line, and all else follows."""
+"""A user-defined method needs one file and one line of registration; everything else works."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_it_is_killed_resumed_and_exported(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """With noise of torch's generator in each forward pass."""
+    """Each forward pass adds noise from torch's generator, whose state must be restored."""
     forward = BarlowTwins.forward
 
     def noisy(self: BarlowTwins, views: tuple[Tensor, ...], index: Tensor) -> Output:

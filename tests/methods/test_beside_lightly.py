@@ -1,6 +1,6 @@
-"""Losses are those of lightly's parts on the same tensors.
+"""Losses equal those of lightly's modules on the same tensors.
 
-Both have the same weights: ours are copied, in their order, which is that of lightly's heads.
+Weights are copied from fastsiam's modules in parameter order, which is the same in lightly.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ VIEWS = {"fastsiam": 4, "swav": 3}
 
 
 def both(name: str) -> tuple[Method, Any]:
-    """Return our method and lightly's parts, with the same weights."""
+    """Return fastsiam's method and lightly's modules with the same weights."""
     from fastsiam.bench.lightly_methods import composed
 
     method = METHOD_CONFIGS[name](**HEADS[name])
@@ -40,7 +40,7 @@ def both(name: str) -> tuple[Method, Any]:
     )
     torch.manual_seed(0)
     ours = build_method(config.model, images=IMAGES).train()
-    for module in ours.modules():  # or blocks that begin as the identity would hide half of it
+    for module in ours.modules():  # zero-initialised residual blocks would hide half of the network
         if isinstance(module, nn.BatchNorm2d):
             nn.init.uniform_(module.weight, 0.5, 1.5)
     ours.start_from({})
@@ -57,12 +57,12 @@ def both(name: str) -> tuple[Method, Any]:
             ours.prototypes.weight.copy_(nn.functional.normalize(ours.prototypes.weight))
             (head,) = theirs.prototypes.heads
             head.weight.copy_(ours.prototypes.weight)
-            head.bias.zero_()  # ours have none
+            head.bias.zero_()  # fastsiam's prototypes have no bias
     return ours, theirs
 
 
 def copied(ours: nn.Module | None, theirs: nn.Module | None) -> None:
-    """Give lightly's part the weights of fastsiam's, if it has that part."""
+    """Copy the weights of a fastsiam module to lightly's module, if both exist."""
     if ours is None or theirs is None:
         return
     for own, other in zip(ours.parameters(), theirs.parameters(), strict=True):
@@ -71,9 +71,9 @@ def copied(ours: nn.Module | None, theirs: nn.Module | None) -> None:
 
 @pytest.mark.parametrize("name", HEADS)
 def test_losses(name: str) -> None:
-    """Through the whole network; BYOL's 2 - 2 cos, twice, is 4 more than what lightly minimises.
+    """Compare entire networks. BYOL's 2 - 2 cos, twice, is 4 more than lightly's loss.
 
-    Gradients and queues: ``test_formulas.py``.
+    For gradients and queues see ``test_formulas.py``.
     """
     ours, theirs = both(name)
     views = torch.randn(VIEWS.get(name, 2), IMAGES, 3, 16, 16).unbind()

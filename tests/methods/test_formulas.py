@@ -1,4 +1,4 @@
-"""Every variant of every method against its paper's formulas in float64 numpy, step by step."""
+"""Every variant of every method, compared step by step with its formulas in float64 numpy."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ def of(case: Case, **how: Any) -> Any:
 
 
 def images_of(case: Case, step: int = 0) -> Batch:
-    """Return a batch of a case's views, the largest of four pixels."""
+    """Return a batch of a case's views; the largest views have 4 x 4 pixels."""
     return batch_of(case.views, step, sides=[4 // by for by in case.smaller])
 
 
 class Kept:
-    """What a method keeps over steps, by the papers' words.
+    """A method's state across steps, computed from the papers' definitions.
 
-    ``queue`` holds keys of earlier batches: those of each step take the oldest ones' places, in
-    turn. ``averages`` has a row for each image. ``encoder`` is what gives the targets.
+    ``queue`` is a ring buffer of keys of earlier batches. ``averages`` has one row per image.
+    ``encoder`` contains the weights of the encoder that computes the targets.
     """
 
     def __init__(self, case: Any, method: Any) -> None:
@@ -57,7 +57,7 @@ class Kept:
             self.queue = method.queue.double().numpy().copy()
 
     def fill(self, method: Any) -> None:
-        """Replace what a method keeps by random unit rows."""
+        """Replace the method's state by random unit rows."""
         for name in ("queue", "averages"):
             if name in (kept := dict(method.named_buffers())):
                 kept[name].copy_(
@@ -69,7 +69,7 @@ class Kept:
             self.given = len(self.queue)
 
     def begin(self, at: int, weights: Weights, copied: Weights) -> None:
-        """Note what encodes the targets of a step; a frozen encoder is that before its stretch."""
+        """Set the target encoder of a step; a frozen one is copied at the start of its interval."""
         every = getattr(self.config, "alternate_every", 1) or STEPS
         if every == 1:
             self.encoder = copied or weights
@@ -79,7 +79,7 @@ class Kept:
         assert all(np.array_equal(value, self.encoder[key]) for key, value in copied.items())
 
     def take(self, weights: Weights, parts: list[Batch], at: int) -> None:
-        """Note what the parts of a step leave."""
+        """Update the state after a step with the given parts of a batch."""
         for part in parts:
             views, index = views_of(part), part.index.numpy()
             if getattr(self.config, "target_average", 0):
@@ -109,7 +109,7 @@ class Kept:
 
 
 def moved(kept: Kept, views: list[Array], index: Any, of: tuple[int, ...]) -> Array:
-    """Return the averages of a batch's images after the projections of some of its views."""
+    """Return the moving averages of a batch's images after the projections of the views ``of``."""
     zs = [formulas.encoded(kept.encoder, views[view], norm=kept.config.head_bn) for view in of]
     return formulas.moved(kept.averages[index], zs, kept.config.target_average)
 
@@ -117,13 +117,13 @@ def moved(kept: Kept, views: list[Array], index: Any, of: tuple[int, ...]) -> Ar
 def formula_of(
     method: Any, batch: Batch, kept: Kept, *, group: int = 0
 ) -> Callable[[Weights], float]:
-    """Return the loss as a function of the weights; what the method holds constant is constant.
+    """Return the loss as a function of the weights; what the method detaches is constant.
 
     Args:
-        method: whose weights give the constants.
-        batch: of images.
-        kept: what was kept of earlier batches, and the encoder of targets.
-        group: images in a row that share BN statistics; 0 is all.
+        method: the method whose current weights give the constants.
+        batch: the images.
+        kept: the state from earlier batches, and the encoder of the targets.
+        group: number of consecutive images that share BN statistics; 0 for all.
     """
     config, views = method.config, views_of(batch)
     weights, known = arrays(method), dict[str, Any]()
@@ -160,7 +160,7 @@ def formula_of(
             known["targets"] = [projected("byol", kept.encoder, view) for view in views]
         case SwAVConfig():
             queues = []
-            if kept.queue is not None and kept.given >= config.queue:  # it counts once it is full
+            if kept.queue is not None and kept.given >= config.queue:  # used only when full
                 queues = [kept.queue[:, view] for view in (0, 1)]
             how: dict[str, Any] = {"epsilon": config.epsilon, "rounds": config.sinkhorn_rounds}
             known["temperature"] = config.temperature
@@ -176,7 +176,7 @@ def formula_of(
 
 
 def check_gradients(method: Any, batch: Batch, loss: Callable[[Weights], float]) -> Any:
-    """Compare the loss, and its slope along each weight; return the method's output."""
+    """Compare the loss and its gradient for each weight; return the method's output."""
     output = method(batch.views, batch.index)
     output.loss.backward()
     assert output.loss.item() == pytest.approx(loss(arrays(method)), abs=2e-6)
@@ -195,7 +195,7 @@ def trained(method: Any) -> set[str]:
 
 @CASES
 def test_loss_and_gradients(case: Case) -> None:
-    """With other weights in another encoder, a full queue, and images that were seen before."""
+    """The target encoder has other weights, the queue is full, and all images were seen before."""
     method, batch = of(case), images_of(case)
     kept = Kept(case, method)
     kept.fill(method)
@@ -208,7 +208,7 @@ def test_loss_and_gradients(case: Case) -> None:
 
 @pytest.mark.parametrize("group", [2, 4])
 def test_keys_are_normalised_in_other_groups_than_queries(group: int) -> None:
-    """MoCo's loss and gradients where BN has parts of the batch; a key would know its query."""
+    """MoCo with BN over parts of the batch: shared statistics would let a key reveal its query."""
     case = RELATED["mocov2, parts"]
     method, batch = of(case, normed=True), images_of(case)
     kept = Kept(case, method)
@@ -232,9 +232,9 @@ KEEPS = RELATED | {
 @pytest.mark.parametrize("accumulate", [1, 2])
 @pytest.mark.parametrize("case", KEEPS.values(), ids=KEEPS.keys())
 def test_losses_and_what_is_kept_step_by_step(case: Case, accumulate: int) -> None:
-    """Of two epochs. A queue goes round, whatever its length; averages are of each image's rows.
+    """Train for two epochs, with queues that wrap around and averages for each image.
 
-    The weights of a momentum encoder follow to the last bits; BYOL's momentum grows to 1.
+    Momentum encoders match to almost the last bit, and BYOL's momentum increases to 1.
     """
     method = of(case)
     step, kept, losses = step_of(method, accumulate=accumulate), Kept(case, method), []
@@ -248,7 +248,7 @@ def test_losses_and_what_is_kept_step_by_step(case: Case, accumulate: int) -> No
         kept.take(weights, parts, at)
         kept.check(method, at)
         own, copied = arrays(method), arrays(method, copied=True)
-        if getattr(method.config, "alternate_every", 1) == 1:  # else frozen: ``Kept.begin``
+        if getattr(method.config, "alternate_every", 1) == 1:  # otherwise frozen: ``Kept.begin``
             momentum = momentum_of(method.config, at)
             for name, value in copied.items():
                 follows = momentum * kept.encoder[name] + (1 - momentum) * own[name]
@@ -257,7 +257,6 @@ def test_losses_and_what_is_kept_step_by_step(case: Case, accumulate: int) -> No
 
 
 def momentum_of(config: Any, at: int) -> float:
-    """Return the momentum of a method's target encoder at a step."""
     momentum: float = getattr(config, "encoder_momentum", 0.0)
     if getattr(config, "momentum_schedule", "constant") == "cosine":
         return related_formulas.momentum_at(momentum, at, EPOCHS * STEPS)
@@ -265,7 +264,7 @@ def momentum_of(config: Any, at: int) -> float:
 
 
 def test_the_mean_of_views_is_not_rounded_to_half_precision() -> None:
-    """FastSiam's targets under bfloat16: of rounded projections, but no further rounded."""
+    """FastSiam's bfloat16 targets are means of rounded projections and are not rounded again."""
     case = VARIANTS["fastsiam 4"]
     method, batch = of(case).float(), images_of(case)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -281,7 +280,7 @@ def test_the_mean_of_views_is_not_rounded_to_half_precision() -> None:
 
 
 def test_a_momentum_encoder_has_bn_statistics_of_its_own() -> None:
-    """They are of the images that it saw, with its weights: one view after the other."""
+    """Its statistics are those of its own activations, one view after the other."""
     case = RELATED["byol"]
     method = of(case)
     step, mean = step_of(method), np.zeros(SMALL["projector_dim"])
@@ -301,7 +300,7 @@ def test_a_momentum_encoder_has_bn_statistics_of_its_own() -> None:
 def test_prototypes_are_frozen_for_so_many_steps(
     epochs: float, frozen: int, optimizer: str
 ) -> None:
-    """Neither gradients nor decay nor a momentum of the frozen steps moves them."""
+    """Prototypes do not move during the frozen steps, by gradients, weight decay or momentum."""
     case = Case({"prototypes": 8, "frozen_epochs": epochs}, SwAVConfig)
     method = of(case)
     step = step_of(method, optimizer=optimizer, weight_decay=0.1)
@@ -316,7 +315,7 @@ def test_prototypes_are_frozen_for_so_many_steps(
 
 @CASES
 def test_all_that_is_trained_is_in_one_group(case: Case) -> None:
-    """No frozen or fixed part, nor a momentum encoder."""
+    """Frozen parts, fixed parts and momentum encoders are in no group."""
     method = of(case)
     grouped = [id(p) for group in method.param_groups() for p in group.params]
     expected = {id(p) for name, p in method.named_parameters() if name in trained(method)}

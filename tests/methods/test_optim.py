@@ -1,4 +1,4 @@
-"""Learning rates over batch, ranks, accumulation and time; weight decay on everything."""
+"""Learning rates for any batch, ranks, accumulation and step; weight decay on all parameters."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ GROUPS, DECAYING = groups(), groups(predictor_lr="cosine")
     [
         {"epochs": 10},
         {"epochs": 10, "batch": 512, "warmup_epochs": 2},
-        # SwAV's: from 0.3 over 10 of 100 epochs to 4.8, and from there to 0.0048.
+        # SwAV's schedule: from 0.3 to 4.8 over 10 of 100 epochs, then down to 0.0048.
         {"epochs": 100, "batch": 4096, "lr": 0.3, "warmup_epochs": 10, "warmup_from": 0.0625,
          "lr_end": 0.001},
     ],
 )  # fmt: skip
 def test_rates_of_every_step(settings: dict[str, Any]) -> None:
-    """A line, then a cosine; a predictor's rate stays at the peak, or goes with the others."""
+    """Linear warmup, then a cosine. The predictor's rate is constant, or follows the others."""
     config, steps = OptimConfig(**settings), 5
     peak, warmup, total = peak_lr(config), config.warmup_epochs * steps, config.epochs * steps
     start, end, decaying = config.warmup_from * peak, config.lr_end * peak, []
@@ -80,7 +80,7 @@ def lars(*weights: torch.Tensor, **settings: float | bool) -> tuple[Lars, list[t
 
 @pytest.mark.parametrize("adapt_all", [False, True])
 def test_lars_is_its_definition(adapt_all: bool) -> None:
-    """In float64, three steps: momentum, decay, norms of zero, one dimension, and no gradient."""
+    """Three float64 steps: momentum, decay, zero norms, 1-d weights and a missing gradient."""
     generator = torch.Generator().manual_seed(0)
     starts = [torch.randn(2, 3, generator=generator), torch.zeros(1, 2)]
     starts += [torch.tensor([[2.0, 0.0]]), torch.randn(4, generator=generator), torch.ones(2)]
@@ -113,7 +113,7 @@ def test_lars_is_its_definition(adapt_all: bool) -> None:
 
 
 def test_lars_under_a_gradient_scaler() -> None:
-    """As torch's GradScaler hands them over: scaled gradients, and whether any overflowed."""
+    """GradScaler passes scaled gradients and whether any of them overflowed."""
     results = []
     for scale in (None, 1024.0):
         optimizer, weights = lars(torch.tensor([[3.0, 4.0]]), torch.ones(2), weight_decay=0.5)
@@ -135,7 +135,7 @@ def test_lars_under_a_gradient_scaler() -> None:
 
 
 def test_optimizers_are_built_from_the_settings_and_their_state_is_saved() -> None:
-    """All parameters are decayed, BN's and biases too."""
+    """All parameters have weight decay, including BN parameters and biases."""
     method = build_method(model_of(backbone="resnet10", width=4, dim=8, predictor_dim=2))
     adapted = {"optimizer": "lars", "weight_decay": 1e-6, "lars_trust": 0.002}
     for kind, settings, expected in (

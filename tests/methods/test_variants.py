@@ -35,17 +35,17 @@ FEW = (
     "swav, queue",
     "swav, predictor, queue, no stop-gradient",
 )
-"""A few variants that have something of each between them."""
+"""A few variants that together cover every feature."""
 
 
 def same_on_all(state: dict[str, Any]) -> dict[str, Any]:
-    """Leave out the running statistics of BN: where it is not of all ranks, each has its own."""
+    """Drop BN's running statistics, which differ between ranks unless BN is synchronised."""
     return {k: v for k, v in state.items() if "running_" not in k and "num_batches" not in k}
 
 
 @pytest.mark.parametrize(("names", "world"), [(FEW, 2), slow((tuple(EVERY), 4))])
 def test_ranks_are_one(names: tuple[str, ...], world: int, ranks: Ranks) -> None:
-    """Losses, weights, other encoders, images' averages and queues of three steps."""
+    """Losses, weights, other encoders, averages and queues are equal for three steps."""
     parts, whole = ranks("variants", world, names=names), rank_jobs.variants(0, 1, names)
     for name, alone in whole.items():
         found = [part[name] for part in (*parts, {name: alone})]
@@ -57,7 +57,7 @@ def test_ranks_are_one(names: tuple[str, ...], world: int, ranks: Ranks) -> None
 
 
 def test_ranks_whose_bn_is_their_own_are_parts_of_one(ranks: Ranks) -> None:
-    """MoCo's keys go to other ranks, as in the original, or to other parts of one rank's batch."""
+    """MoCo's keys move to other ranks, as in the original, or to other parts of a rank's batch."""
     own: dict[str, Any] = {"name": "mocov2", "sync_bn": False}
     parts, joint = ranks("variant", 2, **own), rank_jobs.variant(0, 1, **own)
     whole = rank_jobs.variant(0, 1, **own, bn_images=8)
@@ -69,7 +69,7 @@ def test_ranks_whose_bn_is_their_own_are_parts_of_one(ranks: Ranks) -> None:
 
 
 def test_rows_of_images_are_those_that_grow_with_the_data() -> None:
-    """And a skeleton has the shapes of what is built."""
+    """Also check that a skeleton has the same shapes as a built method."""
     model = replace(rank_jobs.MODEL, method=EVERY["average"].config(**SMALL))
     rows = {name: row.shape for name, row in image_rows(model).items()}
     assert rows == {"averages": (1, SMALL["dim"])} and image_rows(rank_jobs.MODEL) == {}
@@ -91,7 +91,7 @@ def test_compiled_steps_are_the_same_steps(name: str) -> None:
 
 @pytest.mark.slow
 def test_compiled_two_ranks_are_one(ranks: Ranks) -> None:
-    """Where buckets cut the graph too, with views in it that are encoded without gradients."""
+    """DDP's buckets split the graph, and some of its views are encoded without gradients."""
     wide: dict[str, Any] = {"dim": 512, "projector_dim": 512, "predictor_dim": 256}
     parts = ranks("variant", 2, name="asymmetric", compile="on", **wide)
     whole = rank_jobs.variant(0, 1, "asymmetric", compile="off", **wide)
@@ -106,11 +106,11 @@ KILLED = ["an epoch", "average", "swav, queue", "2 steps", "mocov2"]
 def test_it_is_killed_and_resumed_bit_for_bit(
     name: str, small: TrainConfig, tmp_path: Path
 ) -> None:
-    """Killed within a stretch of two steps, and of an epoch's three."""
+    """The run is killed within an interval of two steps, which is also within an epoch."""
     config = EVERY[name].applied(small, knn_every=0, lr=0.1, save_every=1)
     whole = trained(config, out=tmp_path / "whole")
     run = killed(config, 5)
-    assert checkpoints.load(run).step in (4, 5)  # a checkpoint may be under way
+    assert checkpoints.load(run).step in (4, 5)  # a checkpoint may still be in progress
     assert_same_runs(trained(config), whole)
 
 
@@ -121,7 +121,7 @@ KEEPING = ["average, 2 steps, asymmetric 2x", "mocov2", "swav, queue", "byol"]
 def test_it_continues_on_another_number_of_ranks(
     name: str, small: TrainConfig, tmp_path: Path
 ) -> None:
-    """Two steps on one rank, two on two, two on one: rows, queues and encoders of one process."""
+    """Two steps on one rank, two on two and two on one give the state of a single process."""
     config = EVERY[name].applied(small, epochs=2, lr=0.1, knn_every=0)
     whole = checkpoints.load(trained(config, out=tmp_path / "whole"))
     for world, steps in ((1, 2), (2, 4), (1, 0)):

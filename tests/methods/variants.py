@@ -1,4 +1,4 @@
-"""The variants of the methods that tests cover; of SimSiam's, what each compares with what."""
+"""The method variants that tests cover, and for SimSiam which views predict which."""
 
 from __future__ import annotations
 
@@ -30,28 +30,28 @@ SMALL = {"projector_layers": 2, "dim": 16, "projector_dim": 16, "predictor_dim":
 
 @dataclass(frozen=True)
 class Case:
-    """A method with settings by their names."""
+    """A method with some of its settings, by name."""
 
     settings: dict[str, Any] = field(default_factory=dict)
     method: type[MethodConfig] = SimSiamConfig
     smaller: tuple[int, ...] = (1, 1)
-    """For each view, how much smaller it is than the first."""
+    """For each view, the factor by which its side is smaller than the first view's."""
     run: dict[str, Any] = field(default_factory=dict)
-    """Further settings of a run, by their flags' names."""
+    """Additional run settings, by flag name."""
 
     @property
     def views(self) -> int:
-        """Views of each image."""
+        """Number of views per image."""
         return len(self.smaller)
 
     def config(self, **small: Any) -> Any:
-        """Return the method's settings; those of its heads' sizes that it has are given."""
+        """Return the method's config, with those sizes from ``small`` that the method has."""
         there = {f.name for f in fields(self.method)}
         own = {name: value for name, value in small.items() if name in there}
         return self.method(**own | self.settings)
 
     def applied(self, config: TrainConfig, **settings: Any) -> TrainConfig:
-        """Return a run of it, its heads small."""
+        """Return the run's config with this method and small heads."""
         first = config.augment.views[0]
         views = tuple(replace(first, crop=first.crop // by) for by in self.smaller)
         model = replace(config.model, method=self.config(**SMALL))
@@ -61,13 +61,12 @@ class Case:
 
 @dataclass(frozen=True)
 class Variant(Case):
-    """SimSiam or FastSiam, and the views that predict, with those they predict."""
+    """SimSiam or FastSiam, with each predicting view and the views that it predicts."""
 
     pairs: tuple[tuple[int, tuple[int, ...]], ...] = SYMMETRIC
 
     @property
     def others(self) -> tuple[int, ...]:
-        """The views that are predicted."""
         return tuple(sorted({view for _, others in self.pairs for view in others}))
 
     def __post_init__(self) -> None:
@@ -153,6 +152,6 @@ RELATED: dict[str, Case] = {
         predictor="trained", stop_gradient=False, queue=8, queue_from=0.0, projector_layers=3
     ),
 }  # fmt: skip
-"""The methods of section 6, and what it changes in them."""
+"""The methods of the paper's section 6 and their variants."""
 
 EVERY: dict[str, Case] = {**VARIANTS, **RELATED}

@@ -1,4 +1,4 @@
-"""Backbones by name: our ResNets are torchvision's; others come from there and from timm."""
+"""Backbones by name: fastsiam's ResNets equal torchvision's; others are torchvision's or timm's."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.conftest import ROOT
 
 
 def test_resnets_are_torchvisions() -> None:
-    """Same parameters under the same names; same function, with both kinds of blocks."""
+    """Parameter names, shapes and outputs are equal, for both kinds of blocks."""
     for name in ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152"):
         with torch.device("meta"):
             theirs = getattr(torchvision.models, name)().state_dict()
@@ -51,7 +51,7 @@ def test_resnets_are_torchvisions() -> None:
 
 
 def test_stems_and_widths() -> None:
-    """solo-learn pads by 2: 32 pixels become 34. lightly's Sequential has no ReLU there."""
+    """solo-learn pads by 2, so 32 pixels become 34. lightly's stem has no ReLU."""
     x = torch.randn(2, 3, 32, 32)
     for stem, side in {"imagenet": 16, "cifar": 32, "cifar-pad2": 34, "cifar-no-relu": 32}.items():
         backbone = build_backbone(ModelConfig(backbone="resnet18", stem=stem))  # type: ignore[arg-type]
@@ -76,7 +76,7 @@ def test_stems_and_widths() -> None:
 @pytest.mark.parametrize(("name", "blocks"), [("resnet18", 8), ("wide_resnet50_2", 16)])
 @pytest.mark.parametrize("zero", [True, False])
 def test_residual_blocks_start_as_the_identity(name: str, blocks: int, zero: bool) -> None:
-    """fastsiam's and torchvision's."""
+    """Checked for fastsiam's and torchvision's ResNets."""
     backbone = build_backbone(ModelConfig(backbone=name, zero_init_residual=zero))
     last = [m.bn3 for m in backbone.modules() if isinstance(m, Bottleneck)]
     last += [m.bn2 for m in backbone.modules() if isinstance(m, BasicBlock)]
@@ -88,7 +88,7 @@ def test_residual_blocks_start_as_the_identity(name: str, blocks: int, zero: boo
 
 @pytest.mark.parametrize("name", ["convnext_tiny", "mobilenet_v3_small"])
 def test_torchvisions_networks_keep_their_names(name: str) -> None:
-    """All but the classifier, also for networks with a module called ``features``."""
+    """All names are kept except the classifier's, also if a module is called ``features``."""
     torch.manual_seed(0)
     ours = build_backbone(ModelConfig(backbone=name)).eval()
     theirs = torchvision.models.get_model(name).eval()
@@ -125,7 +125,7 @@ FAMILIES = (
 
 
 def test_plain_weights_can_be_loaded_again() -> None:
-    """A checkpoint and a file of weights hold no versions of modules, as a state dict does."""
+    """Checkpoints and weight files lack the module versions that a state dict has."""
     pytest.importorskip("timm")
     for name in FAMILIES:
         backbone = skeleton(ModelConfig(backbone=name))
@@ -133,7 +133,7 @@ def test_plain_weights_can_be_loaded_again() -> None:
 
 
 def test_nothing_in_a_network_is_random() -> None:
-    """Dropout and stochastic depth are off; training twice gives the same, whatever the seed."""
+    """Dropout and stochastic depth are disabled, so outputs in training mode ignore the seed."""
     timm = pytest.importorskip("timm")
     functional = timm.create_model("test_efficientnet", num_classes=0, drop_rate=0.5).train()
     x = torch.randn(2, 3, 64, 64)
@@ -152,7 +152,7 @@ def test_nothing_in_a_network_is_random() -> None:
 
 @pytest.mark.parametrize("name", ["shufflenet_v2_x0_5", "timm/test_efficientnet", "timm/test_vit"])
 def test_views_together_train_as_views_apart(name: str) -> None:
-    """Two small steps: rounding alone moves gradients at the start by a hundredth in some nets."""
+    """Two small steps: in some networks rounding alone changes early gradients by 1%."""
     if name.startswith("timm/"):
         pytest.importorskip("timm")
     losses, statistics = [], []
@@ -237,7 +237,7 @@ def test_batch_statistics_that_are_not_bns_are_refused() -> None:
 
 @pytest.mark.slow
 def test_narrow_networks_write_within_bounds_on_two_threads() -> None:
-    """oneDNN's backward pass of a strided 1x1 convolution of few channels does not (torch 2.15)."""
+    """oneDNN's backward of narrow, strided 1x1 convolutions writes out of bounds (torch 2.15)."""
     code = """
 import torch
 from fastsiam.config import ModelConfig

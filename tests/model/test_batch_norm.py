@@ -1,4 +1,4 @@
-"""BN of several views in one batch is torch's, of each view by itself."""
+"""BN over a batch of several views equals torch's BN over each view separately."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def test_views_in_one_batch_are_normalised_each_by_itself(
     compiling: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Against torch's BN, called for each view in turn: output, gradients, running statistics.
+    """Compare output, gradients and running statistics with torch's BN, called once per view.
 
-    By torch's kernels, and by the formula that the compiler gets.
+    This covers torch's kernels and the formula that the compiler receives.
     """
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: compiling)
     reference, layer = bn(kind, **settings), bn(kind, **settings)
@@ -71,7 +71,7 @@ def test_views_in_one_batch_are_normalised_each_by_itself(
 
 
 def test_groups_that_share_statistics_are_counted() -> None:
-    """Of a view of 16 images on each of 4 ranks."""
+    """Count the groups for a view with 16 images on each of 4 ranks."""
     layer = nn.Sequential(bn())
     assert groups_of(layer, 16, 4) == 4
     for images, groups in ((0, 4), (16, 4), (8, 8), (2, 32)):

@@ -1,4 +1,4 @@
-"""Heads, loss and method: as the paper and its authors' code fix them."""
+"""Heads, loss and initialisation as in the paper and its authors' code."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def skeleton_of(**settings: Any) -> Any:
 
 
 def test_initialisers() -> None:
-    """Convolutions: He's normal, fan-out. Heads: PyTorch's default, U(-1/sqrt(in), 1/sqrt(in))."""
+    """Convolutions: He normal, fan-out. Heads: PyTorch's default, U(-1/sqrt(in), 1/sqrt(in))."""
     torch.manual_seed(0)
     method = build_method(ModelConfig(backbone="resnet18"))
     for module in method.modules():
@@ -53,7 +53,7 @@ def test_heads_are_the_papers() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_loss_is_float32_and_finite_for_large_half_inputs(dtype: torch.dtype) -> None:
-    """Squares of 1e4 overflow fp16; under autocast the loss must not be computed in it."""
+    """Squares of 1e4 overflow fp16, so under autocast the loss must be computed in float32."""
     p, z = (
         (torch.randn(16, 512) * 1e4).to(dtype).requires_grad_(),
         (torch.randn(16, 512) * 1e4).to(dtype),

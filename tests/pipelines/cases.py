@@ -1,4 +1,4 @@
-"""What tests of all pipelines share: which there are, loaders of them, batches compared."""
+"""Helpers of the pipeline tests: pipelines to test, their loaders and batch comparisons."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ NEEDS = {
 PIPELINES = [pytest.param(name, marks=NEEDS.get(name, [])) for name in get_args(Pipeline)]
 WITH_IMAGES = [name for name in PIPELINES if name.values != ("synthetic",)]
 OPTIONAL = [name for name in WITH_IMAGES if name.values[0] in NEEDS]
-"""Those whose package need not be installed."""
+"""Pipelines that need an optional package."""
 THREADED = [name for name in WITH_IMAGES if name.values[0] in (*NEEDS, "native")]
 WAYS = [pytest.param(name, marks=NEEDS[name]) for name in (GRAPH, PAGES)]
-"""Ways of pipelines that a GPU or a setting chooses."""
+"""Variants of pipelines that a GPU or a setting enables."""
 READERS = [*WITH_IMAGES, *WAYS]
 NEAR = {GRAPH: 40}
-"""How many levels of 255 the views may differ from torchvision's; otherwise by rounding."""
+"""Allowed difference from torchvision's views, in levels of 255. Others differ by rounding only."""
 SMALL = AugmentConfig.alike(crop=16)
 _DATA = {field.name for field in fields(DataConfig)}
 
 
 def readable(name: str, root: Path) -> Path:
-    """Return what a pipeline can read: FFCV wants a converted file."""
+    """Return a source that a pipeline can read: FFCV needs a converted file."""
     if name not in ("ffcv", PAGES) or not root.is_dir() or list(root.glob("*.beton")):
         return root
     out = root.with_name(root.name + "-converted")
@@ -45,7 +45,7 @@ def readable(name: str, root: Path) -> Path:
 
 
 def data_of(name: str, root: Path | str, **settings: Any) -> DataConfig:
-    """Return the settings by which a pipeline, or a way of it, reads a folder or an address."""
+    """Return the data config for a pipeline, or a variant of it, and a folder or address."""
     own: Any = {GRAPH: "dali", PAGES: "ffcv"}.get(name, name)
     address = str(root if isinstance(root, str) else readable(name, root))
     usual = {"workers": int(own != "torchvision"), "os_cache": name != PAGES}
@@ -61,11 +61,11 @@ def opened(
     store: Store | None = None,
     **how: Any,
 ) -> Loader:
-    """Open a loader; how: fields of ``DataConfig``, and arguments of ``build_loader``."""
+    """Open a loader; ``how`` takes fields of ``DataConfig`` and arguments of ``build_loader``."""
     data = data_of(name, root, **{key: own for key, own in how.items() if key in _DATA})
     rest = {key: own for key, own in how.items() if key not in _DATA}
     with pytest.MonkeyPatch.context() as patch:
-        if name == GRAPH:  # on whatever device
+        if name == GRAPH:  # on any device
             from fastsiam.pipelines import dali_backend
 
             patch.setattr(dali_backend, "DecodingLoader", dali_backend.GraphLoader)
@@ -81,7 +81,7 @@ def central(
     split: Any = "train",
     **how: Any,
 ) -> EvalLoader:
-    """Open a loader of central crops; how: as of ``opened``."""
+    """Open a loader of central crops; ``how`` as in ``opened``."""
     data = data_of(name, root, **{key: own for key, own in how.items() if key in _DATA})
     rest = {key: own for key, own in how.items() if key not in _DATA}
     augment = AugmentConfig.alike(crop=side)
@@ -89,9 +89,9 @@ def central(
 
 
 def batches(name: str, root: Path | str, *epochs: int, skip: int = 0, **how: Any) -> list[Batch]:
-    """Return the batches of some epochs, of the first from a step on.
+    """Return the batches of some epochs, the first one after ``skip`` steps.
 
-    Of noise, whose epochs are long, they are the last three.
+    For synthetic images, whose epochs are long, start three steps before the end of the first one.
     """
     loader = opened(name, root, **how)
     skip += loader.steps - 3 if name == "synthetic" else 0
@@ -110,7 +110,7 @@ def first(loader: Loader, epoch: int = 0) -> Batch:
 
 
 def change_image(name: str, root: Path, index: int, change: Callable[[bytes], bytes]) -> None:
-    """Change the bytes of an image where a pipeline reads it; a record keeps its size."""
+    """Change an image's bytes where a pipeline reads them. A .beton record keeps its size."""
     store = open_store(readable(name, root), "train")
     content = change(bytes(store.read(index)))
     if not isinstance(store, BetonStore):
@@ -135,7 +135,7 @@ def same(some: Sequence[Batch], others: Sequence[Batch]) -> bool:
 
 
 def joined(parts: Sequence[Batch]) -> Batch:
-    """Return the batch that the ranks' parts make together."""
+    """Concatenate the ranks' parts of a batch."""
     *views, index, label = (torch.cat(own) for own in zip(*map(tensors, parts), strict=True))
     return Batch(tuple(views), index, label)
 
@@ -147,7 +147,7 @@ def levels(one: torch.Tensor, other: torch.Tensor, config: AugmentConfig = SMALL
 def assert_near(some: Sequence[Batch], others: Sequence[Batch], within: float = 1e-3) -> None:
     """Check that batches have the same images, labels and draws, and nearly the same views.
 
-    By so many levels of 255, a thousandth of one for float32's rounding in the normalisation.
+    ``within`` is in levels of 255. The default allows for float32 rounding in the normalisation.
     """
     for one, other in zip(some, others, strict=True):
         assert torch.equal(one.index, other.index) and torch.equal(one.label, other.label)

@@ -1,4 +1,4 @@
-"""Fixtures of the pipelines' tests: loaders that are closed, and a DALI that gets every image."""
+"""Fixtures of the pipeline tests: loaders that are closed afterwards, and DALI without checks."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Loaders = Callable[..., Any]
 
 @pytest.fixture
 def loaders() -> Iterator[Loaders]:
-    """Opens loaders, as ``cases.opened`` does, and closes them at the end."""
+    """Open loaders like ``cases.opened``, and close them after the test."""
     with contextlib.ExitStack() as stack:
         yield lambda *a, **k: stack.enter_context(contextlib.closing(opened(*a, **k)))
 
 
 @pytest.fixture
 def trusting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let DALI have whatever PIL can open, GIFs too, which it refuses."""
+    """Pass DALI every image that PIL can open, including GIFs, which DALI rejects."""
     trust(monkeypatch)

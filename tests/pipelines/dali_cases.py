@@ -1,4 +1,4 @@
-"""What tests of DALI share: PIL's crops beside its own, and images of every kind."""
+"""Helpers of the DALI tests: comparison with PIL's crops, and images of every kind."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from tests.views.cases import pil_crop
 
 
 def trust(patch: pytest.MonkeyPatch) -> None:
-    """Let DALI have whatever PIL can open, GIFs too, which it refuses with a warning."""
+    """Pass DALI every image that PIL can open, including GIFs, which it rejects with a warning."""
     from fastsiam.pipelines import dali_backend
 
     patch.setattr(ImageRules, "needs_pillow", lambda self, head: False)
-    patch.setattr(dali_backend, "is_all_code", lambda data, head: True)
+    patch.setattr(dali_backend, "has_only_entropy_data", lambda data, head: True)
     warn_once.cache_clear()
 
 
 def pil_crops(
     store: Store, index: NDArray[np.int64], params: ViewParams, side: int
 ) -> NDArray[np.uint8]:
-    """Make the crops (V, N, S, S, 3) with PIL, as torchvision does."""
+    """Compute the crops (V, N, S, S, 3) with PIL, like torchvision."""
     both = list(zip(params.box, params.flip, strict=True))
     rows = [
         [pil_crop(image, box[row], flip[row], side) for box, flip in both]
@@ -42,7 +42,7 @@ def pil_crops(
 def gaps(
     loader: Any, store: Store, side: int, *, epochs: int = 1, skip: int = 0
 ) -> NDArray[np.int64]:
-    """Return the absolute differences to PIL's crops in levels of 255: (2, images, S, S, 3)."""
+    """Return the absolute differences from PIL's crops in levels of 255: (2, images, S, S, 3)."""
     found = [
         np.abs(crops.cpu().numpy().astype(np.int64) - pil_crops(store, index, params, side))
         for epoch in range(epochs)
@@ -63,7 +63,7 @@ def with_alpha(seed: int) -> bytes:
 
 
 def noisy(seed: int, width: int, height: int) -> Image.Image:
-    """Return a picture with fine detail, which resampling brings out."""
+    """Return a picture with fine detail, which exposes differences in resampling."""
     smooth = np.asarray(picture(seed, width=width, height=height)).astype(np.float64)
     grain = np.random.default_rng(seed).normal(0, 25, smooth.shape)
     return Image.fromarray((smooth + grain).clip(0, 255).astype(np.uint8))

@@ -25,7 +25,7 @@ from tests.sources import put
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 EACH = 3 * 24 * 24
-"""Bytes of one decoded image of the tests."""
+"""Bytes of a decoded test image."""
 
 
 def choice(root: Path, device: torch.device = CPU, *, free: float = 0.0, model: float = 0.0) -> str:
@@ -37,7 +37,7 @@ def test_memory_if_all_images_fit_beside_the_model(images: Path) -> None:
     taken = 24 * EACH
     said = "pipeline memory: 24 images take 41 kB of 87 kB on the CPU"
     assert choice(images, free=130_000) == said
-    least = taken * 1.2 / 0.8  # loading may take four fifths of what is free
+    least = taken * 1.2 / 0.8  # loading may take four fifths of free memory
     assert choice(images, free=least + 1).startswith("pipeline memory: ")
     assert "pipeline memory" not in choice(images, free=least - 1)
     assert choice(images, free=130_000, model=0.9 * 130_000 - taken).startswith("pipeline memory")
@@ -45,14 +45,14 @@ def test_memory_if_all_images_fit_beside_the_model(images: Path) -> None:
 
 
 TOO_LARGE = (
-    "24 images take 41 kB decoded, more than the 0 kB that the CPU has for them beside the model"
+    "24 images take 41 kB decoded, more than the 0 kB that the CPU can hold besides the model"
 )
 
 
 @pytest.mark.dali
 @pytest.mark.ffcv
 def test_what_decodes_images_that_do_not_fit(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """DALI beside few cores, if it can be loaded; torchvision where kernels are missing."""
+    """DALI if the GPU has few cores and DALI can be loaded; torchvision if kernels are missing."""
     for source in (images, readable("ffcv", images / "train")):
         assert choice(source) == f"pipeline native: {TOO_LARGE}"
     why = TOO_LARGE.replace("CPU", "GPU")
@@ -76,7 +76,7 @@ def test_what_decodes_images_that_do_not_fit(images: Path, monkeypatch: pytest.M
 def test_sizes_by_headers_of_all_or_of_a_sample(
     images: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of few pieces, where these are read as a whole."""
+    """A store that is read in groups is sampled from a few of them."""
     store = FolderStore(images / "train")
     read = Mock(wraps=store.read)
     monkeypatch.setattr(store, "read", read)
@@ -93,7 +93,7 @@ def test_sizes_by_headers_of_all_or_of_a_sample(
     assert sample_of(store, np.arange(24)).tolist() == [0, 1, 20, 21]
     bad = put(images / "bad" / "bad.jpg", "no image").parent
     assert choice(bad, free=1e8) == (
-        "pipeline native: sizes of the images are unknown: no header of them can be read"
+        "pipeline native: image sizes are unknown: no header can be read"
     )
 
 

@@ -1,4 +1,4 @@
-"""The table of pipelines says what is so, and what cannot run or be read is one line."""
+"""The pipeline table is correct, and a pipeline that cannot run or read data fails in one line."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_only_who_needs_a_beton_refuses_other_stores(images: Path) -> None:
 
 
 def test_what_memory_refuses(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An image that is not as large as its header says; more than fits, before one is decoded."""
+    """An image whose size differs from its header; too many images, before any is decoded."""
     with monkeypatch.context() as patch:
         decoded = Headers.decoded
         patch.setattr(Headers, "decoded", lambda own, index: decoded(own, index)[:9, :9])

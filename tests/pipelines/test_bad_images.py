@@ -1,4 +1,4 @@
-"""Bad images: what is shown in their place, the same by every pipeline and on several ranks."""
+"""Bad images are replaced in the same way by every pipeline and on any number of ranks."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def other_height(data: bytes) -> bytes:
-    """Have the header say another height than the file's table."""
+    """Change the height in a JPEG's header, so that it contradicts the .beton file's table."""
     at = data.index(b"\xff\xc0") + 5
     height = int.from_bytes(data[at : at + 2], "big") - 8
     return data[:at] + height.to_bytes(2, "big") + data[at + 2 :]
@@ -61,14 +61,14 @@ RECORDS: tuple[Change, ...] = (
 
 
 def damage(root: Path, indices: Sequence[int] = BAD) -> None:
-    """Damage images in a folder or a converted file, each in its own way."""
+    """Corrupt images in a folder or a converted file, in different ways."""
     ways = RECORDS if list(root.glob("*.beton")) else FILES
     for number, index in enumerate(indices):
         change_image("native", root, index, ways[number % 3])
 
 
 def load(name: str, root: Path, *epochs: int, skip: int = 0, **how: Any) -> list[Batch]:
-    """Return the batches of some epochs, by default of two, where others replace bad images."""
+    """Return the batches of some epochs (default: 0 and 1), with bad images replaced."""
     how = {"seed": 4, "bad_images": "replace", **how}
     return batches(name, root, *(epochs or (0, 1)), skip=skip, **how)
 
@@ -78,7 +78,10 @@ def shown(batches: Sequence[Batch]) -> list[int]:
 
 
 def in_place(order: Sequence[int], bad: Sequence[int] = BAD) -> list[int]:
-    """Return what an epoch of whole batches shall show, by the order without bad images."""
+    """Return the expected images of an epoch, given its order without bad images.
+
+    Each bad image is replaced by the next good one, starting half an epoch later.
+    """
     half = [*order[IMAGES // 2 :], *order, *order]
     return [
         next(other for other in half[place:] if other not in bad) if image in bad else image
@@ -96,10 +99,10 @@ def in_place(order: Sequence[int], bad: Sequence[int] = BAD) -> list[int]:
     ],
 )
 def test_others_are_shown_in_the_place_of_bad_ones(name: str, kind: str, folder: Path) -> None:
-    """The one half an epoch away, with draws of its own; all others are what they were.
+    """The replacement is half an epoch away and has its own draws. Other images are unchanged.
 
-    Two ranks show the same, and so does a run that has the list, from any step on: what is in the
-    list stays replaced when the images are repaired.
+    Two ranks show the same images. So does a run that starts at any step with the list: listed
+    images stay replaced even if they are repaired.
     """
     root = folder if kind == "folder" else readable("ffcv", folder)
     whole, good = load(name, root), root.with_name(f"good-{root.name}")
@@ -129,7 +132,7 @@ def test_others_are_shown_in_the_place_of_bad_ones(name: str, kind: str, folder:
 
 @pytest.mark.parametrize("name", ["torchvision", "memory"])
 def test_an_image_that_goes_bad_later_was_good_before(name: str, folder: Path) -> None:
-    """The list says since when: epochs before show what they showed."""
+    """The list records since when an image is bad. Earlier epochs still show it."""
     whole = load(name, folder, 0, 1, 2)
     found = BadImages(IMAGES)
     damage(folder, [5])
@@ -143,7 +146,7 @@ def test_an_image_that_goes_bad_later_was_good_before(name: str, folder: Path) -
 
 
 def test_too_many(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """To be replaced, or to be left out of an evaluation."""
+    """Too many to replace, or to leave out of an evaluation."""
     damage(folder, range(8))
     assert set(range(8)).isdisjoint(shown(load("torchvision", folder, 0)))
     list(central("torchvision", folder, bad_images="replace"))
@@ -156,14 +159,14 @@ def test_too_many(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(DataError, match=message) as error:
         load("torchvision", folder, bad=found)
     assert not isinstance(error.value, ImageError)
-    found.share()  # as the run does that saves before it ends
+    found.share()  # like a run that saves before it ends
     assert len(found) == 8
     with pytest.raises(DataError, match="9 of 24 images cannot be decoded"):
         list(central("torchvision", folder, bad_images="replace"))
 
 
 def test_what_ranks_find_is_told_to_all() -> None:
-    """Of two finds of one image the first in the run counts."""
+    """If two ranks find the same image, the find at the earlier step counts."""
     kept: list[list[bytes]] = [[], []]
     told: list[str] = []
 
@@ -196,7 +199,7 @@ def test_the_list_in_a_folder(tmp_path: Path) -> None:
 
 
 def test_central_crops_leave_bad_images_out(folder: Path) -> None:
-    """On every pass, kept or made again."""
+    """On every pass, with cached or recomputed crops."""
     beton = readable("ffcv", folder)
     whole = next(iter(central("native", beton, batch=24)))
     damage(beton)
@@ -217,7 +220,7 @@ def test_central_crops_leave_bad_images_out(folder: Path) -> None:
 
 @pytest.mark.parametrize("name", THREADED)
 def test_bad_is_what_pillow_refuses(name: str, tmp_path: Path) -> None:
-    """Whatever is damaged: decoders that look at a part of an image, or make things up, too."""
+    """Wherever the image is corrupt, even if a decoder reads only part of it or fills in pixels."""
     root = readable(name, write_images(tmp_path / "images", classes=2, each=12, side=160))
     generator = np.random.default_rng(0)
     for index in range(IMAGES):
@@ -238,22 +241,22 @@ def test_bad_is_what_pillow_refuses(name: str, tmp_path: Path) -> None:
 
 
 def _hurt(data: bytes, generator: np.random.Generator) -> bytes:
-    """Overwrite some bytes anywhere in an image, by chance or by zeros."""
+    """Overwrite some bytes anywhere in an image, with random values or zeros."""
     length = int(generator.integers(1, generator.choice([4, 60, 2000])))
     at = int(generator.integers(0, len(data) - length))
     hurt = generator.bytes(length) if generator.random() < 0.7 else bytes(length)
     return data[:at] + hurt + data[at + length :]
 
 
-# Where none is replaced.
+# Without replacement: a bad image is an error.
 
 
 BY_FILE = ("torchvision", "native", "dali", GRAPH)
-"""Those that read each image's file when its batch is made."""
+"""Pipelines that read each image's file when they load its batch."""
 
 
 def bomb(data: bytes) -> bytes:
-    """Claim 12 GB of pixels: Pillow refuses them, and DALI would ask for the memory."""
+    """Claim 12 GB of pixels: Pillow rejects such an image, and DALI would allocate the memory."""
     size = data.index(b"\xff\xc0") + 5
     return data[:size] + b"\xff\xff\xff\xff" + data[size + 4 :]
 
@@ -273,10 +276,10 @@ BROKEN = r"cannot decode .*class1/003\.jpg"
 def test_a_broken_image_ends_the_epoch_at_its_step_and_is_named(
     name: str, images: Path, loaders: Loaders
 ) -> None:
-    """The batches before it come, of central crops too; once it is repaired, all of them do."""
+    """Batches before it are loaded, also of central crops. Once it is repaired, all batches are."""
     root = images / "train"
     damages = list(DAMAGES)
-    if name in ("ffcv", PAGES):  # a record keeps its length, and zeros at its end are no damage
+    if name in ("ffcv", PAGES):  # records have a fixed size: zeros at the end are harmless
         damages = damages[:3]
     loader = None if name == "memory" else loaders(name, root, batch=4, workers=2)
     expected = [] if loader is None else list(loader.epoch(0))
@@ -292,7 +295,7 @@ def test_a_broken_image_ends_the_epoch_at_its_step_and_is_named(
         assert loader is None or 11 in expected[len(got)].index.tolist()
         assert all(equal(a, b) for a, b in zip(got, expected, strict=False))
         crops = central(name, root)
-        for _ in range(2 if name in ("native", "ffcv") else 0):  # the engine makes those of all
+        for _ in range(2 if name in ("native", "ffcv") else 0):  # the engine crops for all
             part = iter(crops)
             assert next(part).index.tolist() == list(range(8))
             with pytest.raises(DataError, match=BROKEN):

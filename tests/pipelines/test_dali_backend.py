@@ -1,4 +1,4 @@
-"""DALI's loader: crops that are PIL's, images that it cannot decode, and nothing mixed up."""
+"""DALI's loader: crops match PIL's, and batches stay in order after errors and bad images."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.dali
 def test_an_error_mixes_nothing_up(
     images: Path, loaders: Loaders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ctrl-C or an error of CUDA's, wherever it strikes while a batch is handed over."""
+    """Ctrl-C or a CUDA error at any point while a batch is passed to DALI."""
     loader = loaders(GRAPH, images / "train", batch=4)
     expected = list(loader.epoch(0))
     cuda = RuntimeError("CUDA runtime API error cudaErrorIllegalAddress (700)")
@@ -47,7 +47,7 @@ def test_an_error_mixes_nothing_up(
 def test_what_only_dali_refuses_is_decoded_by_pil(
     prefetch: int, images: Path, loaders: Loaders, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """DALI loses the batch, and those behind it in flight: all come, in order, one warning."""
+    """DALI loses that batch and those in flight behind it. All arrive, in order; one warning."""
     for number in (1, 5):
         path = images / "train" / "class1" / f"{number:03d}.jpg"
         path.write_bytes(encoded(Image.open(path), "GIF"))
@@ -59,12 +59,12 @@ def test_what_only_dali_refuses_is_decoded_by_pil(
         assert found == [order.indices(epoch, step).tolist() for step in range(6)]
     assert gaps(loader, store, 16).mean() < 1
     assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert "DALI cannot decode an image" in caplog.text
+    assert "DALI cannot decode some images" in caplog.text
 
 
 @pytest.mark.usefixtures("trusting")
 def test_what_dali_and_pil_refuse_is_named(images: Path, loaders: Loaders) -> None:
-    """And told from other errors of DALI's."""
+    """The error names the image and is distinguished from other DALI errors."""
     root, whole = images / "train", list[bytes]()
     loader = loaders(GRAPH, root, batch=4, prefetch=3)
     expected = list(loader.epoch(0))
@@ -80,13 +80,13 @@ def test_what_dali_and_pil_refuse_is_named(images: Path, loaders: Loaders) -> No
         change_image(GRAPH, root, 11, lambda _, data=damaged: data)  # type: ignore[misc]
         with pytest.raises(DataError, match=r"cannot decode .*class1/003\.jpg"):
             list(loader.epoch(0))
-        next(loader.epoch(0, skip=broken - 1))  # left with the broken one in flight
+        next(loader.epoch(0, skip=broken - 1))  # abandoned with the broken one in flight
         change_image(GRAPH, root, 11, lambda _: whole[0])
         assert same(list(loader.epoch(0)), expected)
 
 
 def test_a_broken_image_is_said_in_one_voice(images: Path) -> None:
-    """Nothing that DALI prints of itself reaches the user."""
+    """DALI's own error output does not reach the user."""
     change_image("dali", images / "train", 11, lambda data: data[:-20])
     done = Forked(print_the_error, images).wait()
     assert done.stdout.count("\n") == 1 and "cannot decode" in done.stdout
@@ -101,7 +101,7 @@ def print_the_error(data: Path) -> None:
 
 
 def test_views_of_different_sides(real_images: Path, loaders: Loaders) -> None:
-    """Each near PIL's, except for edges; DALI's graph has one decoder, and gets each image once."""
+    """Close to PIL's except at edges. DALI's graph has one decoder and gets each image once."""
     store = open_store(real_images, "train")
     augment = UNEQUAL.changed(scale_min=0.3, scale_max=1.0)
     loader = loaders(GRAPH, real_images, batch=100, augment=augment, workers=2)
@@ -121,7 +121,7 @@ def test_views_of_different_sides(real_images: Path, loaders: Loaders) -> None:
 
 
 def test_every_kind_of_image_is_cropped_as_pil_does(tmp_path: Path, loaders: Loaders) -> None:
-    """Whatever the format, to one level except for the edges: so the decoding is exact."""
+    """In every format, within one level except at the edges, so the decoding is exact."""
     for number, make in enumerate(KINDS.values()):
         for i in range(8):
             (tmp_path / f"{8 * number + i:03d}.jpg").write_bytes(make(i))

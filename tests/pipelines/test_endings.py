@@ -1,4 +1,4 @@
-"""A loader that is closed, or that nobody closed, leaves nothing behind, and holds no more."""
+"""Loaders end their threads and processes, closed or not, and do not leak memory."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ for kind, name, data in zip(words, words, words):
 assert threads == (torch.get_num_threads(), numba.get_num_threads())
 sys.exit(7)
 """
-"""A program that ends with loaders open: in the middle of an epoch or of a pass, or after one.
+"""A program that exits with loaders open: mid-epoch, mid-evaluation or after an epoch.
 
-FFCV, when it is imported, sets the numbers of threads to one; they have to be set back.
+Importing FFCV sets torch's and numba's thread counts to one, so they have to be restored.
 """
 CASES = [("evaluation", "native")] + [
     (kind, name)
     for kind in ("training", "trained")
     for name in get_args(Pipeline)
-    if (kind, name) != ("trained", "synthetic")  # whose epoch is as long as ImageNet's
+    if (kind, name) != ("trained", "synthetic")  # its epoch is as long as ImageNet's
 ]
 _M_MMAP_THRESHOLD = -3
 
@@ -60,7 +60,7 @@ def threads() -> set[int]:
 
 
 def ended(some: set[int], *, seconds: float = 60) -> bool:
-    """Wait until none of these threads is there: one that is joined is listed for a moment."""
+    """Wait until these threads are gone: a joined thread stays listed for a moment."""
     limit = time.monotonic() + seconds
     while some & threads():
         if time.monotonic() > limit:
@@ -71,7 +71,7 @@ def ended(some: set[int], *, seconds: float = 60) -> bool:
 
 @pytest.fixture
 def without_openmp() -> Iterator[None]:
-    """Keep torch from starting OpenMP's threads, which stay: they are no loader's."""
+    """Keep torch from starting OpenMP threads, which persist and do not belong to a loader."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -81,9 +81,9 @@ def without_openmp() -> Iterator[None]:
 @pytest.mark.usefixtures("without_openmp")
 @pytest.mark.parametrize("name", THREADED)
 def test_what_is_broken_off_ends_its_threads(name: str, images: Path, loaders: Loaders) -> None:
-    """A loader that is closed in mid-epoch, more than once; an evaluation that is left."""
+    """A loader that is closed twice in mid-epoch; an evaluation that is abandoned."""
     crops = central(name, images / "train", batch=2, workers=3)
-    next(iter(crops))  # what libraries keep for ever
+    next(iter(crops))  # starts the threads that libraries keep
     first(opened(name, images / "train", batch=4, workers=3))
     before = threads()
     loader = loaders(name, images / "train", batch=4, workers=3)
@@ -106,7 +106,7 @@ def test_what_is_broken_off_ends_its_threads(name: str, images: Path, loaders: L
 def test_ctrl_c_while_workers_are_waited_for(
     images: Path, loaders: Loaders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Torch's iterator is half reset then; in a notebook the same loader is used again."""
+    """It leaves torch's iterator half reset, and a notebook may use the same loader again."""
 
     loader: Any = loaders("torchvision", images / "train", workers=1)
     assert loader._loader.multiprocessing_context.get_start_method() == "fork"
@@ -121,9 +121,9 @@ def test_ctrl_c_while_workers_are_waited_for(
 @pytest.mark.dali
 @pytest.mark.ffcv
 def test_loaders_that_nobody_closed_do_not_keep_the_program(images: Path) -> None:
-    """Exceptions skip close(): the interpreter still has to end, workers and all, without a word.
+    """Exceptions skip close(). The interpreter and workers must still exit, without output.
 
-    One program with a loader of every kind and pipeline: each of them alone would keep it.
+    One program opens a loader of every kind and pipeline: any of them could keep it from exiting.
     """
     arguments = [
         text for kind, name in CASES for text in (kind, name, str(readable(name, images / "train")))
@@ -137,7 +137,7 @@ def test_loaders_that_nobody_closed_do_not_keep_the_program(images: Path) -> Non
     "name", [pytest.param(GRAPH, marks=NEEDS["dali"]), pytest.param("ffcv", marks=NEEDS["ffcv"])]
 )
 def test_memory_does_not_grow(name: str, tmp_path: Path) -> None:
-    """Over epochs, and as many abandoned ones, in each of which DALI fails."""
+    """Over complete epochs and as many abandoned ones. DALI fails in each of them."""
     root = write_images(tmp_path / "train", each=16, side=160)
     if name == GRAPH:
         path = root / "class1" / "003.jpg"
@@ -146,15 +146,15 @@ def test_memory_does_not_grow(name: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert name != GRAPH or "DALI cannot decode" in done.stderr
     view, *sizes = json.loads(done.stdout)
-    assert growth(sizes) < 5 * view  # fifteen epochs lie between them: 90 such views
+    assert growth(sizes) < 5 * view  # the minima are 15 epochs, or 90 views, apart
 
 
 def print_sizes(name: str, root: Path) -> None:
-    """Print the size of a batch's view, and this process's size after each epoch.
+    """Print the bytes of a batch's view, and this process's resident memory after each epoch.
 
-    DALI gets every image, as ``trusting`` has it.
+    DALI gets every image, like with the fixture ``trusting``.
     """
-    ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 2**17)  # otherwise it grows with what is freed
+    ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 2**17)  # or glibc raises it as blocks are freed
     trust(pytest.MonkeyPatch())
     loader, sizes = opened(name, root, batch=16, augment=AugmentConfig.alike(crop=128)), []
     for epoch in range(45):
@@ -171,11 +171,11 @@ def resident() -> int:
 
 
 def growth(sizes: Sequence[int]) -> int:
-    """Return by how much a process grew with its epochs, in bytes, by its size after each.
+    """Return how many bytes a process grew, given its resident memory after each epoch.
 
-    The first third is for what is made once. Of the others the smallest sizes count: what comes and
-    goes is no growth. The process has to be one of its own, where nothing else takes or frees
-    memory; it may be forked, for what it has from the beginning is there in all its sizes.
+    The first third is warm-up. The minima of the other two thirds are compared, because temporary
+    allocations are not growth. Nothing else in the process may allocate or free memory. It may be
+    forked: inherited memory is included in all sizes.
     """
     third = len(sizes) // 3
     return min(sizes[-third:]) - min(sizes[third:-third])

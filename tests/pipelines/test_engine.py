@@ -1,4 +1,4 @@
-"""The engine against Pillow: any image, boxes, sides and threads; errors and cancels."""
+"""The engine matches Pillow for any images, boxes, sides and threads; errors and cancellation."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def by_pillow(store: Store, index: int, cuts: Cuts, side: int) -> NDArray[np.uin
 
 
 def whole(sizes: NDArray[np.int64], side: int) -> Cuts:
-    """Return whole images, resized to a square."""
+    """Return cuts that resize each entire image to a square."""
     box = np.concatenate([np.zeros_like(sizes), sizes], axis=1).astype(np.int32)[None]
     resized = np.full((1, len(sizes), 2), side, np.int32)
     return Cuts(box, np.zeros((1, len(sizes)), np.bool_), resized, np.zeros_like(resized))
@@ -77,7 +77,7 @@ def whole(sizes: NDArray[np.int64], side: int) -> Cuts:
 
 @st.composite
 def cut_batches(draw: st.DrawFn) -> tuple[ListStore, dict[int, Cuts], int]:
-    """Some images of any kind, cuts by the side of the crops, and a number of threads."""
+    """Draw images of any kind, cuts by side of the crops, and a number of threads."""
     images, sizes = [], []
     for seed in range(draw(st.integers(1, 5))):
         width, height = draw(st.integers(1, 90)), draw(st.integers(1, 90))
@@ -134,7 +134,7 @@ def test_crops_are_pillows(batch: tuple[ListStore, dict[int, Cuts], int]) -> Non
 
 @pytest.fixture(scope="module")
 def odd(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in which some images are for Pillow: PNG, CMYK, 16 bits, and one to be turned."""
+    """A folder in which some images need Pillow: PNG, CMYK, 16 bits and EXIF-rotated."""
     root = write_images(tmp_path_factory.mktemp("odd") / "images")
     (root / "class0" / "png.png").write_bytes(encoded(picture(1), "PNG"))
     (root / "class1" / "cmyk.jpg").write_bytes(encoded(picture(2).convert("CMYK")))
@@ -154,7 +154,7 @@ def test_an_image_that_becomes_another_is_refused(tmp_path: Path) -> None:
         store.images = [*before[:index], other, *before[index + 1 :]]
         batch = made.read(np.arange(2))
         crops = (torch.empty((1, 2, 8, 8, 3), dtype=torch.uint8),)
-        with pytest.raises(ImageError, match=r"it has 41 x 30 pixels, and its header says 40 x 30"):
+        with pytest.raises(ImageError, match=r"it has 41 x 30 pixels, but its header says 40 x 30"):
             cuts = [whole(batch.size, 8)]
             made.submit(np.arange(2), batch, cuts, crops=crops).result()
         store.images = before
@@ -172,7 +172,7 @@ def test_an_image_whose_header_pillow_alone_reads(name: str, tmp_path: Path) -> 
 def test_crops_stay_what_they_are_until_the_next_are_asked_for(
     prefetch: int, odd: Path, loaders: Loaders
 ) -> None:
-    """However many batches are made ahead meanwhile, in the buffers that are left."""
+    """However many batches are prefetched meanwhile, into the remaining buffers."""
     loader = loaders("native", odd, batch=3, workers=2, prefetch=prefetch)
     expected = [crops[0].clone() for *_, crops in loader.crops(0)]
     assert len(expected) >= 8
@@ -182,7 +182,7 @@ def test_crops_stay_what_they_are_until_the_next_are_asked_for(
 
 
 def test_a_cancelled_batch_lets_its_memory_go() -> None:
-    """Whatever state its threads are in, nothing is written afterwards."""
+    """Nothing is written after the cancel, whatever the threads were doing."""
     store = ListStore([encoded(picture(i, width=900, height=700), "PNG") for i in range(8)])
     made = Engine(store, workers=2)
     index = np.tile(np.arange(8), 40)  # seconds of work
@@ -204,14 +204,14 @@ def test_batches_are_made_without_libjpeg(odd: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(headers, "decoder", lambda: 0)
     assert same(batches("native", odd, 0, 1), expected)
     known, both = headers.Headers(ListStore([jpeg(0), jpeg(1)])), np.arange(2)
-    known.read(both)  # Pillow reads all of them: none is left to the kernels
+    known.read(both)  # Pillow reads all images, and the kernels read none
     assert known.read_images(both, lambda: memoryview(bytearray(1 << 20))) == {}
 
 
 def test_kernels_are_missed_when_a_loader_is_opened(
     odd: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not at the first batch, when a run has begun."""
+    """Not at the first batch, when the run has started."""
 
     monkeypatch.setattr(headers, "decoder", Mock(side_effect=BackendError("no compiler")))
     with pytest.raises(BackendError, match="no compiler"):

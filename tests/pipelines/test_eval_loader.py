@@ -1,4 +1,4 @@
-"""Central crops: whatever makes them on the CPU, they are PIL's to the last bit."""
+"""Central crops: on the CPU, every pipeline's crops equal PIL's bit for bit."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.sources import picture
 
 
 def pils(images: list[Image.Image], resize: int, side: int) -> NDArray[np.uint8]:
-    """Make central crops as torchvision's Resize and CenterCrop do."""
+    """Compute central crops with torchvision's Resize and CenterCrop."""
     return np.stack(
         [np.asarray(TF.center_crop(TF.resize(image, [resize]), [side, side])) for image in images]
     )
@@ -50,12 +50,12 @@ def equal(one: EvalBatch, other: EvalBatch) -> bool:
 
 
 def test_central_cuts_equal_pil_for_images_of_any_size() -> None:
-    """Shrunk, enlarged, narrower than the crop, long and thin: noise, black and white too."""
+    """Shrunk, enlarged, narrower than the crop, long and thin; noise and black-and-white images."""
     random = np.random.default_rng(0)
     for largest in (3, 20, 150, 700) * 25:
         side, resize = random.integers(1, 48, 2).tolist()
         size = random.integers(1, largest, (6, 2))
-        size = size[size.max(1) * resize < 6000 * size.min(1)]  # PIL makes all of it
+        size = size[size.max(1) * resize < 6000 * size.min(1)]  # PIL resizes all of it
         images = [random.integers(0, 256, (*own, 3), dtype=np.uint8) for own in size.tolist()]
         images[:1] = [(image > 128) * np.uint8(255) for image in images[:1]]
         crops = torch.full((1, len(images), side, side, 3), 7, dtype=torch.uint8)
@@ -67,7 +67,7 @@ def test_central_cuts_equal_pil_for_images_of_any_size() -> None:
 
 @pytest.fixture(scope="module")
 def odd(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Images of every kind, and some that are much longer than the crop or just as large."""
+    """Images of every kind, some much longer than the crop, and one of exactly its size."""
     folder = tmp_path_factory.mktemp("odd") / "images"
     folder.mkdir()
     for number, make in enumerate(KINDS.values()):
@@ -97,7 +97,7 @@ def photographs(real_images: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 @pytest.mark.dali
 @pytest.mark.parametrize(("resize", "side"), [(256, 224), (400, 224), (96, 96)])
 def test_what_dali_resizes_is_near_pils(resize: int, side: int, photographs: Path) -> None:
-    """The GPU's graph, on the CPU: within a level, but beside the edges of what it shrank."""
+    """The GPU graph, run on the CPU: within one level, except at the edges of shrunk images."""
     from fastsiam.pipelines.dali_backend import central_crops
 
     store = open_store(photographs, "train")
@@ -114,7 +114,7 @@ def test_what_dali_resizes_is_near_pils(resize: int, side: int, photographs: Pat
 @pytest.mark.dali
 @pytest.mark.ffcv
 def test_the_engine_makes_the_crops_except_for_dali_on_a_gpu(images: Path) -> None:
-    """So the other tests here take one pipeline. At resize 95 crops have a border."""
+    """So the other tests here use one pipeline. At resize 95, crops have a border."""
     store = open_store(images / "train", "train")
     for name in get_args(Pipeline):
         for device, resize in (("cpu", 96), ("cuda", 96), ("cuda", 95)):
@@ -128,7 +128,7 @@ def test_the_engine_makes_the_crops_except_for_dali_on_a_gpu(images: Path) -> No
 
 @pytest.mark.parametrize("keep", [0, 2**30])
 def test_every_pass_is_the_same(keep: int, images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also after some that were broken off; and what is kept is not made again."""
+    """Also after abandoned passes. Cached crops are not computed again."""
     monkeypatch.setattr(module, "_KEEP_BYTES", keep)
     root = images / "train"
     loader = central("native", root)
@@ -176,11 +176,11 @@ def test_ranks_take_batches_in_turn(images: Path) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["native", pytest.param("dali", marks=NEEDS["dali"])])
 def test_images_on_the_gpu(name: str, photographs: Path) -> None:
-    """Those of the CPU to the last level; nvJPEG's transform and colours round otherwise."""
+    """They equal the CPU's, except that nvJPEG rounds its transform and colours differently."""
     settings = {"resize": 256, "side": 224, "batch": 32}
     host = central(name, photographs, **settings)
     device = central(name, photographs, device="cuda", **settings)
-    for _ in range(2):  # made, and kept
+    for _ in range(2):  # computed, then cached
         for a, b in zip(device, host, strict=True):
             assert all(getattr(a, field).is_cuda for field in EvalBatch.__slots__)
             assert a.image.is_contiguous(memory_format=torch.channels_last)
@@ -196,9 +196,9 @@ def test_images_on_the_gpu(name: str, photographs: Path) -> None:
 @pytest.mark.dali
 @pytest.mark.parametrize(("resize", "side"), [(256, 224), (72, 96)])
 def test_dali_resizes_on_the_gpu_as_pil_does(resize: int, side: int, photographs: Path) -> None:
-    """Raw pixels, which nothing decodes: within a level where no edge is near.
+    """Raw pixels, which need no decoding: within one level, except near edges.
 
-    The engine makes crops with a border, to the last bit.
+    The engine computes crops with a border, bit for bit.
     """
     pixels = photographs.with_name("pixels")
     if not pixels.exists():
@@ -211,7 +211,7 @@ def test_dali_resizes_on_the_gpu_as_pil_does(resize: int, side: int, photographs
 
 @pytest.mark.gpu
 def test_a_gpu_that_is_behind_loses_no_crops(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pinned memory must not be used again before it was copied."""
+    """Pinned memory must not be reused before it has been copied."""
     monkeypatch.setattr(module, "_KEEP_BYTES", 0)
     host, device = (
         central("native", images / "train", batch=2, device=at) for at in ("cpu", "cuda")

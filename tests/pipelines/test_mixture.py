@@ -1,4 +1,4 @@
-"""Mixtures of data sets: their orders, their stores, and every pipeline on them."""
+"""Mixtures of data sets: their order, their stores, and every pipeline on them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,6 @@ from tests.sources import jpeg, put, rotated_jpeg, tar
 
 @st.composite
 def mixtures(draw: st.DrawFn) -> Mixture:
-    """Two to four data sets, one of which may be many times the size of another."""
     counts = draw(st.lists(st.integers(1, 300), min_size=2, max_size=4))
     weights = [draw(st.floats(0.01, 100)) for _ in counts]
     window = draw(st.sampled_from([0, 1, 50]))
@@ -47,7 +46,7 @@ def test_every_epoch_has_the_shares_and_shows_all_images_of_a_data_set_alike(
     images, seen = len(mixture), np.zeros(len(mixture), np.int64)
     for epoch in range(start, start + epochs):
         numbers = mixture.epoch(seed, epoch)
-        assert len(np.unique(numbers)) == images, "two places would be drawn the same views"
+        assert len(np.unique(numbers)) == images, "two positions would get the same views"
         shown = mixture.sets[positions_of(numbers)]
         wanted = np.array(mixture.weights) / sum(mixture.weights) * images
         assert np.bincount(shown, minlength=len(wanted)).tolist() == mixture.shares()
@@ -61,7 +60,7 @@ def test_every_epoch_has_the_shares_and_shows_all_images_of_a_data_set_alike(
 
 
 def test_a_repeated_image_is_drawn_other_views_and_ranks_share_the_order() -> None:
-    """Without weights each image is shown once."""
+    """The default weights are the data sets' sizes, with which each image is shown once."""
     numbers = Mixture(np.repeat([0, 1, 2], [7, 500, 33]), (7, 500, 33)).epoch(3, 9)
     assert np.array_equal(np.sort(numbers), np.arange(540))
     mixture = Mixture(np.repeat([0, 1], [36, 4]), (1, 1))
@@ -80,7 +79,7 @@ def test_a_repeated_image_is_drawn_other_views_and_ranks_share_the_order() -> No
 
 @pytest.fixture
 def halves(images: Path, tmp_path: Path) -> list[Path]:
-    """Two folders, each with some of the classes of the folder ``images``."""
+    """Two folders that split the classes of ``images``."""
     roots = [tmp_path / "first", tmp_path / "second"]
     for number, folder in enumerate(sorted((images / "train").iterdir())):
         shutil.copytree(folder, roots[number > 0] / "train" / folder.name)
@@ -113,7 +112,7 @@ def test_stores_of_every_kind_are_read_as_one(images: Path, tmp_path: Path) -> N
 
 
 def test_each_data_set_checks_its_own_files(tmp_path: Path) -> None:
-    """Also where together they have more files than one data set checks."""
+    """Even if together they have more files than a single data set checks."""
     names = [tmp_path / "one" / "0.tar", *(tmp_path / "many" / f"{i}.tar" for i in range(17))]
     tars = [tar(path, [("a/0.jpg", jpeg(0))]) for path in names]
     mixed = MixedStore([open_store(tmp_path / name, "train") for name in ("one", "many")])
@@ -144,7 +143,7 @@ def test_every_pipeline_shows_a_mixture_as_it_shows_one_folder(
 
 @pytest.mark.parametrize("name", ["native", "torchvision", "memory"])
 def test_a_converted_data_set_keeps_its_orientation_alone(name: Pipeline, tmp_path: Path) -> None:
-    """The others of a mixture have the user's ``--exif``, whichever is the first one."""
+    """``--exif`` applies to the other data sets of a mixture, whichever data set is first."""
     plain = write_images(tmp_path / "plain", classes=1)
     for i in range(8):
         put(tmp_path / f"turned/a/{i}.jpg", rotated_jpeg(i))
@@ -158,7 +157,7 @@ def test_a_converted_data_set_keeps_its_orientation_alone(name: Pipeline, tmp_pa
 
 @pytest.mark.ffcv
 def test_ffcv_refuses_a_mixture_and_offers_no_conversion(halves: list[Path]) -> None:
-    """It would be one of the first data set alone."""
+    """A conversion would contain only the first data set."""
     data = DataConfig(data=str(halves[0]), mixed_with=(str(halves[1]),))
     with pytest.raises(DataError, match=r"reads one \.beton .* choose --pipeline native$"):
         BACKENDS["ffcv"].check(open_training(data)[0])

@@ -1,4 +1,4 @@
-"""Which images make up which batch, over epochs, steps and ranks."""
+"""The order of images: the images of each batch, over epochs, steps and ranks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def epoch_of(order: Order, epoch: int) -> np.ndarray:
 
 @st.composite
 def orders(draw: st.DrawFn) -> tuple[Order, int]:
-    """An order of all images, fully shuffled or within a window, and a number of ranks."""
+    """Draw an order, fully shuffled or within a window, and a number of ranks."""
     world, images = draw(st.sampled_from([1, 2, 3, 6])), draw(st.integers(1, 700))
     batch = world * draw(st.integers(1, max(1, images // world)))
     window = draw(st.sampled_from([None, 1, 100, 10**6]))
@@ -45,7 +45,10 @@ def orders(draw: st.DrawFn) -> tuple[Order, int]:
 def test_ranks_and_subsets_share_one_order(
     whole: tuple[Order, int], epoch: int, spread: int
 ) -> None:
-    """Every image once but the tail, in the same global batches; a subset is a data set."""
+    """Each image is shown once, except for the tail, in the same global batches on all ranks.
+
+    A subset is ordered like a data set of its size.
+    """
     order, world = whole
     shown = epoch_of(order, epoch)
     assert len(np.unique(shown)) == len(shown) == order.images // order.batch * order.batch
@@ -62,7 +65,7 @@ def test_ranks_and_subsets_share_one_order(
 
 
 def test_an_epoch_is_shuffled_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where several loaders take turns, and where one epoch follows another."""
+    """Even if several loaders take turns, or epochs alternate."""
     shuffle = Mock(wraps=full_shuffle)
     monkeypatch.setattr("fastsiam.pipelines.order.full_shuffle", shuffle)
     turns = [Order(images=20, batch=5, seed=seed) for seed in range(3)]
@@ -73,7 +76,7 @@ def test_an_epoch_is_shuffled_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_bad_images_of_a_mixture_are_replaced_by_good_ones() -> None:
-    """A small set with a large weight shows a bad image many times in a row."""
+    """A small data set with a large weight would repeat a bad image many times in a row."""
     mixture = Mixture(np.repeat([0, 1], [98, 2]), (0.5, 0.5))
     bad = BadImages(100, [BadImage(0, 99, "", "", 0)])
     order = Order(images=100, batch=10, seed=0, shuffle=mixture, bad=bad)
@@ -82,21 +85,21 @@ def test_bad_images_of_a_mixture_are_replaced_by_good_ones() -> None:
 
 
 def test_a_draw_that_is_noted_here_is_a_draw_for_ever() -> None:
-    """Runs that are resumed, and published subsets, depend on it."""
+    """Resumed runs and published subsets depend on it."""
     order = Order(images=20, batch=5, seed=7, rank=0, world=1)
     assert order.indices(0, 0).tolist() == [1, 13, 8, 15, 10]
     assert order.indices(3, 2).tolist() == [1, 18, 0, 2, 15]
-    with pytest.raises(ValueError, match="batch of 10 cannot be shared equally by 3 ranks"):
+    with pytest.raises(ValueError, match="batch of 10 is not divisible by 3 ranks"):
         Order(images=100, batch=10, seed=0, world=3)
     for rank in (2, -1):
-        with pytest.raises(ValueError, match=f"rank {rank} is not one of 2: ranks count from 0"):
+        with pytest.raises(ValueError, match=f"rank {rank} is out of range for 2 ranks"):
             Order(images=20, batch=10, seed=0, rank=rank, world=2)
     with pytest.raises(ValueError, match="batch must be at least 1, not 0"):
         Order(images=20, batch=0, seed=0)
 
 
 def test_no_stream_draws_what_another_does() -> None:
-    """Over all places of its mark, for the first images, epochs and views."""
+    """For the first images, epochs and views, wherever the stream is in the key."""
     images = np.arange(50)
     drawn = [rng.keys(7, rng.Stream.SHARE, images), rng.keys(7, 0, rng.Stream.LIMIT, images)]
     drawn.append(rng.keys(7, 0, rng.Stream.HOLDOUT, images))
@@ -111,18 +114,18 @@ def test_no_stream_draws_what_another_does() -> None:
 
 
 def test_a_block_is_read_within_a_shuffle_of_places() -> None:
-    """The images of a block are shown within its length and the window's, round the epoch."""
+    """A block's images are shown within its length plus the window's, wrapping around the epoch."""
     window, images = 1000, 20 * BLOCK_IMAGES
     shown = Window(window, in_order(images)).epoch(0, 0)
     place = np.argsort(shown)
     for block in range(20):
         own = np.sort(place[block * BLOCK_IMAGES : (block + 1) * BLOCK_IMAGES])
         gaps = np.diff(own, append=own[0] + images)
-        assert images - gaps.max() <= window + BLOCK_IMAGES + window // 10  # as crowded as it gets
+        assert images - gaps.max() <= window + BLOCK_IMAGES + window // 10  # for crowding
 
 
 def test_any_image_may_come_at_any_time() -> None:
-    """Over many epochs an image's place has the mean and spread of a full shuffle's."""
+    """Over many epochs, an image's position has the mean and spread of a full shuffle."""
     images, epochs = 2048, 300
     window = Window(256, in_order(images))
     place = np.array([np.argsort(window.epoch(0, e)) for e in range(epochs)])[:, ::97]

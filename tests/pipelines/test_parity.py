@@ -1,8 +1,8 @@
-"""All pipelines show the same: images, labels, boxes and, within stated tolerances, pixels.
+"""All pipelines load the same images, labels, boxes and pixels.
 
-The torchvision pipeline is the measure, because it is what users have. The tolerance is 0 levels of
-255 in all of them. (On a GPU, DALI decodes and resizes by itself; test_dali_backend.py holds that
-graph within 0.2 levels in the mean.)
+The torchvision pipeline is the reference, because it is what users have. The tolerance is 0 levels
+of 255 for all pipelines. On a GPU, DALI decodes and resizes images itself: test_dali_backend.py
+checks that graph, with a mean tolerance of 0.2 levels.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ CROPS = VIEWS.changed(jitter_p=0, gray_p=0, blur_p=0)
 
 @pytest.fixture(scope="module")
 def all_kinds(real_images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Images of all kinds, each in a class folder of its own.
+    """Images of all kinds, each in its own class folder.
 
-    What Pillow decodes for all pipelines, in whatever depth, is in ``store/test_decode.py``.
+    ``store/test_decode.py`` tests images that Pillow decodes for all pipelines, at any bit depth.
     """
     root = tmp_path_factory.mktemp("kinds") / "images"
 
@@ -63,7 +63,7 @@ def all_kinds(real_images: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 
 def source(kind: str, all_kinds: Path) -> Path:
-    """Return the same images as files, or in one file as JPEGs or as pixels."""
+    """Return the same images as files, or converted to one file of JPEGs or raw pixels."""
     out = all_kinds.with_name(kind)
     if kind != "folder" and not out.exists():
         raw = True if kind == "pixels" else None

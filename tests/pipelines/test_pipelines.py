@@ -1,7 +1,7 @@
-"""What holds for every pipeline: same images, same order, same views, resumable at any step.
+"""Every pipeline has the same images, order and views, and can be resumed at any step.
 
-The torchvision pipeline is the measure; ``test_parity`` holds the pixels of every kind of image to
-it, and this module the rest: ranks, steps, subsets, digests, one epoch at a time.
+The torchvision pipeline is the reference. ``test_parity`` compares the pixels of every kind of
+image. This module tests ranks, steps, subsets, digests and one epoch at a time.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def whole(folder: Path) -> Callable[..., list[Batch]]:
-    """Returns a pipeline's batches of an epoch by one rank, which are made once."""
+    """A cached function that returns a pipeline's batches of an epoch on a single rank."""
     made: dict[Any, list[Batch]] = {}
 
     def of(name: str, epoch: int = 1, **how: Any) -> list[Batch]:
@@ -71,7 +71,7 @@ def whole(folder: Path) -> Callable[..., list[Batch]]:
 
 
 def digests(store: Store, epoch: int, augment: AugmentConfig) -> list[int]:
-    """Return what the digests should be, from the definition and PIL's sizes."""
+    """Compute the expected digests from their definition and PIL's image sizes."""
     order, found = Order(images=len(store), batch=8, seed=0), []
     for step in range(order.steps):
         index = order.indices(epoch, step)
@@ -83,7 +83,7 @@ def digests(store: Store, epoch: int, augment: AugmentConfig) -> list[int]:
 
 CHOSEN = np.array([0, 3, 4, 9, 11, 12, 17, 20, 22, 23])
 PICKED = np.where(np.arange(24) == 9, 10, np.arange(24))
-"""Positions of a data set whose tenth image replaces the ninth."""
+"""Positions of a data set in which image 10 replaces image 9."""
 SITUATIONS: tuple[dict[str, Any], ...] = (
     {}, {"seed": 1}, {"augment": UNEQUAL}, {"batch": 4, "chosen": CHOSEN}, {"picked": PICKED}
 )  # fmt: skip
@@ -93,13 +93,13 @@ SITUATIONS: tuple[dict[str, Any], ...] = (
 def test_an_epoch_is_torchvisions(
     name: str, folder: Path, whole: Callable[..., list[Batch]]
 ) -> None:
-    """Every image once, with its label, name and draws, and two views of its own; subsets too."""
+    """Each image once, with its label, name, draws and two different views; also in subsets."""
     whole_store = open_store(folder, "train")
     for epoch, how in product((0, 1), SITUATIONS):
         store = picked(whole_store, how.get("picked", np.arange(24)))
         found = whole(name, epoch, **how)
         near = 255 if name == GRAPH and "augment" in how else NEAR.get(name, 1e-3)
-        assert_near(found, whole("torchvision", epoch, **how), near)  # what is solarised may be far
+        assert_near(found, whole("torchvision", epoch, **how), near)  # solarising amplifies gaps
         index = torch.cat([batch.index for batch in found]).tolist()
         chosen = how.get("chosen", np.arange(24)).tolist()
         assert len({*index}) == len(index) == len(chosen) // 4 * 4 and {*index} <= {*chosen}
@@ -115,7 +115,7 @@ def test_an_epoch_is_torchvisions(
             expected = digests(store, epoch, how.get("augment", SMALL))
             assert [batch.seen for batch in found] == expected
     for one, other in zip(whole(name), whole(name, picked=PICKED), strict=True):
-        changed = one.index == 9  # all others are shown as ever
+        changed = one.index == 9  # the others are unchanged
         for view, now in zip(one.views, other.views, strict=True):
             assert torch.equal(view[~changed], now[~changed])
             assert not changed.any() or not torch.equal(view[changed], now[changed])
@@ -161,7 +161,7 @@ def test_ranks_share_an_epoch_from_any_step_on(
     folder: Path,
     whole: Callable[..., list[Batch]],
 ) -> None:
-    """To the last bit: the same batches, whatever was begun and left before."""
+    """Batches are equal bit for bit, even after abandoned epochs."""
     shares = []
     for rank in range(world):
         loader = loaders(name, folder, batch=12, workers=workers, rank=rank, world=world)
@@ -193,7 +193,7 @@ def test_ffcv_reads_the_pages_of_the_images_that_are_picked(tmp_path: Path) -> N
 @pytest.mark.ffcv
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_page_cache_that_cannot_read_is_an_error(images: Path, loaders: Loaders) -> None:
-    """FFCV's readers die, and FFCV waits for their pages for ever."""
+    """FFCV's reader threads die, and FFCV waits for their pages forever."""
     loader = loaders(PAGES, images / "train", workers=2)
     path = readable("ffcv", images / "train") / "train.beton"
     path.rename(path.with_suffix(".gone"))
@@ -203,7 +203,7 @@ def test_a_page_cache_that_cannot_read_is_an_error(images: Path, loaders: Loader
 
 @pytest.mark.parametrize("name", READERS)
 def test_one_epoch_of_a_loader_at_a_time(name: str, folder: Path, loaders: Loaders) -> None:
-    """Another loader and an evaluation may be under way; the epoch that was displaced says so."""
+    """Another loader and an evaluation may run meanwhile. An epoch that was replaced raises."""
     one, other = (loaders(name, folder, workers=2) for _ in range(2))
     for a, b, c in zip(one.epoch(0), other.epoch(0), central(name, folder), strict=True):
         assert equal(a, b) and c.image.shape == (8, 3, 16, 16)
@@ -211,7 +211,7 @@ def test_one_epoch_of_a_loader_at_a_time(name: str, folder: Path, loaders: Loade
     displaced, later = one.epoch(0), one.epoch(1)
     next(displaced)
     found = [next(later)]
-    with pytest.raises(RuntimeError, match="another epoch of this loader was begun"):
+    with pytest.raises(RuntimeError, match="another epoch of this loader was started"):
         next(displaced)
     assert same([*found, *later], expected)
     for _ in range(2):

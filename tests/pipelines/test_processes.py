@@ -15,7 +15,7 @@ import pytest
 
 from fastsiam.errors import Interrupted, WorkerError
 from fastsiam.pipelines.convert.command import stoppable
-from fastsiam.pipelines.workers import forked
+from fastsiam.pipelines.workers import fork_worker
 from fastsiam.signals import ECHO, STOPS
 from tests.conftest import ROOT
 from tests.processes import Forked, until
@@ -26,12 +26,12 @@ def _twice(number: int) -> int:
 
 
 def test_a_signal_while_the_workers_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It ends the command, not with an error of the pool, and no worker stays."""
+    """It ends the command without an error of the pool, and workers are killed."""
 
     others = multiprocessing.active_children()
     start = Mock(side_effect=Interrupted("stopped", exit_code=130))
     monkeypatch.setattr("concurrent.futures.process._ExecutorManagerThread.start", start)
-    with pytest.raises(Interrupted), forked(2, _twice) as run:
+    with pytest.raises(Interrupted), fork_worker(2, _twice) as run:
         list(run([1]))
     for worker in set(multiprocessing.active_children()) - set(others):
         worker.join(30)
@@ -44,12 +44,12 @@ def _wait(path: str) -> None:
 
 
 def _fork_two(folder: str, forks: bool) -> None:
-    with forked(2, _wait, forks=forks) as run:
+    with fork_worker(2, _wait, forks=forks) as run:
         list(run([f"{folder}/a", f"{folder}/b"]))
 
 
 def test_workers_end_with_their_parent(tmp_path: Path) -> None:
-    """Whatever ends it, and also where a server forks them, as for remote data."""
+    """Whatever ends the parent, even if a fork server starts the workers, as for remote data."""
     begun = []
     for number, forks in ((signal.SIGKILL, True), (signal.SIGTERM, True), (signal.SIGKILL, False)):
         (folder := tmp_path / f"{number.name}-{forks}").mkdir()
@@ -72,9 +72,9 @@ def _signalled(number: int) -> int:
 
 @pytest.mark.parametrize("forks", [True, False])
 def test_workers_leave_signals_of_a_whole_job_to_their_parent(forks: bool) -> None:
-    """A terminal sends SIGINT and SIGHUP to all processes of a command, SLURM SIGUSR1."""
+    """A terminal sends SIGINT and SIGHUP to all processes of a command; SLURM sends SIGUSR1."""
     numbers = [signal.SIGINT, signal.SIGHUP, signal.SIGUSR1]
-    with forked(1, _signalled, forks=forks) as run:
+    with fork_worker(1, _signalled, forks=forks) as run:
         assert list(run(numbers)) == numbers
 
 
@@ -84,12 +84,12 @@ def _die(number: int) -> None:
 
 def test_a_worker_that_is_killed_is_one_line() -> None:
     error = pytest.raises(WorkerError, match=r"a worker process died .*: lower --workers, or give")
-    with error, forked(2, _die) as run:
+    with error, fork_worker(2, _die) as run:
         list(run(range(5)))
 
 
 def test_ctrl_c_while_the_server_imports(tmp_path: Path) -> None:
-    """The server of worker processes is left alone: the command alone says that it ends."""
+    """The fork server ignores the signal: only the command reports that it stops."""
     (tmp_path / "slow.py").write_text("import time; print('importing', flush=True); time.sleep(2)")
     script = (
         "import time\n"
@@ -113,7 +113,7 @@ def test_ctrl_c_while_the_server_imports(tmp_path: Path) -> None:
 
 
 def _slow_to_leave(folder: Path) -> None:
-    """Take a minute to end, as one that waits for a disk that is gone."""
+    """Take a minute to stop, like a process that waits for a lost disk."""
     with stoppable("on"):
         try:
             (folder / "begun").touch()

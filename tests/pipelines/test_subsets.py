@@ -1,4 +1,4 @@
-"""Parts of a data set: shares of every class, samples, lists of names, hold-outs."""
+"""Subsets of a data set: shares of each class, samples, lists of names and hold-outs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_every_class_gives_its_share() -> None:
         assert np.bincount(LABELS[chosen]).tolist() == counts
     one, again, other = (choose(LABELS, percent=10, seed=seed) for seed in (0, 0, 1))
     assert one.tolist() == again.tolist() != other.tolist()
-    # A draw that is noted here is a draw for ever: published numbers depend on it.
+    # The expected draw must never change: published results depend on it.
     assert choose(np.repeat([0, 1], 10), percent=30, seed=5).tolist() == [
         0, 5, 6, 15, 17, 19
     ]  # fmt: skip
@@ -41,7 +41,7 @@ def test_a_cache_of_data_that_are_here_is_of_no_use(
     images: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     open_split(DataConfig(data=str(images), cache=str(tmp_path / "cache")), "train")
-    assert caplog.messages == [f"--cache keeps nothing of {images}, which is on this machine"]
+    assert caplog.messages == [f"--cache has no effect on {images}, which is on this machine"]
     assert not (tmp_path / "cache").exists()
 
 
@@ -51,7 +51,7 @@ def test_a_sample_keeps_the_proportions() -> None:
     counts = np.bincount(LABELS[drawn], minlength=4)
     assert np.abs(counts - np.array([1300, 1201, 732, 4]) * 300 / len(LABELS)).max() <= 1
     assert set(sample(LABELS, size=100, seed=0).tolist()) < set(drawn.tolist())
-    # A sample that is noted here is a sample for ever.
+    # The expected samples must never change.
     some = sample(np.repeat([0, 1, -1], [10, 5, 3]), size=7, seed=5)
     assert some.tolist() == [2, 4, 6, 7, 10, 12, 15]
     assert sample(np.repeat([0, 1], [10, 5]), size=3, seed=0).tolist() == [0, 5, 11]
@@ -65,7 +65,7 @@ def listed(folder: Path, *lines: str) -> list[int]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Three classes of 8 images, and in each of two one image with a name of its own."""
+    """Three classes of 8 images. Two of the classes have one image with a unique name."""
     write_images(tmp_path / "images")
     for kind, name in (("class0", "n01_5.JPEG"), ("class2", "n02_5.JPEG")):
         path = tmp_path / "images" / kind / "003.jpg"
@@ -74,36 +74,36 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_a_list_of_names(folder: Path) -> None:
-    """Whole names, files' names, blank lines, the ends of lines of Windows, one twice."""
+    """Full names, file names, blank lines, Windows line endings and a duplicate."""
     store = open_store(folder / "images", "train")
     lines = ["n02_5.JPEG", "", "class1/002.jpg\r", "  class0/n01_5.JPEG ", "n01_5.JPEG", ""]
     names = [store.name(i) for i in listed(folder, *lines)]
     assert names == ["class0/n01_5.JPEG", "class1/002.jpg", "class2/n02_5.JPEG"]
     (folder / "images/class1/000.jpg").rename(folder / "images/class1/a\u2028b.jpg")
-    assert len(listed(folder, "a\u2028b.jpg")) == 1  # which Python takes for the end of a line
-    missing = r"^4 of the 5 images .*list\.txt names are not there in .*: a, b, c, \.\.\.$"
+    assert len(listed(folder, "a\u2028b.jpg")) == 1  # Python's splitlines splits here
+    missing = r"^4 of the 5 images listed in .*list\.txt are missing from .*: a, b, c, \.\.\.$"
     with pytest.raises(DataError, match=missing):
         listed(folder, "a", "b", "n01_5.JPEG", "c", "class1/n01_5.JPEG")
-    with pytest.raises(DataError, match=r"^1 of the 2 .* there more than once in .*: 002\.jpg$"):
+    with pytest.raises(DataError, match=r"^1 of the 2 .* are ambiguous in .*: 002\.jpg$"):
         listed(folder, "002.jpg", "n01_5.JPEG")
     table = folder / "images.csv"
     table.write_text("path" + "\nimages/class0/n01_5.JPEG" * 2)
     (folder / "list.txt").write_text("images/class0/n01_5.JPEG")
-    with pytest.raises(DataError, match=r"there more than once in .*: images/class0/n01_5\.JPEG"):
+    with pytest.raises(DataError, match=r"are ambiguous in .*: images/class0/n01_5\.JPEG"):
         read_list(open_store(table, "train"), folder / "list.txt")
 
 
-# A hold-out: a share of each class by the images' names, the same in every command.
+# A hold-out is a share of each class, selected by image name, so every command selects the same.
 
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
-    """One folder of 3 classes of 20 images, without splits."""
+    """A folder without splits, with 3 classes of 20 images."""
     return write_images(tmp_path / "photos", each=20)
 
 
 def parts(root: Path, holdout: str = "10%") -> tuple[list[str], list[str]]:
-    """Return the names of the images that are left, and of those held out."""
+    """Return the names of the training images and of the held-out images."""
     data = DataConfig(data=str(root), holdout=holdout)
     return names_of(open_split(data, "train")), names_of(open_split(data, "val"))
 
@@ -125,7 +125,7 @@ def test_a_share_of_each_class_is_held_out(photos: Path) -> None:
 
 
 def test_the_same_are_held_out_for_ever(photos: Path) -> None:
-    """Runs that are resumed and records of evaluations depend on it; names are any container's."""
+    """Resumed runs and records of evaluations depend on it."""
     assert parts(photos)[1] == [
         "class0/001.jpg", "class0/007.jpg", "class1/007.jpg",
         "class1/014.jpg", "class2/011.jpg", "class2/017.jpg",
@@ -135,7 +135,7 @@ def test_the_same_are_held_out_for_ever(photos: Path) -> None:
 def test_a_class_of_one_image_keeps_it(tmp_path: Path) -> None:
     write_images(tmp_path / "few", classes=2, each=1)
     assert len(hold_out(open_store(tmp_path / "few", "train"), percent=50)) == 0
-    with pytest.raises(DataError, match=r"no class of .*few has two: leave --holdout out, or sort"):
+    with pytest.raises(DataError, match=r"no class of .*few has two: remove --holdout, or sort"):
         parts(tmp_path / "few")
     write_images(tmp_path / "few", classes=1, each=3)
     left, held = parts(tmp_path / "few", "99%")

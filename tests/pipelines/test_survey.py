@@ -1,4 +1,4 @@
-"""What a run says of its images before it starts: orientation, transparency, bit depth."""
+"""Messages about images before a run starts: orientation, transparency and bit depth."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ def test_what_options_affect_is_said(images: Path) -> None:
     picture(1).convert("RGBA").save(folder / "b.png")
     Image.fromarray(np.zeros((30, 40), np.uint16)).save(folder / "c.png")
     store = open_split(DataConfig(data=str(images)), "val")
-    assert survey(store, store.rules) == []  # ordinary images are not worth a line
+    assert survey(store, store.rules) == []  # ordinary images need no message
     store = open_split(DataConfig(data=str(images)), "train")
     for rules, exif, alpha in (
         (store.rules, "ignored; --exif apply turns them upright", "dropped; --alpha white or"),
-        (ImageRules("apply", "black"), "--exif apply turns upright", "are laid over black"),
+        (ImageRules("apply", "black"), "which is applied", "are drawn over black"),
     ):
         lines = survey(store, rules)
         assert all(line.startswith("1 of 27 sampled images have ") for line in lines)

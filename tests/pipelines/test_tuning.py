@@ -1,4 +1,4 @@
-"""How many threads a loader takes: found by timing the loop."""
+"""The tuner chooses a loader's number of threads by timing the training loop."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fastsiam.pipelines.tuning import WorkerTuner
 
 
 def tuned(most: int, period: Callable[[int], float], *, batches: int = 100) -> WorkerTuner:
-    """Return a tuner after so many batches, each of which takes as long as the threads need."""
+    """Return a tuner after some batches; ``period`` maps its threads to seconds per batch."""
     tuner, now = WorkerTuner(most), 0.0
     for number in range(batches):
         tuner.note_batch(now)
@@ -21,7 +21,7 @@ def tuned(most: int, period: Callable[[int], float], *, batches: int = 100) -> W
 @pytest.mark.parametrize(
     ("most", "period", "chosen"),
     [
-        (16, lambda workers: max(0.1, 0.5 / workers), 6),  # five are enough for the step
+        (16, lambda workers: max(0.1, 0.5 / workers), 6),  # five keep up with the step
         (16, lambda workers: 1 / workers, 16),  # the loader is the bottleneck
         (16, lambda workers: 0.1 + 0.02 * workers, 2),  # threads take cores from training
         (2, lambda workers: 0.1, 1),

@@ -1,4 +1,4 @@
-"""``ViewLoader``: epochs, its state, pickles, ranks, and batches as other packages take them."""
+"""``ViewLoader``: epochs, state, pickling, ranks, and batches for other packages."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_each_iteration_is_the_next_epoch(root: Path) -> None:
 
 @pytest.mark.parametrize("taken", [0, 1, 2])
 def test_a_state_continues_in_the_middle_of_an_epoch(root: Path, taken: int) -> None:
-    """In a pickled copy, which keeps the arguments."""
+    """In a pickled copy, which keeps the loader's arguments."""
     with loader_of(root) as loader:
         loader.set_epoch(3)
         list(islice(loader, taken))
@@ -65,24 +65,24 @@ def test_a_state_continues_in_the_middle_of_an_epoch(root: Path, taken: int) -> 
     with pickle.loads(pickled) as later:
         later.load_state_dict(state)
         assert later.state_dict() == state
-        later.set_epoch(state["epoch"])  # as loops do that resume
+        later.set_epoch(state["epoch"])  # like loops that resume
         assert same([*later], epoch_of(root, 3)[taken:])
         assert same([*later], epoch_of(root, 4))
 
 
-FLOATING = "of a floating type of two bytes or more, not torch"
+FLOATING = "dtype must be a floating type of two bytes or more, not torch"
 
 
 @pytest.mark.parametrize(
     ("how", "error"),
     [
-        ({"device": "meta"}, "loaded to cpu or cuda, not to meta"),
+        ({"device": "meta"}, "device must be cpu or cuda, not meta"),
         ({"dtype": torch.uint8}, FLOATING),  # a compiled kernel would write floats into bytes
         ({"dtype": torch.int64}, FLOATING),
         ({"dtype": torch.float8_e4m3fn}, FLOATING),
-        ({"data": [1, 2]}, r"data is the path .* not a list: the loader reads the"),
-        ({"augment": print}, "augment is an AugmentConfig, not a builtin_function"),
-        ({"crop_transform": lambda crops: None}, "must return the crops, and returned None"),
+        ({"data": [1, 2]}, r"data must be a path .* not a list: the loader reads the"),
+        ({"augment": print}, "augment must be an AugmentConfig, not a builtin_function"),
+        ({"crop_transform": lambda crops: None}, "must return the crops, not None"),
         ({"crop_transform": lambda crops: [crops[0].float()]}, "must return uint8 .*float32"),
     ],
 )
@@ -96,7 +96,7 @@ def test_what_is_refused(how: dict[str, Any], error: str, root: Path) -> None:
 def test_a_group_that_is_initialised_after_the_first_use_counts(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """``len`` is asked for before; each rank would train on all images of every batch."""
+    """Otherwise, after an early ``len``, each rank would train on all images of every batch."""
     with loader_of(root) as loader:
         assert len(loader) == 3 and next(iter(loader)).index.shape == (BATCH,)
         for name, value in (("is_initialized", True), ("get_rank", 1), ("get_world_size", 2)):
@@ -108,19 +108,19 @@ def test_a_group_that_is_initialised_after_the_first_use_counts(
 def test_a_state_of_another_order_is_refused(root: Path, images: Path) -> None:
     state = loader_of(root).state_dict()
     for other, name in (
-        (loader_of(root, batch=4), "batch 8, and this one has batch 4"),
-        (loader_of(root, seed=1), "seed 0, and this one has seed 1"),
+        (loader_of(root, batch=4), "batch 8, but this one has batch 4"),
+        (loader_of(root, seed=1), "seed 0, but this one has seed 1"),
         (loader_of(images / "val"), "images"),
     ):
         with other, pytest.raises(ValueError, match=f"loader with {name}"):
             other.load_state_dict(state)
-    with loader_of(root) as loader, pytest.raises(ValueError, match="it holds model, loader"):
+    with loader_of(root) as loader, pytest.raises(ValueError, match="it has model, loader"):
         loader.load_state_dict({"model": {}, "loader": state})
 
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Twelve images of noise, which take long to decode."""
+    """Twelve noise images, which are slow to decode."""
     root = tmp_path_factory.mktemp("large")
     noise = Image.effect_noise((1000, 1000), 100).convert("RGB")
     for number in range(12):
@@ -133,12 +133,12 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [("native", 0), ("native", 1), ("memory", 1), pytest.param("dali", 1, marks=NEEDS["dali"])],
 )
 def test_a_forked_process_opens_the_images_again(name: str, taken: int, large: Path) -> None:
-    """It lacks the threads of the loader that its parent opened."""
+    """The threads of the parent's loader do not exist in the child."""
     with ViewLoader(data_of(name, large, workers=2), SMALL, batch=2) as loader:
         steps, passes = len(loader), [iter(loader)]
         assert len([*islice(passes[0], taken)]) == taken
         if not (child := os.fork()):
-            signal.alarm(60)  # ends it, if it waits for a thread
+            signal.alarm(60)  # ends the child if it waits for a thread
             passes.clear()
             done = len([*loader])
             loader.close()
@@ -148,7 +148,7 @@ def test_a_forked_process_opens_the_images_again(name: str, taken: int, large: P
 
 
 def test_a_state_holds_the_bad_images(images: Path) -> None:
-    """A loader that finds them again would replace one that was shown already."""
+    """Otherwise a resumed loader would find them again, and could replace images differently."""
     (images / "train" / "class0" / "000.jpg").write_bytes(b"no image")
     data = DataConfig(data=str(images), bad_images="replace", pipeline="native", workers=1)
     with ViewLoader(data, SMALL, batch=BATCH) as whole, ViewLoader(data, SMALL, batch=BATCH) as new:
@@ -176,7 +176,7 @@ def negative(crops: Crops) -> Any:
 def test_a_transform_changes_the_crops_before_their_colours(
     name: str, root: Path, loaders: Loaders
 ) -> None:
-    """Without colour operations the views are the negatives of the others."""
+    """Without colour operations, the views are the negatives of the untransformed ones."""
     plain: Any = {"jitter_p": 0.0, "gray_p": 0.0, "blur_p": 0.0, "mean": (0.5, 0.5, 0.5)}
     augment = AugmentConfig.alike(crop=16, **plain)
     if name == "torchvision":
@@ -197,7 +197,7 @@ def test_workers_are_found_while_batches_are_made(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Views are those of any number of threads. Meanwhile, fewer batches are made ahead."""
+    """Views do not depend on the number of threads. Fewer batches are prefetched while tuning."""
     monkeypatch.setattr(workers, "own_cores", lambda: 4)
     caplog.set_level(logging.INFO)
     ahead: list[int] = []
@@ -213,13 +213,13 @@ def test_workers_are_found_while_batches_are_made(
     for epoch in range(14):
         assert same(list(tuned.epoch(epoch)), list(one.epoch(epoch)))
     assert tuned.tuned_workers in range(1, 5)
-    said = f"loader threads: {tuned.tuned_workers}; time of a step with each number: 4: "
+    said = f"loader threads: {tuned.tuned_workers}; step time with each number: 4: "
     assert said in caplog.text
     assert set(ahead) == {1, 2, 5} and (own := [x for x in ahead if x > 1]) == sorted(own)
 
 
 def test_a_loader_says_which_pipeline_it_has(root: Path) -> None:
-    """And takes positions as a list."""
+    """It also accepts positions as a list."""
     chosen: Any = [*range(1, 23, 2)]
     with ViewLoader(root, SMALL, batch=BATCH, chosen=chosen) as loader:
         assert repr(loader) == f"ViewLoader('{root}', batch=8, pipeline=auto)"

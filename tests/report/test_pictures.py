@@ -1,4 +1,4 @@
-"""Pictures: every view is shown, whatever its side; files are written whole or not at all."""
+"""Picture sheets: views of any size are shown, and the file extension sets the format."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fastsiam.report.pictures import Captioned, check_picture, picture_grid, sav
 
 
 def test_a_sheet_shows_every_picture_whatever_its_side() -> None:
-    """Two groups of four in plain colours of their own, the last one small and without a text."""
+    """Two groups of four single-colour pictures; the last is smaller and has no caption."""
     colours = [[(200, 0, 0), (0, 200, 0), (0, 0, 200)], [(99, 0, 0), (0, 99, 0), (0, 0, 99)]]
     looks = list(zip((128, 128, 48), ("dali 1", "dali\n2", ""), range(3), strict=True))
     groups: list[list[Captioned]] = [
@@ -31,7 +31,7 @@ def test_a_sheet_shows_every_picture_whatever_its_side() -> None:
             for view in range(3):
                 left = 4 + 8 + (view + 1) * 132 + (width * image if columns == 2 else 0)
                 shown = sheet[top : top + 128, left : left + 128]
-                assert (shown == colours[image][view]).all()  # as large as fits
+                assert (shown == colours[image][view]).all()  # scaled to fit
                 name = sheet[top + 129 : top + 142, left : left + 128]
                 assert (name < 128).any() == (view < 2)
 
@@ -43,6 +43,6 @@ def test_a_picture_has_the_kind_of_its_ending(tmp_path: Path) -> None:
         save_picture(picture, tmp_path / "new" / name)
         with Image.open(tmp_path / "new" / name) as read:
             assert read.format == kind and read.size == (8, 8)
-    for name in ("a.xyz", "png", "a.psd"):  # PIL reads the last, and does not write it
+    for name in ("a.xyz", "png", "a.psd"):  # PIL can read PSD but not write it
         with pytest.raises(ValueError, match="has no extension of a picture format"):
             check_picture(tmp_path / name)

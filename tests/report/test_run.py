@@ -1,4 +1,4 @@
-"""The report: one page that needs nothing else, with every curve and setting."""
+"""The run report: one self-contained page with every curve and setting."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from tests.train.runs import CPU, OLD
 
 
 def _table(page: str) -> list[list[str]]:
-    """Return the cells of the first table."""
+    """Return the cells of the page's first table."""
     table = page[page.index("<table>") : page.index("</table>")]
     return [re.findall(r"<t[dh]>(.*?)</t[dh]>", row) for row in table.split("</tr>")[:-1]]
 
 
 def edited(folder: Path, name: str = "", old: str = "", new: str = "") -> Path:
-    """Copy the run of version 0.2; replace a text in one of its files."""
+    """Copy the run of version 0.2, optionally replacing a text in one of its files."""
     shutil.copytree(OLD, folder)
     if name:
         text = (folder / name).read_text()
@@ -42,7 +42,7 @@ def edited(folder: Path, name: str = "", old: str = "", new: str = "") -> Path:
 
 @pytest.fixture
 def one_chart(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draw the last chart alone, which is quicker."""
+    """Draw only the last chart, to save time."""
     monkeypatch.setattr(report, "_CURVES", dict([*report._CURVES.items()][-1:]))
 
 
@@ -79,7 +79,7 @@ def test_a_page_says_what_there_is(tmp_path: Path, one_chart: None) -> None:
 
 
 def test_runs_of_a_sweep_are_compared(small: TrainConfig, tmp_path: Path, one_chart: None) -> None:
-    """By the settings in which they differ; by kNN, measured in training or afterwards."""
+    """Runs are compared by the settings that differ and by kNN, during or after training."""
     config = with_settings(small, max_steps=2, knn_every=0)
     runs = [
         train_here(with_settings(config, lr=lr, out=str(tmp_path / f"lr-{lr}")), "imagenet")
@@ -117,7 +117,7 @@ def test_runs_of_a_sweep_are_compared(small: TrainConfig, tmp_path: Path, one_ch
 
 
 def test_a_run_may_have_any_name(tmp_path: Path, one_chart: None) -> None:
-    """With signs of mathematics, as no legend names it, and in bytes that are not UTF-8."""
+    """For example matplotlib's markup, a leading underscore, or bytes that are not UTF-8."""
     names = ["a$^$b", "_own", os.fsdecode(b"\xe9")]
     runs = [edited(tmp_path / name) for name in names]
     page = write_report(runs, tmp_path / "page.html").read_text("utf-8")
@@ -149,7 +149,7 @@ def test_a_run_that_was_edited_is_one_line(
 
 
 def test_points_on_the_edge_are_drawn_whole(tmp_path: Path, one_chart: None) -> None:
-    """Waiting for data all of the time is the upper edge of its chart, none of it the lower one."""
+    """Shares of 0 and 1 of time waiting for data lie on the edges of their chart."""
     fields = ("epoch", "loss", "z_std", "rank", "images_per_second", "data_wait")
     lines = [{"kind": "train", **dict.fromkeys(fields, x)} for x in (0.0, 1.0)]
     settings = RunSettings.read(OLD)

@@ -1,4 +1,4 @@
-"""Views beside their images: each column says whose it is."""
+"""Sheets of images and their views, with columns named after the pipelines."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_all_data_sets_of_a_mixture_are_shown(small: TrainConfig) -> None:
 
 
 def test_a_pipeline_that_cannot_is_an_error(small: TrainConfig, tmp_path: Path) -> None:
-    """FFCV reads no folders of images."""
+    """The synthetic pipeline has no images, and FFCV does not read image folders."""
     with pytest.raises(DataError, match=r"^the synthetic pipeline has no images to show$"):
         show_views(sources(small, "torchvision", "synthetic"), small.augment, **FEW)
     out = tmp_path / "v.png"

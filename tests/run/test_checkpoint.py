@@ -1,4 +1,4 @@
-"""Checkpoints: atomic, readable only as plain tensors, refused when they belong to another run."""
+"""Checkpoints: atomic writes, safe loading of plain tensors, and errors for other files."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_hostile_pickle_is_not_executed(tmp_path: Path) -> None:
 def test_missing_and_foreign_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="is not a run folder"):
         checkpoints.load(tmp_path)
-    checkpoints.save(checkpoints.previous(tmp_path), make(1))  # is not taken instead
+    checkpoints.save(checkpoints.previous(tmp_path), make(1))  # must not be used as a fallback
     for foreign in ({"state_dict": 1}, {"format": 99}):
         torch.save(foreign, checkpoints.last(tmp_path))
         with pytest.raises(CheckpointError, match="not a checkpoint of this version"):
@@ -73,13 +73,13 @@ def test_missing_and_foreign_files_are_refused(tmp_path: Path) -> None:
 
 
 def test_damaged_files_are_refused(tmp_path: Path) -> None:
-    """Where the file's own structure is still whole, by the digest of its content."""
+    """If the file's structure is intact, the digest of its content detects the corruption."""
     path = tmp_path / "last.pt"
     checkpoints.save(path, make(3, 64))
     whole = path.read_bytes()
     damaged = [b"", b"text", whole[: len(whole) // 2]]
     at = whole.index(torch.full((64,), 3.0).numpy().tobytes())
-    for place in (at, at + 100, at + 255):  # bits of a tensor
+    for place in (at, at + 100, at + 255):  # single bits of a tensor
         damaged.append(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
     for content in damaged:
         path.write_bytes(content)

@@ -1,4 +1,4 @@
-"""A run's folder: one process has it at a time."""
+"""A run folder belongs to one process at a time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.train.runs import trained
 
 
 def hold(path: Path) -> None:
-    """Have a folder until killed; a child that it forked lives on."""
+    """Lock a folder until killed. A forked child stays alive."""
     with RunFolder(path).taken():
         if not os.fork():
             (path / "child").write_text(str(os.getpid()))
@@ -35,7 +35,7 @@ def hold(path: Path) -> None:
 
 
 def test_a_folder_is_of_one_process_and_free_when_that_is_killed(tmp_path: Path) -> None:
-    """Even while a child that the process forked lives on."""
+    """The lock is released even if a forked child of the killed process is still alive."""
     holder = Forked(hold, tmp_path)
     while not ((tmp_path / "held").exists() and (tmp_path / "child").exists()):
         assert holder.poll() is None
@@ -47,7 +47,7 @@ def test_a_folder_is_of_one_process_and_free_when_that_is_killed(tmp_path: Path)
     while holder.poll() is None:
         time.sleep(0.01)
     child = int((tmp_path / "child").read_text())
-    os.kill(child, 0)  # it is there
+    os.kill(child, 0)  # it still exists
     with RunFolder(tmp_path).taken():
         assert f"process {os.getpid()} on" in (tmp_path / "lock").read_text()
     assert not (tmp_path / "lock").exists()
@@ -55,7 +55,7 @@ def test_a_folder_is_of_one_process_and_free_when_that_is_killed(tmp_path: Path)
 
 
 def test_a_new_folder_that_stays_empty_is_removed(tmp_path: Path) -> None:
-    """With parents that are new; a lock that nobody holds is no content."""
+    """New parents are removed too. A stale lock file does not count as content."""
     run = tmp_path / "runs" / "deep" / "run"
     for _ in range(2):
         with pytest.raises(KeyError), created(run), RunFolder(run).taken():
@@ -70,7 +70,7 @@ def test_a_new_folder_that_stays_empty_is_removed(tmp_path: Path) -> None:
     (run / "config.json").unlink()
     with created(run):
         pass
-    assert run.is_dir()  # it was there before
+    assert run.is_dir()  # it existed before
 
 
 @pytest.mark.parametrize("ranks", [1, slow(2)])
@@ -91,7 +91,7 @@ def test_a_second_run_is_refused_and_the_first_can_be_looked_at(
     fastsiam("report", str(run))
     if ranks == 1:
         assert "kNN" in fastsiam("eval", "knn", str(run), "--device", "cpu").stdout
-    os.kill(int((run / "lock").read_text().split()[1]), signal.SIGKILL)  # the first rank
+    os.kill(int((run / "lock").read_text().split()[1]), signal.SIGKILL)  # rank 0
     first.wait()
     assert (run / "lock").exists()
     done = checkpoints.load(run).step
@@ -100,7 +100,7 @@ def test_a_second_run_is_refused_and_the_first_can_be_looked_at(
 
 
 def test_the_lock_of_another_process_stays(tmp_path: Path) -> None:
-    """The folder was deleted meanwhile, and another run made and locked it again."""
+    """The folder was deleted meanwhile, and another run created and locked it again."""
     folder = RunFolder(tmp_path)
     with folder.taken():
         (tmp_path / "lock").unlink()
@@ -125,7 +125,7 @@ def test_where_there_are_no_locks_it_is_said(
 def test_a_disk_that_is_full_for_a_while_ends_nothing(
     freed: bool, small: TrainConfig, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """A run that cannot save continues and tries again; only the last save has to succeed."""
+    """A run that cannot save continues and retries. Only the last save must succeed."""
     config = with_settings(small, knn_every=0, save_every=2)
     with small_disk(tmp_path / "disk", 2) as disk:
         run = disk / "run"

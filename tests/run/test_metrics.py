@@ -1,4 +1,4 @@
-"""Collapse measures against float64, the guard's verdicts, and the metrics' files."""
+"""Collapse measures compared with float64, the collapse guard, and the metrics file."""
 
 from __future__ import annotations
 
@@ -43,7 +43,6 @@ from tests.disks import fill, small_disk
 
 
 def rank_of(z: Tensor) -> float:
-    """Return the effective rank of projections."""
     return rank_of_gram(gram(z)).item()
 
 
@@ -70,13 +69,13 @@ def test_measures_at_their_ends() -> None:
 
 
 def test_rank_sees_the_collapse_that_std_does_not() -> None:
-    """3 of 64 dimensions in use: the std is that of a healthy run."""
+    """3 of 64 dimensions are in use, but the std is that of a healthy run."""
     z = torch.randn(512, 3) @ torch.randn(3, 64)
     assert z_std(z) > 0.85
     assert rank_of(z) < 3.1
     guard = CollapseGuard("warn", batch=64)
     assert guard.check(5, z_std(z).item(), rank_of(z))
-    whole = torch.randn(512, 4)  # all of 4 dimensions in use: nothing is wrong
+    whole = torch.randn(512, 4)  # uses all of its 4 dimensions, which is healthy
     guard = CollapseGuard("warn", batch=512, dim=4)
     assert guard.check(5, z_std(whole).item(), rank_of(whole)) is None
     assert guard.check(6, z_std(whole[:, :1].expand(-1, 4)).item(), 1.0)
@@ -92,12 +91,12 @@ def test_guard_warns_once_an_episode_or_stops() -> None:
     assert guard.check(50, 0.1, 1.1)
     with pytest.raises(TrainingError, match="collapsed at step 7"):
         CollapseGuard("stop", batch=64).check(7, 0.1, 1.1)
-    assert CollapseGuard("warn", batch=4).check(1, 0.99, 3.0) is None  # four images have no more
-    assert CollapseGuard("warn", batch=64).check(1, 0.5, 4.0) is None  # the last that is healthy
+    assert CollapseGuard("warn", batch=4).check(1, 0.99, 3.0) is None  # the maximum of four images
+    assert CollapseGuard("warn", batch=64).check(1, 0.5, 4.0) is None  # the lowest healthy values
 
 
 def test_the_guard_takes_outputs_without_bn_as_they_start() -> None:
-    """An untrained MoCo's std is below half already; it collapses where it falls from there."""
+    """An untrained MoCo has a std below 0.5 already; a collapse is a fall from that start."""
     assert not MoCoV2Config().centred and not BYOLConfig().centred and not SwAVConfig().centred
     assert SimCLRConfig().centred and SimSiamConfig().centred
     assert not SimSiamConfig(head_bn="hidden").centred
@@ -126,7 +125,7 @@ def test_finite_check_names_the_first_bad_step() -> None:
 
 
 class Times:
-    """A host's clock and a GPU's, which does what it is given later, one thing after the other."""
+    """A fake host clock and a fake GPU that runs launched work later and in order."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = self.busy_until = 0.0
@@ -158,7 +157,7 @@ class GpuEvent:
 @pytest.mark.parametrize(
     ("device", "load", "work", "waited"),
     [
-        ("cuda", 3.0, 1.0, 3.25 + 5 * (3.0 - 1.0)),  # from a step's end to the next batch's
+        ("cuda", 3.0, 1.0, 3.25 + 5 * (3.0 - 1.0)),  # from the end of a step to the next batch
         ("cuda", 0.5, 2.0, 0.75 + 5 * 0.25),
         ("cpu", 3.0, 1.0, 6 * 3.25),
         ("cpu", 0.5, 2.0, 6 * 0.75),
@@ -167,9 +166,9 @@ class GpuEvent:
 def test_clock_tells_waiting_from_working(
     device: str, load: float, work: float, waited: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A GPU whose queue holds two steps blocks the host in the loader's launches, for nothing."""
+    """A full GPU queue blocks the host in the loader's launches. That must not count as waiting."""
     times = Times(monkeypatch)
-    finish = 0.25  # seconds by which the batch is augmented, where the model runs
+    finish = 0.25  # the time to augment the batch, on the device of the model
 
     def batches() -> Iterator[int]:
         for number in range(6):
@@ -192,7 +191,7 @@ def test_clock_tells_waiting_from_working(
     times.now = max(times.now, times.busy_until)
     own.pause()
     ran = times.now
-    times.now += 50  # a pause: not training
+    times.now += 50  # a pause does not count as training
     reading = own.read(8)
     assert reading["data_wait"] * ran == pytest.approx(waited)
     assert reading["seconds"] == pytest.approx(100 + ran)
@@ -207,9 +206,9 @@ def test_clock_tells_waiting_from_working(
 def test_ranks_stop_at_a_step_that_all_of_them_know(
     rank: int, world: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whenever a rank's thread is done; one process stops at the first step that finds it so."""
+    """Ranks agree although their threads end at different times. A single process stops at once."""
     monkeypatch.setattr(loop, "host_is_idle", lambda device: True)
-    monkeypatch.setattr(loop, "StopSignals", lambda place: None)  # other ranks are only thought of
+    monkeypatch.setattr(loop, "StopSignals", lambda place: None)  # the other ranks do not exist
     config = with_settings(TrainConfig(), on_collapse="stop", tracker="none")
     place = Place(rank, world, torch.device("cpu"))
     step: Any = SimpleNamespace(config=config, place=place, steps_per_epoch=10, total=100, lr=0.1)
@@ -236,7 +235,7 @@ def test_log_drops_what_a_lost_part_of_the_run_left(tmp_path: Path) -> None:
         log.write("train", {"step": step, "epoch": step / 2, "loss": -0.1 * step})
     log.close()
     with (tmp_path / "metrics.jsonl").open("a") as file:
-        file.write('{"kind": "train", "st')  # killed while writing
+        file.write('{"kind": "train", "st')  # as if killed while writing
     log = MetricsLog(RunFolder(tmp_path), step=4, steps_per_epoch=2)
     log.close()
     assert log.is_evaluated
@@ -277,14 +276,14 @@ def test_lines_wait_for_room_on_a_full_disk(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """One warning, no half of a line, and all of them when there is room again."""
+    """There is one warning and no partial line. All lines are written once there is space again."""
     if not truncates:
         monkeypatch.setattr(os, "ftruncate", Mock(side_effect=OSError))
     with small_disk(tmp_path / "disk", 1) as disk:
         log = MetricsLog(RunFolder(disk), step=0, steps_per_epoch=3)
         log.write("train", {"step": 1})
         filler = fill(disk)
-        for step in range(2, 300):  # more than the file's last block holds
+        for step in range(2, 300):  # more than the rest of the file's last block
             log.write("train", {"step": step})
         before = read_metrics(disk)
         assert log.path.read_text().endswith("}\n") == truncates and 1 <= len(before) < 299
@@ -304,7 +303,7 @@ def test_lines_wait_for_room_on_a_full_disk(
 def test_lines_are_written_once_a_network_disk_answers_again(
     fails_at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After a remount, a file that was open before stays dead."""
+    """A file handle that was open before a remount stays unusable, so the file is opened again."""
     log = MetricsLog(RunFolder(tmp_path), step=0, steps_per_epoch=3)
     log.write("train", {"step": 1})
     content = log.path.read_bytes()

@@ -1,4 +1,4 @@
-"""Records of evaluations: what older versions wrote is read, and what is written has its keys."""
+"""Evaluation records: records of older versions can be read and written back unchanged."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_the_same_evaluation_elsewhere_has_the_same_name() -> None:
 
 
 def test_the_accuracies_of_classes_are_those_of_the_network_itself() -> None:
-    """kNN with baselines: below the line of the trained network's first vote, not of raw pixels."""
+    """With kNN baselines: the line refers to the trained network, not to raw pixels."""
     record = record_of("knn")
     assert record.headline["features"] == "trained" != record.results[0]["features"]
     heading, *lines = replace(record, per_class={"a": 12.5, "b": None}).class_lines()

@@ -1,4 +1,4 @@
-"""Trackers: their own stores hold the figures; what is missing or fails costs one line."""
+"""Trackers store a run's metrics; a missing package or a failure costs one line."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def needs(package: str) -> Any:
 
 
 def expected(run: Path) -> dict[int, dict[str, float]]:
-    """Return the figures of a run's metrics by step, as trackers name them."""
+    """Return a run's metrics by step, with the names that trackers use."""
     found: dict[int, dict[str, float]] = {}
     for line in read_metrics(run):
         at = found.setdefault(line.get("step", round(line["epoch"] * 3)), {})
@@ -45,7 +45,7 @@ def expected(run: Path) -> dict[int, dict[str, float]]:
 
 
 def wandb_records(file: Path) -> list[Any]:
-    """Read a .wandb file: LevelDB's log format behind a header of 7 bytes."""
+    """Read a .wandb file, which is in LevelDB's log format after a header of 7 bytes."""
     pb = needs("wandb.proto.wandb_internal_pb2")
     data, at, parts, records = file.read_bytes(), 7, b"", []
     while at + 7 <= len(data):
@@ -57,7 +57,7 @@ def wandb_records(file: Path) -> list[Any]:
             break
         parts += data[at + 7 : at + 7 + size]
         at += 7 + size
-        if kind in (1, 4):  # whole, or the last part
+        if kind in (1, 4):  # a full record, or the last part of one
             record = pb.Record()
             record.ParseFromString(parts)
             records.append(record)
@@ -67,7 +67,7 @@ def wandb_records(file: Path) -> list[Any]:
 
 @pytest.mark.slow
 def test_wandb_offline(small: TrainConfig, tmp_path: Path) -> None:
-    """Its file holds the settings and figures, and a resumed run continues under the same id."""
+    """The file contains the settings and metrics. A resumed run keeps its id."""
     needs("wandb")
     config = with_settings(small, epochs=2, tracker="wandb,tensorboard")
     run = tmp_path / "run"
@@ -97,7 +97,7 @@ def test_wandb_offline(small: TrainConfig, tmp_path: Path) -> None:
 def test_wandb_keeps_an_evaluation_that_is_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The server drops steps before the one after the last logged one."""
+    """The server drops steps before the one after the last logged step."""
     wandb = Mock()
     wandb.init.return_value.starting_step = 4
     monkeypatch.setitem(sys.modules, "wandb", wandb)
@@ -109,7 +109,7 @@ def test_wandb_keeps_an_evaluation_that_is_repeated(
 
 
 def test_mlflow_files(small: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its store holds the settings and figures; a resumed run continues in the same one."""
+    """The store contains the settings and metrics. A resumed run continues the same MLflow run."""
     mlflow = needs("mlflow")
     for name, value in {
         "MLFLOW_TRACKING_URI": f"file:{tmp_path / 'store'}",
@@ -153,7 +153,7 @@ def test_every_name_has_a_tracker() -> None:
 def test_a_missing_package_is_one_line_before_anything_starts(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also beside a folder of that name, such as W&B's client leaves in the current folder."""
+    """A folder of that name, such as the one that W&B creates, is not taken for the package."""
     message = rf"^--tracker {name} .*pip install 'fastsiam\[{name}\]"
     monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(BackendError, match=message):
@@ -177,7 +177,7 @@ def test_wandb_without_a_key_is_refused(small: TrainConfig, tmp_path: Path) -> N
 def test_figures_that_mlflow_could_not_send_disable_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its own thread sends them: the next figures, or the run's end, find out."""
+    """A thread of MLflow sends them, so the next call or the end of the run detects the failure."""
     mlflow = needs("mlflow")
     from mlflow.utils.async_logging.run_operations import RunOperations
 
@@ -193,10 +193,10 @@ def test_figures_that_mlflow_could_not_send_disable_it(
     assert "disabled" not in capsys.readouterr().err
     trackers.log(2, {"train/loss": 0.4})
     assert "--tracker mlflow failed and is disabled" in capsys.readouterr().err
-    assert mlflow.active_run() is None  # or MLflow would mark it as finished at exit
+    assert mlflow.active_run() is None  # otherwise MLflow marks it as finished at exit
     own = (tmp_path / "trackers" / "mlflow.txt").read_text().strip()
     assert mlflow.get_run(own).info.status == "FAILED"
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")  # nobody answers there
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")  # nothing listens there
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     trackers = Trackers(
         ["mlflow", "tensorboard"], run=tmp_path, settings={}, step=0, console=Console()

@@ -1,4 +1,4 @@
-"""Results made by hand."""
+"""Synthetic results and records of studies."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def result(
     diverged: bool = False,
     centred: bool = True,
 ) -> Result:
-    """Return what came of a run; what is not said is as of a healthy one."""
+    """Build the result of a run; defaults are those of a healthy run."""
     return Result(
         seed=seed,
         top1=10.0 if diverged else top1,
@@ -45,12 +45,12 @@ def result(
 
 
 def row(*top1: float) -> tuple[Result, ...]:
-    """Return the results of the seeds 0, 1, ... with these accuracies."""
+    """Build results of seeds 0, 1, ... with these top-1 accuracies in percent."""
     return tuple(result(seed, value) for seed, value in enumerate(top1))
 
 
 def record(name: str = "predictor", rows: Sequence[Sequence[Result]] = ()) -> StudyRecord:
-    """Return a study's record at demo scale; rows beyond the given ones have three seeds."""
+    """Build a study's record at demo scale; rows that are not given get three default results."""
     names = [one.variant for one in STUDIES[name].rows]
     of_rows = [*rows, *[row(38, 32, 43)] * (len(names) - len(rows))]
     found = study_record(STUDIES[name], scale("demo"), dict(zip(names, of_rows, strict=True)))

@@ -1,4 +1,4 @@
-"""The studies: each row is a run that can be begun at every scale."""
+"""The catalogue of studies: each row can be run at every scale."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROWS = [(study, row) for study in STUDIES.values() for row in study.rows]
 
 @pytest.mark.parametrize("name", SCALES)
 def test_every_variant_is_a_run(name: ScaleName, tmp_path: Path) -> None:
-    """Its settings are valid; of a recipe and of a small scale, they survive the run's file."""
+    """Settings are valid; at a recipe's and a small scale they also survive the settings file."""
     assert tuple(SCALES) == get_args(ScaleName)
     size = scale(name).on("images", gpus=2, device="cpu")
     runs = runs_of(STUDIES.values(), size, tmp_path, seeds=[1])
@@ -53,13 +53,12 @@ def test_claims_are_of_rows_that_are_there() -> None:
 
 
 def paper(study: str) -> dict[str, Any]:
-    """Return the settings of a study's rows at the paper's scale."""
+    """Return the settings of a study's rows at the paper's scale, by variant."""
     size = scale("paper")
     return {row.variant: size.recipe_of(row.variant) for row in STUDIES[study].rows}
 
 
 def test_the_papers_numbers() -> None:
-    """At its own scale the rows are the paper's."""
     batches = paper("batch").values()
     assert [one.optim.batch for one in batches] == [64, 128, 256, 512, 1024, 2048, 4096]
     assert [one.optim.warmup_epochs for one in batches] == [0, 0, 0, 0, 10, 10, 10]
@@ -103,4 +102,4 @@ def test_at_a_small_scale_methods_differ_in_heads_loss_and_rate_alone(name: Scal
         assert (own.augment, optim, own.monitor) == (base.augment, base.optim, base.monitor)
         assert replace(own.model, method=base.model.method) == base.model
     swav = size.recipe_of("swav").model.method
-    assert isinstance(swav, SwAVConfig) and swav.frozen_epochs == 0.4  # a tenth
+    assert isinstance(swav, SwAVConfig) and swav.frozen_epochs == 0.4  # a tenth of the epochs

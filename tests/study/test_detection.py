@@ -1,4 +1,4 @@
-"""``fastsiam study detect``: the search of the rate, what is skipped, refused or missing."""
+"""``fastsiam study detect``: learning rate search, finished and missing rows, errors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fastsiam.study import detection
 from fastsiam.study.detection import (
     DetectionRow,
     detection_rows,
-    do_detection,
+    run_detection,
     table,
     write_detection,
 )
@@ -31,10 +31,10 @@ from tests.run.test_records import record_of
 
 
 def work(rows: list[DetectionRow], config: StudyDetectConfig, how: DetectConfig, out: Path) -> None:
-    """Do what the command does, with the children forked; write the record."""
+    """Run the study and write its record like the command, with forked child processes."""
     fork_programs()
     try:
-        write_detection(out / "record.json", do_detection(rows, config, how, out), config, how)
+        write_detection(out / "record.json", run_detection(rows, config, how, out), config, how)
     except FastSiamError as error:
         print(error)
         raise SystemExit(1) from error
@@ -57,7 +57,7 @@ def test_rows_and_their_networks(trained_run: Path, tmp_path: Path) -> None:  # 
     missing = {row.title: row.missing for row in rows if not row.network}
     assert "byol-2x-seed-0 is not trained: fastsiam study run related-2x" in missing["BYOL"]
     assert "fastsiam study run transfer --scale" in missing["SimSiam, optimal"]
-    without = do_detection(
+    without = run_detection(
         [row for row in rows if not row.network], StudyDetectConfig(), QUICK, tmp_path
     )
     assert "| SwAV " in table(without, QUICK) and "75.5" in table(without, QUICK)
@@ -83,7 +83,7 @@ def test_detectors_are_trained_once(
 
     (file,) = (tmp_path / "voc07").glob("*.json")
     before = file.stat().st_mtime_ns
-    found = do_detection(rows, config, how, tmp_path)  # nothing is left to do
+    found = run_detection(rows, config, how, tmp_path)  # nothing is left to do
     assert file.stat().st_mtime_ns == before
     head, _, first, second, *_ = table(found, how).splitlines()
     assert "paper: AP50" in head and "75.5" in first and "0.02" in first
@@ -97,7 +97,7 @@ def test_detectors_are_trained_once(
     ):
         file.write_text(content)
         with pytest.raises(FastSiamError, match=said):
-            do_detection(rows, config, how, tmp_path)
+            run_detection(rows, config, how, tmp_path)
 
 
 def test_the_best_rate_is_used_for_all_trials(
@@ -106,7 +106,7 @@ def test_the_best_rate_is_used_for_all_trials(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A trial that diverges is told; other weights, data and settings are other evaluations."""
+    """Diverged trials are reported; other data or settings are evaluated separately."""
     done: list[Path] = []
     plain = record_of("knn").to_dict() | {"kind": "detect", "protocol": {"differences": []}}
     plain["data"]["labels_crc32"] = preflight(trained_run, replace(QUICK, data=str(made / "voc")))
@@ -124,7 +124,7 @@ def test_the_best_rate_is_used_for_all_trials(
     rows = [DetectionRow(title, str(trained_run)) for title in ("SimSiam, base", "scratch")]
     config = StudyDetectConfig(lrs=(0.02, 0.01))
     how = replace(QUICK, data=str(made / "voc"), trials=3)
-    found = do_detection(rows, config, how, tmp_path)
+    found = run_detection(rows, config, how, tmp_path)
     assert {(row.lr, len(row.trials), row.diverged) for row in found} == {(0.01, 2, 1)}
     assert [trial["seed"] for trial in found[0].trials] == [0, 2]
     assert found[0].searched == {0.02: 50.0, 0.01: 100.0}
@@ -133,9 +133,9 @@ def test_the_best_rate_is_used_for_all_trials(
     shutil.copytree(made / "voc", tmp_path / "voc")
     for other in ({"steps": 4}, {"precision": "bf16"}, {"data": str(tmp_path / "voc")}):
         before = len(done)
-        do_detection(rows, config, replace(how, **other), tmp_path)
+        run_detection(rows, config, replace(how, **other), tmp_path)
         assert len({*done}) == len(done) == before + 8
-    do_detection(rows, config, how, tmp_path)
+    run_detection(rows, config, how, tmp_path)
     assert len(done) == 32
 
 
@@ -143,11 +143,11 @@ def test_failures_stop_it(trained_run: Path, made: Path, tmp_path: Path) -> None
     rows = [DetectionRow("SwAV", str(trained_run))]
     how = replace(QUICK, data=str(made / "voc"))
     with pytest.raises(FastSiamError, match=r"no data at .*nowhere"):
-        do_detection(rows, StudyDetectConfig(), replace(how, data="nowhere"), tmp_path / "none")
+        run_detection(rows, StudyDetectConfig(), replace(how, data="nowhere"), tmp_path / "none")
     gone = [*rows, DetectionRow("BYOL", str(tmp_path / "gone"))]
     with pytest.raises(FastSiamError, match="gone"):
-        do_detection(gone, StudyDetectConfig(), how, tmp_path / "none")
-    assert not (tmp_path / "none").exists()  # both are told before anything is trained
+        run_detection(gone, StudyDetectConfig(), how, tmp_path / "none")
+    assert not (tmp_path / "none").exists()  # both errors come before any training
     shutil.copytree(made / "voc", tmp_path / "voc")
     for image in (tmp_path / "voc").rglob("*.jpg"):
         image.write_bytes(b"none")
@@ -155,5 +155,5 @@ def test_failures_stop_it(trained_run: Path, made: Path, tmp_path: Path) -> None
     ended = Forked(work, rows, StudyDetectConfig(), how, tmp_path / "out").wait(300)
     assert ended.returncode == 1
     assert "SwAV, rate 0.01, seed 0 failed (" in ended.stdout and ".log" in ended.stdout
-    with pytest.raises(ValueError, match="lrs must be rates, each once"):
+    with pytest.raises(ValueError, match="lrs must be learning rates without duplicates"):
         StudyDetectConfig(lrs=(0.1, 0.1))

@@ -1,4 +1,4 @@
-"""The picture of a study: it shows every row's figures, and no text is cut or hidden."""
+"""The picture of a study: figures of every row, and no text that is cut off or covered."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fastsiam.study.verdicts import interval
 from tests.study.results import record, result, row
 
 SEEDS = (38.0, 32.0, 43.0)
-"""Top-1 of the seeds of ``record``'s rows."""
+"""Top-1 by seed of the default rows of ``record``."""
 
 
 def points(line: Line2D) -> list[tuple[float, float]]:
@@ -45,7 +45,7 @@ def test_every_study_shows_all_of_its_rows_and_cuts_no_text(name: str) -> None:
         assert one.title + ("" if one.paper is None else f" (paper: {one.paper})") in said
     boxes = [bar.get_window_extent() for bar in bars_of(bars)]
     for text in [*figure.texts, *bars.texts, *(axes.xaxis.label for axes in figure.axes)]:
-        box = Text.get_window_extent(text)  # an annotation's own has its arrow
+        box = Text.get_window_extent(text)  # Annotation's method includes the arrow
         assert box.x0 >= 0 and box.x1 <= figure.bbox.width, text.get_text()
         assert box.y0 >= 0 and box.y1 <= figure.bbox.height, text.get_text()
         if "(paper" in text.get_text():
@@ -56,7 +56,7 @@ def test_every_study_shows_all_of_its_rows_and_cuts_no_text(name: str) -> None:
 
 
 def test_the_picture_has_the_figures() -> None:
-    """Curves are means in a band of all seeds; a seed that diverged ends its own with a cross."""
+    """Curves are means with a band over all seeds; a diverged seed's curve ends with a cross."""
     losses = (-0.2, -0.5, -0.7, -0.8)
     own = [result(seed, top1, losses=losses) for seed, top1 in enumerate(SEEDS[:2])]
     lost = result(2, losses=(-0.5, -0.5), z_std_curve=(0.9, 0.9), diverged=True)
@@ -68,12 +68,12 @@ def test_the_picture_has_the_figures() -> None:
     low, high = loss.collections[0].get_paths()[0].get_extents().intervaly
     assert (low, high) == pytest.approx((-0.8, -0.2))
     assert [(1.0, -0.5)] in [points(x) for x in loss.lines if x.get_marker() == "x"]
-    assert any([y for _, y in points(line)] == [1, 1] for line in std.lines)  # the whole sphere
+    assert any([y for _, y in points(line)] == [1, 1] for line in std.lines)  # maximal spread
     found = interval(SEEDS)
     assert found
     drawn = [[x for x, _ in points(line)] for line in bars.lines]
     assert sum(line == pytest.approx([found.low, found.high]) for line in drawn) == 3
     assert all(drawn.count([top1]) >= 3 for top1 in SEEDS)
-    assert [10.0, 10.0] in drawn and [20.0, 20.0] in drawn  # chance, the untrained network
+    assert [10.0, 10.0] in drawn and [20.0, 20.0] in drawn  # chance and untrained
     said = [text.get_text() for text in bars.texts]
     assert said.count("37.7") == 3 and "26.7, 1 diverged" in said

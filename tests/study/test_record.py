@@ -1,4 +1,4 @@
-"""Records and tables of studies: what stands in them, and that nothing is lost in a file."""
+"""Records and tables of studies: their content, and lossless files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.study.results import record, result, row
 
 @pytest.fixture(scope="module")
 def table_1() -> StudyRecord:
-    """Table 1: two rows of three seeds, one that diverged, one of which none is."""
+    """Record of Table 1: a healthy row, a collapsed one, a diverged one and another healthy one."""
     collapsed = tuple(result(seed, 11, z_std=0.02, rank=1.5) for seed in range(3))
     diverged = (result(0, diverged=True),)
     return record(rows=[row(60, 61, 59), collapsed, diverged, row(62, 63.5, 61.2)])
@@ -34,7 +34,7 @@ def test_a_file_keeps_it_all(table_1: StudyRecord, tmp_path: Path) -> None:
 
 
 def test_kept_records_are_read_and_judged_by_todays_claims(tmp_path: Path) -> None:
-    """Those of version 0.2 may name claims that are no longer made."""
+    """Records of version 0.2 may contain claims that the catalogue no longer makes."""
     files = sorted((ROOT / "bench/results/study").rglob("*.json"))
     old, text = tmp_path / "old.json", files[-1].read_text()
     old.write_text(text.replace('"works"', '"diverges"'))

@@ -1,4 +1,4 @@
-"""Doing a study's runs: real processes, side by side, killed, continued, refused, diverged."""
+"""Running a study: parallel processes, kills, resuming, divergence and mismatched settings."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fastsiam.run import checkpoint
 from fastsiam.run.log import read_metrics
 from fastsiam.study.catalogue import STUDIES
 from fastsiam.study.record import collect, read_record, read_result, write_record
-from fastsiam.study.runner import check, do_runs, slots
+from fastsiam.study.runner import check, execute_runs, slots
 from fastsiam.study.runs import Run, seeds_in
 from fastsiam.study.table import caption, cells
 from tests.conftest import write_data, write_images
@@ -41,13 +41,13 @@ STUDY = replace(STUDIES["stop-gradient"], rows=STUDIES["stop-gradient"].rows[:1]
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Images that only these tests have."""
+    """Images shared by the tests of this module."""
     return write_data(tmp_path_factory.mktemp("stripes"))
 
 
 @pytest.fixture(scope="module")
 def done(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a study's first run, done."""
+    """A study folder whose first run is finished. Do not modify it."""
     out = tmp_path_factory.mktemp("done")
     ended = do_in_process(tiny_runs(data, out, SCALE)[:1], CPU)
     assert ended.returncode == 0, ended.stdout + ended.stderr
@@ -56,7 +56,7 @@ def done(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def copy(done: Path, tmp_path: Path) -> Path:
-    """A copy of it, to be changed."""
+    """A copy of ``done`` that a test may modify."""
     return Path(shutil.copytree(done, tmp_path / "copy"))
 
 
@@ -74,14 +74,14 @@ def test_what_comes_of_it(data: Path, done: Path) -> None:
     assert result.loss == pytest.approx(result.loss_curve[-1], rel=1e-4)
     assert f"done: step {STEPS} of {STEPS}" in run.log_file.read_text()
     before = {path: path.stat().st_mtime_ns for path in done.rglob("*")}
-    do_runs([run], CPU)  # a finished run is skipped
+    execute_runs([run], CPU)  # a finished run is skipped
     assert {path: path.stat().st_mtime_ns for path in done.rglob("*")} == before
 
 
 def test_what_a_study_in_the_same_folder_may_not_be(
     data: Path, copy: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Another number of images is a warning; other classes or images are not."""
+    """A different number of images is a warning; different classes or images are errors."""
     runs = tiny_runs(data, copy, SCALE)
     check(runs)
     assert "warning" not in capfd.readouterr().err
@@ -102,7 +102,7 @@ def test_what_a_study_in_the_same_folder_may_not_be(
 
 def test_a_run_with_other_settings_is_refused(data: Path, copy: Path) -> None:
     with pytest.raises(FastSiamError, match=r"-seed-0 contains .*lr: 0\.5 -> 0\.25") as error:
-        do_runs(tiny_runs(data, copy, tiny(epochs=EPOCHS, lr=0.25)), CPU)
+        execute_runs(tiny_runs(data, copy, tiny(epochs=EPOCHS, lr=0.25)), CPU)
     assert "\n" not in str(error.value)
     run = tiny_runs(data, copy, SCALE)[0]
     run.settings_file.write_text("[optim]\nlr = fast")
@@ -134,9 +134,9 @@ def test_damaged_files_are_named(data: Path, copy: Path) -> None:
 
 
 def test_linear_evaluation_beside_knn(data: Path, copy: Path, tmp_path: Path) -> None:
-    """It is a stage of its own, of the scale's kind; the record and the table have it beside.
+    """Linear evaluation is a separate stage, cached if the scale says so, next to kNN in tables.
 
-    The data have moved since the training.
+    The data have moved since training.
     """
     moved = Path(shutil.copytree(data, tmp_path / "moved"))
     run = replace(tiny_runs(moved, copy, replace(SCALE, cached=True))[0], linear=True)
@@ -147,7 +147,7 @@ def test_linear_evaluation_beside_knn(data: Path, copy: Path, tmp_path: Path) ->
     record = collect(STUDY, run.scale, [run], StudyConfig())
     assert record.command.endswith(" --linear") and "cached features" in caption(record)
     assert record.rows[0].results[0].images_digest
-    used = RunSettings.read(run.folder).config.numerics.precision  # of "auto"
+    used = RunSettings.read(run.folder).config.numerics.precision  # resolved from "auto"
     assert f"; precision: {used}; " in caption(record) and used in ("bf16", "fp32")
     write_record(tmp_path / "record.json", record)
     assert read_record(tmp_path / "record.json") == record
@@ -177,12 +177,12 @@ def test_a_run_that_diverges_is_a_result(data: Path, tmp_path: Path) -> None:
     assert result.top1 == pytest.approx(100 / 3)
     assert "the loss is not finite at step" in runs[0].diverged_file.read_text()
     before = runs[0].log_file.read_text()
-    do_runs(runs, CPU)  # it is not tried again
+    execute_runs(runs, CPU)  # a diverged run is not repeated
     assert runs[0].log_file.read_text() == before
 
 
 def test_a_failure_ends_the_study_after_what_is_beside_it(data: Path, tmp_path: Path) -> None:
-    """The run that fails does so at once. Only what its last try wrote tells why."""
+    """One run fails at once. The reported reason comes only from its last attempt's log."""
     good, other = tiny_runs(data, tmp_path, tiny())
     bad = replace(good, folder=tmp_path / "bad")
     bad.folder.mkdir()
@@ -196,20 +196,20 @@ def test_a_failure_ends_the_study_after_what_is_beside_it(data: Path, tmp_path: 
 def test_a_run_that_cannot_be_prepared_or_leaves_no_result_is_a_failure(
     data: Path, copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is not tried again at once: a folder that cannot be written stays so."""
+    """It is not retried at once: an unwritable folder stays unwritable."""
     monkeypatch.setattr("fastsiam.study.runner._command", lambda run: ["true"])
     run = replace(tiny_runs(data, copy, SCALE)[0], linear=True)
     with pytest.raises(FastSiamError, match=r"failed \(it has no linear evaluation\); see "):
-        do_runs([run], CPU)
+        execute_runs([run], CPU)
     bad = replace(run, folder=tmp_path / "bad")
     bad.folder.mkdir()
     bad.settings_file.symlink_to(Path(__file__) / "study.toml")
     with pytest.raises(FastSiamError, match=r"cannot write .*study\.toml"):
-        do_runs([bad, run], CPU)
+        execute_runs([bad, run], CPU)
 
 
 def test_a_study_that_is_killed_goes_on_bit_for_bit(data: Path, done: Path, tmp_path: Path) -> None:
-    """Its run notices a SIGKILL, and saves its state."""
+    """The study's training process notices that the study was killed and saves its state."""
     run, undisturbed = (tiny_runs(data, folder, SCALE)[0] for folder in (tmp_path, done))
     last = checkpoint.last(run.folder)
 
@@ -231,8 +231,8 @@ def test_a_study_that_is_killed_goes_on_bit_for_bit(data: Path, done: Path, tmp_
 def test_a_second_signal_kills_the_runs(data: Path, tmp_path: Path) -> None:
     work = Forked(study, tiny_runs(data, tmp_path, SCALE)[:1], CPU)
     process = _process_of_the_run(work)
-    os.kill(process, signal.SIGSTOP)  # it does not listen
-    _wait_for(lambda: _is_stopped(process), work)  # before that SIGTERM would end it
+    os.kill(process, signal.SIGSTOP)  # the run cannot react to signals
+    _wait_for(lambda: _is_stopped(process), work)  # until then SIGTERM would end it
     work.send(signal.SIGTERM)
     time.sleep(0.5)
     assert work.poll() is None
@@ -259,7 +259,7 @@ def test_runs_side_by_side_share_the_machine(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def _assert_only_the_usual_evaluation_counts(run: Run) -> None:
-    """Change the run's only linear record for a while."""
+    """Edit the run's only linear record temporarily: other data or settings do not count."""
     (path,) = (run.folder / "eval").glob("linear-*.json")
     before = path.read_text()
     assert json.loads(before)["data"]["other_data"] == run.config.data.full_root
@@ -267,7 +267,7 @@ def _assert_only_the_usual_evaluation_counts(run: Run) -> None:
         ("data", {"percent": 1.0, "chosen_crc32": "0"}),
         ("data", {"subset": "mine.txt", "chosen_crc32": "0"}),
         ("data", {"other_data": "/elsewhere"}),
-        ("data", {"other_data": None}),  # the data did not move
+        ("data", {"other_data": None}),  # as if the data had not moved
         ("data", {"holdout": "10%"}),
         ("images", {"crop": 24}),
         ("images", {"resize": 30}),
@@ -284,7 +284,7 @@ def _assert_only_the_usual_evaluation_counts(run: Run) -> None:
 
 
 def _process_of_the_run(work: Forked) -> int:
-    """Return the process that a study began, as soon as it has a process group of its own."""
+    """Wait until the study's training process has its own process group; return its PID."""
     children = Path(f"/proc/{work.pid}/task/{work.pid}/children")
     _wait_for(lambda: bool(children.read_text()), work)
     process = int(children.read_text().split()[0])
@@ -293,13 +293,12 @@ def _process_of_the_run(work: Forked) -> int:
 
 
 def _is_stopped(process: int) -> bool:
-    """Tell whether all threads of a process stand still."""
     stats = [path.read_text() for path in Path(f"/proc/{process}/task").glob("*/stat")]
     return all(stat.rpartition(")")[2].split()[0] == "T" for stat in stats)
 
 
 def _wait_for(true: Callable[[], bool], work: Forked | None = None) -> None:
-    """Wait for something that happens soon, while a process is at work."""
+    """Wait up to two minutes for a condition while ``work``, if given, keeps running."""
     deadline = time.monotonic() + 120
     while not true():
         assert time.monotonic() < deadline

@@ -1,4 +1,4 @@
-"""Verdicts: every claim in each of its outcomes, by results whose intervals are known."""
+"""Verdicts: every kind of claim with each outcome, on results with known intervals."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ OPEN: Outcome = "cannot be told"
 Results = tuple[Result, ...]
 
 REFERENCE = row(60, 61, 59)
-"""Gains 40, 41 and 39: a quarter is 10."""
+"""Gains over the untrained network of 40, 41 and 39 points; a quarter of the mean is 10."""
 
 
 def judged(kind: ClaimKind, own: Results, other: Results = REFERENCE) -> Verdict:
-    """Judge a claim on a row against the reference, which is the other row too."""
+    """Judge a claim about a row; ``other`` is the reference and the row it is compared with."""
     than = "other" if kind in ("better", "worse", "alike") else ""
     return judge(Claim(kind, than), "own", {"own": own, "other": other}, reference="other")
 
@@ -45,12 +45,11 @@ def test_an_interval_is_students() -> None:
 
 
 def collapsed(seed: int) -> Result:
-    """Return a run that fell into one point."""
     return result(seed, 11, z_std=0.01, rank=1.2)
 
 
 def losses(*rough: float) -> Results:
-    """Return runs whose loss goes up and down by so much over the second half, one for each."""
+    """Build one result per value, with a loss that oscillates by it in the second half."""
     return tuple(
         result(seed, losses=[0.0, 9.0, 0.0, 9.0, *[-0.5, -0.5 - by] * 2])
         for seed, by in enumerate(rough)
@@ -58,46 +57,46 @@ def losses(*rough: float) -> Results:
 
 
 def low(centred: bool, *curve: float, rank: float = 40.0) -> Results:
-    """Return a run with a z_std that is low from the beginning."""
+    """Build a row of one run with this curve of z_std."""
     return (result(0, z_std=curve[-1], z_std_curve=curve, rank=rank, centred=centred),)
 
 
 POINT, SPREAD = (
     result(seed, z_std=z_std, losses=(0.0, -0.5, -0.95)) for seed, z_std in ((0, 0.05), (1, 0.2))
 )
-"""Runs whose loss goes to -1: with a std that goes to 0, and not."""
+"""Two runs whose loss approaches -1: z_std goes to 0 in the first, but not in the second."""
 LOST = tuple(result(seed, diverged=True) for seed in range(3))
 CASES: tuple[tuple[Results, dict[ClaimKind, Outcome]], ...] = (
     ((collapsed(0), collapsed(1)), {"collapses": HOLDS, "stands": NOT}),
-    ((collapsed(0),), {"collapses": HOLDS, "stands": NOT}),  # one seed can tell
+    ((collapsed(0),), {"collapses": HOLDS, "stands": NOT}),  # one seed is enough
     (row(60, 61), {"collapses": NOT, "stands": HOLDS}),
     ((collapsed(0), result(1)), {"collapses": OPEN, "stands": OPEN}),
-    ((result(0, z_std=0.9, rank=3.9),), {"collapses": HOLDS, "stands": NOT}),  # few dimensions
-    ((result(0, z_std=0.5, rank=4.0),), {"collapses": NOT, "stands": HOLDS}),  # just none
-    # Where no BN centres the projections, half of the first z_std is enough; the rank counts.
+    ((result(0, z_std=0.9, rank=3.9),), {"collapses": HOLDS, "stands": NOT}),  # low rank
+    ((result(0, z_std=0.5, rank=4.0),), {"collapses": NOT, "stands": HOLDS}),  # on the thresholds
+    # If no BN centres the projections, z_std may fall to half its first value; rank still counts.
     (low(True, 0.5, 0.3), {"stands": NOT}),
     (low(False, 0.5, 0.3), {"stands": HOLDS}),
     (low(False, 0.5, 0.3, rank=1.5), {"collapses": HOLDS}),
     (low(False, 0.5, 0.24), {"stands": NOT}),
-    (low(False, 0.04, 0.11), {"stands": HOLDS}),  # the first log line is a low of its own
-    ((POINT,), {"degenerates": HOLDS}),  # the loss goes to -1 and the std to 0, both
+    (low(False, 0.04, 0.11), {"stands": HOLDS}),  # already low at the first log line
+    ((POINT,), {"degenerates": HOLDS}),  # loss to -1 and std to 0
     ((SPREAD, result(0, z_std=0.05)), {"degenerates": NOT}),
     ((POINT, SPREAD), {"degenerates": OPEN}),
     (LOST[:1], {"collapses": OPEN, "stands": OPEN}),
     ((), {"collapses": OPEN, "stands": OPEN, "unstable": OPEN}),
     (row(50, 52, 51), {"works": HOLDS, "fails": NOT}),
-    (row(23, 24, 22.5), {"works": HOLDS, "fails": HOLDS}),  # it learns less than a quarter
-    (row(17, 16, 17.2), {"works": NOT, "fails": HOLDS}),  # it unlearns
-    (row(28, 36, 27), {"works": OPEN, "fails": OPEN}),  # gains 8, 16, 7 about 10
+    (row(23, 24, 22.5), {"works": HOLDS, "fails": HOLDS}),  # learns, but less than a quarter
+    (row(17, 16, 17.2), {"works": NOT, "fails": HOLDS}),  # worse than untrained
+    (row(28, 36, 27), {"works": OPEN, "fails": OPEN}),  # gains 8, 16, 7; threshold 10
     (row(60), {"works": OPEN, "fails": OPEN, "alike": OPEN}),
-    ((*row(55, 56), LOST[2]), {"works": OPEN, "fails": OPEN}),  # it has the top-1 of chance
+    ((*row(55, 56), LOST[2]), {"works": OPEN, "fails": OPEN}),  # top-1 at chance
     (LOST, {"works": NOT, "fails": HOLDS, "worse": HOLDS}),
-    (row(62, 63, 61.2), {"better": HOLDS, "worse": NOT}),  # paired: by 2, 2 and 2.2
+    (row(62, 63, 61.2), {"better": HOLDS, "worse": NOT}),  # paired differences 2, 2, 2.2
     (row(58, 59, 56.8), {"better": NOT, "worse": HOLDS}),
-    (row(61, 60, 61), {"better": OPEN, "worse": OPEN}),  # by 1, -1 and 2
+    (row(61, 60, 61), {"better": OPEN, "worse": OPEN}),  # differences 1, -1, 2
     (row(60, 61, 59), {"better": OPEN, "worse": OPEN}),
     (row(99), {"better": OPEN, "worse": OPEN}),
-    ((result(7, 99), result(8, 99)), {"better": OPEN, "worse": OPEN}),  # no pairs
+    ((result(7, 99), result(8, 99)), {"better": OPEN, "worse": OPEN}),  # no common seeds
     (row(60.2, 61.1, 59.2), {"alike": HOLDS}),
     (row(63, 64, 62.1), {"alike": NOT}),
     (row(57, 58, 56.1), {"alike": NOT}),
@@ -109,11 +108,11 @@ CASES: tuple[tuple[Results, dict[ClaimKind, Outcome]], ...] = (
     ((*losses(0.1, 0.1), LOST[2]), {"unstable": HOLDS}),
     (LOST[:1], {"unstable": HOLDS}),
 )
-"""A row's results, and the verdicts on claims about it beside ``REFERENCE``."""
+"""Results of a row, and the outcome of each claim about it against ``REFERENCE``."""
 
 
 def test_verdicts() -> None:
-    """The reference of the unstable changes by 0.1 between log lines."""
+    """For ``unstable``, the reference's loss changes by 0.1 between log lines."""
     for own, verdicts in CASES:
         for kind, outcome in verdicts.items():
             other = losses(0.1, 0.1, 0.1) if kind == "unstable" else REFERENCE
@@ -128,7 +127,7 @@ def test_beside_a_reference_that_learns_nothing_nothing_fails() -> None:
 
 
 def test_seeds_that_diverged_in_both_rows_are_not_compared() -> None:
-    """They are at chance, both of them, which is no likeness."""
+    """Both are at chance accuracy, which does not make them alike."""
     kinds: tuple[ClaimKind, ...] = ("alike", "better", "worse", "unstable")
     assert {judged(kind, LOST, LOST).outcome for kind in kinds} == {OPEN}
     both = (*row(60, 61), LOST[2])
@@ -150,7 +149,7 @@ def test_holm() -> None:
 
 
 def test_comparisons_are_corrected_for_their_number() -> None:
-    """Table 2 has six; a difference that would do by itself does not among them."""
+    """Table 2 has six comparisons; a difference significant alone is not after correction."""
     base, smaller = row(60, 61, 59), row(55, 57, 51.5)
     claim = Claim("worse", "baseline")
     rows = {"own": smaller, "baseline": base}
@@ -160,7 +159,7 @@ def test_comparisons_are_corrected_for_their_number() -> None:
 
 
 def test_the_same_runs_work_in_every_study() -> None:
-    """Whatever they are compared with, and in however many claims."""
+    """The verdict does not depend on the study's other rows or its number of claims."""
     runs, found = row(28, 32, 27), []
     for name, variant in (("predictor", "baseline"), ("batch", "baseline"), ("byol", "simsiam")):
         table = record(name)

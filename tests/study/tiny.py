@@ -1,4 +1,4 @@
-"""A scale of seconds, and its runs as a user's process does them."""
+"""A study scale that trains in seconds, and helpers that run studies like the command."""
 
 from __future__ import annotations
 
@@ -35,7 +35,6 @@ def tiny(*, epochs: int = 2, lr: float = 0.5) -> Scale:
 def tiny_runs(
     data: Path, out: Path, scale: Scale, *, study: str = "stop-gradient", seeds: int = 1
 ) -> list[Run]:
-    """Return a study's runs at such a scale."""
     own = scale.on(str(data), gpus=1, device="cpu")
     return runs_of([STUDIES[study]], own, out, seeds=range(seeds))
 
@@ -43,14 +42,15 @@ def tiny_runs(
 def do_in_process(
     runs: Sequence[Run], config: StudyRunConfig, *, failing: str = ""
 ) -> subprocess.CompletedProcess[str]:
-    """Do runs in a process of its own, as the command does; ``failing`` as in ``study``."""
+    """Do runs in a separate process, like the command; for ``failing`` see ``study``."""
     return Forked(study, runs, config, failing).wait()
 
 
 def study(runs: Sequence[Run], config: StudyRunConfig, failing: str = "") -> None:
-    """Do runs in this process, and end as the command does.
+    """Do runs in this process and exit like the command.
 
-    The run in the folder of this name fails at once.
+    Args:
+        failing: name of a run's folder; that run fails at once.
     """
     usual = runner._command
     says = "print('error: no room'); print('step 1: a line of another process')"
@@ -58,7 +58,7 @@ def study(runs: Sequence[Run], config: StudyRunConfig, failing: str = "") -> Non
     runner._command = lambda run: fails if run.folder.name == failing else usual(run)
     fork_programs()
     try:
-        runner.do_runs(runs, config)
+        runner.execute_runs(runs, config)
     except Interrupted as error:
         print(error)
         raise SystemExit(error.exit_code) from error

@@ -1,4 +1,4 @@
-"""Fixtures of the tests of training."""
+"""Fixtures for the training tests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.train.runs import trained
 
 @pytest.fixture(scope="session")
 def stopped(tmp_path_factory: pytest.TempPathFactory) -> TrainConfig:
-    """A run of 4 epochs, 12 steps, that was stopped after 6; nobody changes it or its data."""
+    """A run of 4 epochs (12 steps), stopped after step 6. Tests must not change it or its data."""
     folder = tmp_path_factory.mktemp("stopped")
     config = small_config(write_data(folder / "data"), folder / "run")
     config = with_settings(config, knn_every=0)
@@ -29,14 +29,14 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> TrainConfig:
 
 @pytest.fixture
 def begun(stopped: TrainConfig, tmp_path: Path) -> TrainConfig:
-    """A copy of that run."""
+    """A copy of ``stopped`` that a test may change."""
     run = shutil.copytree(stopped.run.out, tmp_path / "run")
     return with_settings(stopped, out=run)
 
 
 @pytest.fixture
 def slow_eigenvalues(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have a thread find them, as on a GPU, longer than a step takes."""
+    """Compute eigenvalues in a thread, as on a GPU, taking longer than a training step."""
 
     def slow(gram: Tensor) -> Tensor:
         time.sleep(0.05)

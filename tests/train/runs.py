@@ -1,4 +1,4 @@
-"""Runs of the tests: a few steps on the CPU, with something done before a step."""
+"""Helpers that train for a few steps on the CPU, with a hook before each step."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ OLD = Path(__file__).parents[1] / "data" / "run-0.2"
 """A run of version 0.2, after 6 of 12 steps."""
 
 Before = Callable[[int, Batch], Batch | None]
-"""What is done before a step with its batch; it may return another batch."""
+"""Hook that is called with the step and its batch before each step. It may return another batch."""
 
 
 class Killed(BaseException):
-    """Ends a run as a kill does: nothing is caught, nothing is saved."""
+    """Ends a run like SIGKILL would: nothing catches it and nothing is saved."""
 
 
 class Wrapped:
@@ -52,7 +52,7 @@ class Wrapped:
 
 
 def trained(config: TrainConfig, before: Before | None = None, **settings: Any) -> Path:
-    """Train in this process, with single settings changed; return the run's folder."""
+    """Train in this process with some settings changed; return the run's folder."""
     build: Any = vars(command)["build_loader"]
     with pytest.MonkeyPatch.context() as patch:
         if before is not None:
@@ -62,7 +62,7 @@ def trained(config: TrainConfig, before: Before | None = None, **settings: Any) 
 
 
 def killed(config: TrainConfig, at: int, **settings: Any) -> Path:
-    """Train, and be killed before a step; return the run's folder."""
+    """Train until just before step ``at``, then kill the run; return its folder."""
 
     def kill(step: int, batch: Batch) -> None:
         if step == at:
@@ -74,7 +74,7 @@ def killed(config: TrainConfig, at: int, **settings: Any) -> Path:
 
 
 def verified(run: Path, **settings: Any) -> str:
-    """Verify a run; return the messages as one text."""
+    """Verify a run; return its messages, joined by newlines."""
     return "\n".join(verify(run, VerifyConfig(**settings)))
 
 
@@ -88,7 +88,7 @@ def same_state(one: Any, other: Any) -> bool:
 
 
 def assert_same_runs(run: Path, whole: Path) -> None:
-    """Compare two runs' log lines, weights and states of the optimizer, bit for bit."""
+    """Check that two runs have bitwise equal log lines, weights and optimizer state."""
     one, other = checkpoints.load(run), checkpoints.load(whole)
     assert history(run) == history(whole)
     assert one.step == other.step and same_state(one.model, other.model)
@@ -98,10 +98,10 @@ def assert_same_runs(run: Path, whole: Path) -> None:
 def resumed_after(
     config: TrainConfig, folder: Path, before: Before, restore: Callable[[], Any] = bool
 ) -> FastSiamError:
-    """End a run by what ``before`` raises; check that it saves, and resumes as if undisturbed.
+    """End a run with an error that ``before`` raises; check that it saves and resumes exactly.
 
     Returns:
-        The error that ended it.
+        The error that ended the run.
     """
     whole = trained(config, out=folder / "whole")
     config = with_settings(config, out=folder / "ended")
@@ -116,10 +116,10 @@ def resumed_after(
 
 
 def kills_a_worker() -> Before:
-    """Return what kills one of the loader's workers before step 4, and waits until it is dead.
+    """Return a hook that kills one loader worker before step 4 and waits until it has exited.
 
-    Workers that are alive now are others': a test before may have left them to a thread that ends
-    them.
+    Workers that already exist are ignored: a thread may still be shutting down those of an earlier
+    test.
     """
     others = set(multiprocessing.active_children())
 
@@ -134,7 +134,7 @@ def kills_a_worker() -> Before:
 
 
 def results(**settings: Any) -> dict[str, Any]:
-    """Return losses, gradients, weights and BN statistics of three steps."""
+    """Return the losses, gradients, weights and BN statistics of three steps."""
     return rank_jobs.steps(0, 1, **settings)
 
 

@@ -1,4 +1,4 @@
-"""Runs that meet a bad image: they stop with all that was done, or continue with another one."""
+"""Runs that meet a bad image either stop and save, or replace it with another image."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ BAD = ("class0/003.jpg", "class1/004.jpg")
 
 
 def damage(images: Path) -> dict[Path, bytes]:
-    """Cut one image off, and make another empty; return what they held."""
+    """Truncate one image and empty another; return their original contents."""
     one, other = (images / "train" / name for name in BAD)
     good = {file: file.read_bytes() for file in (one, other)}
     one.write_bytes(good[one][:400])
@@ -39,14 +39,14 @@ def damage(images: Path) -> dict[Path, bytes]:
 
 @pytest.fixture
 def config(small: TrainConfig) -> TrainConfig:
-    """A run of four epochs of three steps that replaces bad images."""
+    """A run of four epochs with three steps each that replaces bad images."""
     return with_settings(small, pipeline="torchvision", bad_images="replace", knn_every=0)
 
 
 def test_the_run_continues_and_remembers(
     config: TrainConfig, images: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Also where the files are repaired afterwards; `verify` needs the list."""
+    """Later runs keep using the list, even if the files are repaired. `verify` needs it."""
     good = damage(images)
     run = trained(config)
     assert checkpoints.load(run).step == 12
@@ -55,8 +55,7 @@ def test_the_run_continues_and_remembers(
     assert all(own["reason"] and own["epoch"] == own["step"] // 3 == 0 for own in found)
     for own in found:
         line = (
-            f"bad image {own['index']} ({own['name']}): {own['reason']}; another one is shown in "
-            "its place"
+            f"bad image {own['index']} ({own['name']}): {own['reason']}; another image replaces it"
         )
         assert caplog.messages.count(line) == 1
     assert len(read_bad_images(trained(config))) == 2
@@ -71,7 +70,7 @@ def test_the_run_continues_and_remembers(
 def test_resumed_mid_epoch_it_is_the_same_run(
     name: str, config: TrainConfig, images: Path, tmp_path: Path
 ) -> None:
-    """Bit for bit, also when somebody repaired the files meanwhile."""
+    """The result is bitwise equal, even if the files are repaired before the run resumes."""
     data, good = readable(name, images), dict[Path, bytes]()
     if name == "ffcv":
         for index in (3, 12):
@@ -92,7 +91,7 @@ def test_resumed_mid_epoch_it_is_the_same_run(
 def test_stopped_by_one_it_continues_with_another_instead(
     config: TrainConfig, images: Path, tmp_path: Path
 ) -> None:
-    """As the message says; the result is that of a run that replaced from the start."""
+    """The result equals that of a run that replaced bad images from the start."""
     damage(images)
     whole = trained(config, out=tmp_path / "whole")
     with pytest.raises(ImageError) as error:
@@ -111,7 +110,7 @@ def test_stopped_by_one_it_continues_with_another_instead(
 def test_a_branch_copies_the_list_and_a_new_run_does_not(
     config: TrainConfig, images: Path, tmp_path: Path
 ) -> None:
-    """A branch before it has a checkpoint, whose next start reads its own list."""
+    """A branch that was killed at its first checkpoint already has its own copy of the list."""
     good = damage(images)
     run, save = trained(config, max_steps=4), checkpoints.save
 
@@ -133,7 +132,7 @@ def test_a_branch_copies_the_list_and_a_new_run_does_not(
 def test_what_follows_a_run_leaves_them_out(
     config: TrainConfig, images: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its monitor, evaluations, features and report; a validation image is damaged too."""
+    """The monitor, evaluations, features and report skip bad images, also in the validation set."""
     damage(images)
     (images / "val" / "class0" / "001.jpg").write_bytes(b"")
     run = trained(config, epochs=2, knn_every=1)

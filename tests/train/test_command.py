@@ -1,4 +1,4 @@
-"""What a training run begins with."""
+"""How a training run starts."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from tests.train.runs import trained
 
 
 def test_a_variant_starts_from_what_fits_of_another(stopped: TrainConfig, tmp_path: Path) -> None:
-    """There and back; a predictor that is not there before is new."""
+    """Variants initialise each other. A predictor that the other variant lacks is new."""
     variants: list[tuple[dict[str, Any], tuple[str, ...], tuple[str, ...]]] = [
-        # its output has a bias for the BN; h is the same
+        # the projector's output has a bias instead of BN; the predictor is the same
         ({"head_bn": "hidden"}, ("predictor",), ("predictor",)),
         ({"head_bn": "none"}, (), ()),
         ({"predictor": "none", "target_average": 0.8}, ("projector",), ("projector",)),
@@ -38,24 +38,24 @@ def test_a_variant_starts_from_what_fits_of_another(stopped: TrainConfig, tmp_pa
             assert initial_weights(config)[1] == ("backbone", *heads)
 
 
-def refusals(small: TrainConfig, tmp_path: Path) -> Iterator[tuple[TrainConfig, str]]:
-    """Yield runs that are refused at their start, each with a part of the message."""
+def refused_runs(small: TrainConfig, tmp_path: Path) -> Iterator[tuple[TrainConfig, str]]:
+    """Yield runs that fail at startup, each with a part of the error message."""
     ones = write_images(tmp_path / "ones", classes=9, each=1)
     yield (
         with_settings(small, data=ones, holdout="10%"),
-        "--holdout 10% leaves at least one image of each class in training, and no class of "
-        f"{ones} has two: leave --holdout out, or sort the images into train/ and val/ yourself",
+        "--holdout 10% keeps at least one image of each class for training, but no class of "
+        f"{ones} has two: remove --holdout, or sort the images into train/ and val/ yourself",
     )
-    yield with_settings(small, holdout="10%"), "has validation images of its own"
+    yield with_settings(small, holdout="10%"), "already has validation images"
     yield with_settings(small, data=tmp_path / "none"), "no data at"
     yield with_settings(small, batch=64), "fewer than one batch of 64"
     yield with_settings(small, extend=9), "needs a run to extend"
 
 
 def test_a_run_that_is_refused_leaves_no_folder(small: TrainConfig, tmp_path: Path) -> None:
-    """By the launcher before it starts ranks, and after; by rank 0 of torchrun's."""
+    """The launcher fails before or after it starts ranks; with torchrun, rank 0 fails."""
     out = tmp_path / "runs" / "new"
-    found = [*refusals(small, tmp_path)]
+    found = [*refused_runs(small, tmp_path)]
     for config, message in found:
         with pytest.raises(FastSiamError, match=re.escape(message)):
             trained(config, out=out)
@@ -95,7 +95,7 @@ def test_training_starts_from_a_files_weights(
     error = fastsiam("train", *flags(missing), code=1).stderr
     assert error.startswith("error: no checkpoint at") and error.count("\n") == 1
     assert not lost.exists()
-    some.unlink()  # a run that continues needs it no more
+    some.unlink()  # a resumed run no longer needs it
     preflight(with_settings(stopped, out=tmp_path / "some", init=some), world=1)
 
 
@@ -121,7 +121,7 @@ def test_nobody_restarts_a_run_of_one_process(
 def test_the_monitor_takes_what_training_has_memory_for(
     batch: int, parts: int, most: int, small: TrainConfig
 ) -> None:
-    """On a GPU; two ranks share the batch of two views."""
+    """On a GPU its batch depends on the images and views per rank; on a CPU it is fixed."""
     config = with_settings(small, batch=batch, accumulate=parts)
     assert _knn_batch(config, Place(rank=0, world=2, device=torch.device("cuda"))) == most
     assert _knn_batch(config, Place(rank=0, world=2, device=torch.device("cpu"))) == 256

@@ -1,4 +1,4 @@
-"""The compiled step: the same step as the eager one, kept, and compiled once."""
+"""The compiled step gives the eager step's results, is cached, and compiles only once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fastsiam.config import TrainConfig
 from fastsiam.errors import BackendError
-from fastsiam.evaluate.features import collected, feature_batches
+from fastsiam.evaluate.features import concat_batches, feature_batches
 from fastsiam.methods import Output, build_method
 from fastsiam.run import checkpoint as checkpoints
 from fastsiam.train.compile import cache_folder, cause_line, compiling
@@ -43,9 +43,9 @@ NETWORKS: dict[str, Callable[[], AbstractContextManager[None]]] = {
 
 @pytest.fixture(autouse=True)
 def network(request: pytest.FixtureRequest) -> Iterator[None]:
-    """All of "resnet10", or as much of it as the test asks for: if nothing, up to a block."""
+    """Shorten "resnet10" as the test requests: "stem", "block" (the default) or "whole"."""
     if asked := getattr(request, "param", None):
-        torch._dynamo.reset()  # which would take what it has compiled with other settings
+        torch._dynamo.reset()  # or dynamo would reuse code that was compiled for other settings
     with NETWORKS[asked or "block"]():
         yield
 
@@ -55,7 +55,7 @@ def network(request: pytest.FixtureRequest) -> Iterator[None]:
     [
         ({"activation_memory": 0.3}, "block"),
         slow(({}, "whole")),
-        slow(({"accumulate": 2}, "stem")),  # on ranks: tests/distributed
+        slow(({"accumulate": 2}, "stem")),  # with ranks: tests/distributed
     ],
     ids=str,
     indirect=["network"],
@@ -68,7 +68,7 @@ def test_a_compiled_step_is_the_same_step(settings: dict[str, Any], network: Non
 
 @pytest.mark.parametrize("network", ["stem"], indirect=True)
 def test_compiled_steps_in_bfloat16_have_the_losses_of_eager_ones(network: None) -> None:
-    """They differ by 0.0002, where float32's are 0.006 away."""
+    """They differ by 0.0002. The float32 losses differ from them by 0.006."""
     eager, compiled = (results(precision="bf16", compile=how)["loss"] for how in ("off", "on"))
     torch.testing.assert_close(compiled, eager, atol=3e-3, rtol=0)
 
@@ -76,9 +76,10 @@ def test_compiled_steps_in_bfloat16_have_the_losses_of_eager_ones(network: None)
 def test_what_is_prepared_is_all_that_is_compiled_and_leaves_no_trace(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Nor do the passes that CUDA graphs take to be recorded, on noise and not on zeros.
+    """``prepare`` changes no weights, gradients or random state, also when it warms up CUDA graphs.
 
-    Steps compile nothing more; the backbone evaluates batches of any size.
+    It warms up on noise, not zeros. Later steps compile nothing, and the backbone evaluates batches
+    of any size.
     """
     config = with_settings(rank_jobs.CONFIG, compile="on", cuda_graphs=True)
     method, forward, seen = rank_jobs.make_method(), TrainingStep._forward, list[Tensor]()
@@ -103,7 +104,7 @@ def test_what_is_prepared_is_all_that_is_compiled_and_leaves_no_trace(
             step(rank_jobs.global_batch(), at=i)
     images = torch.randn(3, 3, 16, 16)
     whole, parts = (
-        collected(
+        concat_batches(
             feature_batches(
                 step.method.backbone,
                 [EvalBatch(part, *torch.zeros(2, len(part)).long()) for part in size],
@@ -117,13 +118,13 @@ def test_what_is_prepared_is_all_that_is_compiled_and_leaves_no_trace(
 def test_a_compiled_run_is_resumed_bit_for_bit_and_keeps_what_it_compiled(
     small: TrainConfig, tmp_path: Path
 ) -> None:
-    """Half of it in another process, which takes the graphs from the cache."""
+    """The second half runs in another process, which takes the graphs from the cache."""
     config = with_settings(small, knn_every=0, compile="on")
     whole, halves = tmp_path / "whole", tmp_path / "halves"
     with short_resnet10():
         trained(config, out=whole)
         trained(config, out=halves, max_steps=5)
-    # "auto" of a run this short would not compile, but continues as the run began.
+    # With "auto" a run this short would not compile, but a resumed run keeps its setting.
     done = Forked(_train_short, with_settings(config, out=str(halves), compile="auto")).wait()
     assert done.returncode == 0, done.stderr
     assert "compiled in" in done.stderr
@@ -145,7 +146,7 @@ def _train_short(config: TrainConfig) -> None:
 def test_what_is_compiled_is_kept_beyond_tmp(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whether or not torch has set the variable to its own folder under /tmp."""
+    """The cache moves even if torch has set the variable to its own folder under /tmp."""
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -160,14 +161,14 @@ def test_what_is_compiled_is_kept_beyond_tmp(
 def test_graphs_that_cannot_be_recorded_are_refused(
     small: TrainConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where compiling works; an error of the device itself comes out."""
+    """Compilation itself works here. An error of the device is passed on unchanged."""
     config = with_settings(small, compile="on", cuda_graphs=True)
     refused = r"model \(RuntimeError: not these\); pass --no-cuda-graphs"
     for error, kind, message in (
         (RuntimeError("not these"), BackendError, refused),
         (torch.AcceleratorError("CUDA error"), torch.AcceleratorError, "CUDA error"),
     ):
-        monkeypatch.setattr(TrainingStep, "_take_no_steps", Mock(side_effect=error))
+        monkeypatch.setattr(TrainingStep, "_warm_up", Mock(side_effect=error))
         monkeypatch.setattr("fastsiam.train.step.compile_failure", lambda _: "")
         step = TrainingStep(config, build_method(config.model), CPU, steps_per_epoch=3)
         with pytest.raises(kind, match=message):
@@ -177,7 +178,7 @@ def test_graphs_that_cannot_be_recorded_are_refused(
 def test_what_a_killed_compiler_left_is_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An empty library, unless it may be being written; inductor would never compile it again."""
+    """Old empty libraries are removed: inductor never recompiles them. New ones may be in use."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     folder = tmp_path / "zv"
     folder.mkdir()
@@ -193,7 +194,7 @@ def test_what_a_killed_compiler_left_is_removed(
 def _train_without_compiler(config: TrainConfig) -> None:
     from torch._inductor import config as inductor
 
-    # $CXX sets it when Python imports inductor.
+    # inductor reads $CXX once, when Python imports it.
     with NETWORKS["block"](), inductor.patch({"cpp.cxx": ("no-such-compiler",)}):
         trained(config)
 
@@ -201,9 +202,9 @@ def _train_without_compiler(config: TrainConfig) -> None:
 def test_a_missing_compiler_is_one_line(
     small: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Training continues without it, and gives what an eager run gives.
+    """Training falls back to eager execution, with the same results as an eager run.
 
-    In a process of its own: the cause appears elsewhere once inductor knows the processor.
+    It runs in a separate process: once inductor has inspected the CPU, the error is another one.
     """
     config = with_settings(small, knn_every=0, epochs=1)
     eager, fallen = tmp_path / "eager", tmp_path / "fallen"
@@ -220,14 +221,14 @@ def test_a_missing_compiler_is_one_line(
     states = [checkpoints.load(run) for run in (eager, fallen)]
     torch.testing.assert_close(states[0].model, states[1].model, atol=0, rtol=0)
     assert "(InvalidCxxCompiler: No working C++ compiler found" in lines[0]
-    assert states[1].config.step.compile == "off"  # it would not continue as it began otherwise
+    assert states[1].config.step.compile == "off"  # to resume with the same settings
     recorded = json.loads((fallen / "config.json").read_text())
     assert TrainConfig.from_dict(recorded["config"]) == states[1].config
     assert recorded["compiled"] is False
 
 
 def _compile_error(error: Exception) -> Exception:
-    """Return what torch raises if its backend raises something."""
+    """Return the exception that torch raises when its backend raises ``error``."""
 
     def backend(*_: object) -> Any:
         raise error
@@ -238,7 +239,7 @@ def _compile_error(error: Exception) -> Exception:
 
 
 def test_a_failed_compilation_is_named_by_its_cause() -> None:
-    """Headings of torch's messages are passed over."""
+    """Generic first lines of torch's messages are skipped."""
     from torch._dynamo.exc import Unsupported
     from torch._inductor.compile_worker.subproc_pool import SubprocException
     from torch._inductor.exc import CppCompileError, InvalidCxxCompiler
@@ -264,7 +265,7 @@ def test_a_failed_compilation_is_named_by_its_cause() -> None:
 def test_auto_compiles_long_runs_and_continues_as_the_run_began(
     small: TrainConfig, stopped: TrainConfig
 ) -> None:
-    """The steps of this start decide, not those of the schedule."""
+    """The number of steps of this start decides, not the length of the schedule."""
     run = checkpoints.load(Path(stopped.run.out))
 
     def resolved(config: TrainConfig, began_with: str, steps: int) -> str:

@@ -1,4 +1,4 @@
-"""Warnings about the machine: each problem once, in the log, on the screen and in the report."""
+"""Machine warnings appear once per problem in the log, on the screen and in the report."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from fastsiam.run import checkpoint as checkpoints
 from fastsiam.run.folder import RunFolder
 from fastsiam.run.log import MetricsLog, read_metrics
 from fastsiam.train import gauges
-from fastsiam.train.gauges import Gauges
+from fastsiam.train.gauges import MachineMonitor
 from tests.configs import with_settings
 from tests.train.runs import trained
 
 
 @pytest.fixture(autouse=True)
 def healthy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give the host free memory, whatever other tests take of it."""
+    """Report plenty of free memory, whatever other tests use."""
     monkeypatch.setattr(gauges, "host_memory", lambda: (10 * 10**9, 64 * 10**9))
 
 
 def warnings_of(run: Path, waits: list[float]) -> list[str]:
     log = MetricsLog(RunFolder(run), step=0, steps_per_epoch=10)
-    own = Gauges(log, console=Console(quiet=True))
+    own = MachineMonitor(log, console=Console(quiet=True))
     for step, wait in enumerate(waits, start=1):
         own.check({"step": step, "epoch": step / 10, "data_wait": wait})
     log.close()
@@ -35,7 +35,7 @@ def warnings_of(run: Path, waits: list[float]) -> list[str]:
 
 
 def test_a_loader_that_becomes_slower(tmp_path: Path) -> None:
-    """Not one that was slow from the start, and not for a few slow log points."""
+    """A loader that was slow from the start, or for a few log points, gives no warning."""
     steady = [0.9, *(60 * [0.3])]
     assert warnings_of(tmp_path / "steady", [*steady, *(18 * [0.9]), *steady]) == []
     (warning,) = warnings_of(tmp_path / "slower", [*steady, *(60 * [0.41])])
@@ -55,7 +55,7 @@ def test_a_disk_without_room_for_checkpoints_is_in_the_log_on_the_screen_and_in_
     small: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    """From the first checkpoint on; a resumed run warns again."""
+    """A run warns after its first checkpoint, and again when it is resumed."""
     config = with_settings(small, knn_every=0, save_every=2)
     folder = checkpoints.last(Path(config.run.out)).parent  # may be a link to another disk
     free = {folder: 10**5}

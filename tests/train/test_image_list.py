@@ -1,4 +1,4 @@
-"""What a run remembers of its images: their names, whatever container they lie in."""
+"""The list of image names that a run keeps, independent of the container."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from fastsiam.errors import CheckpointError
 from fastsiam.train.image_list import FILE, ImageList, fingerprint, with_replacements
 
-NAMES = st.lists(st.sampled_from("abcd"), max_size=8)  # names that several images have, too
+NAMES = st.lists(st.sampled_from("abcd"), max_size=8)  # includes names that several images share
 
 
 @given(then=NAMES, now=NAMES)
 def test_each_image_keeps_its_place(then: list[str], now: list[str]) -> None:
-    """Images of one name keep their order; an image that is missing is replaced by the next."""
+    """Images with the same name keep their order; a missing image is replaced by the next one."""
     places = ImageList(tuple(then)).positions_in(now)
     for name in "abcd":
         old = places[[at for at, own in enumerate(then) if own == name]].tolist()
@@ -47,6 +47,6 @@ def test_a_list_is_read_as_it_was_written(tmp_path: Path) -> None:
         with pytest.raises(CheckpointError, match="the list of the run's images is corrupt"):
             ImageList.load(tmp_path)
     (tmp_path / FILE).unlink()
-    (tmp_path / FILE).symlink_to("/proc/self/mem")  # reading it is an error of the system
+    (tmp_path / FILE).symlink_to("/proc/self/mem")  # reading it fails with an I/O error
     with pytest.raises(CheckpointError, match=r"^cannot read \S+: Input/output error; check the"):
         ImageList.load(tmp_path)

@@ -1,4 +1,4 @@
-"""Which images a run trains on: in any container, changed, held out, mixed, in named columns."""
+"""The images of a run: any container, changed data, holdout sets, mixtures and named columns."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ from tests.tiers import rest_slow
 from tests.train.runs import CPU, assert_same_runs, history, trained, verified
 
 NAME, LOST = "class1/001.jpg", 9
-"""Name and place of an image that is lost."""
+"""Name and index of the image that a test removes."""
 
 
 @pytest.fixture(scope="session")
 def finished(stopped: TrainConfig, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run that was stopped, continued to its end on the data that it began with."""
+    """The stopped run, resumed on its original data and trained to the end."""
     run = shutil.copytree(stopped.run.out, tmp_path_factory.mktemp("finished") / "run")
     return trained(stopped, out=run)
 
@@ -73,7 +73,7 @@ def parquet(images: Path) -> Path:
 
 
 def file_in(place: Path) -> Path:
-    """Return the file that holds the training images, or one of them."""
+    """Return the file that contains the training images, or one of several such files."""
     if place.is_file():
         return place
     kinds = ("train.beton", "**/*.arrow", "**/train*.parquet", f"train/{NAME}")
@@ -85,7 +85,7 @@ def test_a_run_continues_in_any_container(
     container: Callable[[Path], Path], begun: TrainConfig, images: Path, finished: Path,
     capfd: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    """Moved, converted or packed; not where files are missing or cut off, which one line names."""
+    """Data may be moved, converted or packed. A missing or truncated file is a one-line error."""
     place = container(images)
     config, file = with_settings(begun, data=place), file_in(place)
     run = trained(config, max_steps=7)
@@ -96,19 +96,19 @@ def test_a_run_continues_in_any_container(
             trained(config)
         named = NAME if container is moved else str(file)
         assert "\n" not in str(refused.value) and named in str(refused.value)
-        assert checkpoints.load(run).step in (7, 8)  # a folder's file is read in its batch
+        assert checkpoints.load(run).step in (7, 8)  # files of a folder are opened lazily
         file.write_bytes(content)
     os.utime(file, ns=(0, 10**18))
     capfd.readouterr()
     said = f"warning: {file} was modified since the run was"
     for stop, warns in ((10, container is not moved), (0, False)):
         trained(config, max_steps=stop)
-        assert (said in capfd.readouterr().err) == warns  # once
+        assert (said in capfd.readouterr().err) == warns  # only once
     assert_same_runs(run, finished)
 
 
 def longer(place: Path) -> None:
-    """Put another file of the same images in a tar's place: with more at its end."""
+    """Replace a tar by a new file with the same images and padding at its end."""
     content = place.read_bytes()
     place.unlink()
     place.write_bytes(content + bytes(10240))
@@ -117,7 +117,7 @@ def longer(place: Path) -> None:
 def test_a_file_of_another_size_is_refused(
     begun: TrainConfig, images: Path, finished: Path
 ) -> None:
-    """Though it names the same images. Elsewhere, and of a run that kept no files, it is taken."""
+    """It fails even with the same names, unless the path is new or the run has no file list."""
     file = archive(images)
     config = with_settings(begun, data=file)
     run = trained(config, max_steps=7)
@@ -134,7 +134,7 @@ def test_a_file_of_another_size_is_refused(
         "current images, or choose another --out for a new run"
     )
     trained(config, data=file.with_name("moved.tar"), max_steps=8)
-    (run / FILE).write_bytes(ImageList(listed.names).to_bytes())  # of a version that kept no files
+    (run / FILE).write_bytes(ImageList(listed.names).to_bytes())  # an older list, without files
     trained(config, max_steps=9)
     again = ImageList.load(run)
     assert again is not None and again.files == files_of(open_store(file, "train"))
@@ -146,7 +146,7 @@ def test_a_file_of_another_size_is_refused(
 def test_names_of_another_kind_are_taken_for_the_same_images_if_there_are_as_many(
     begun: TrainConfig, images: Path, finished: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Shards number their images, which a folder names: nothing but the count can be compared."""
+    """Shards number their images and folders name them, so only the count can be compared."""
     members = [
         (f"{i:05d}.jpg", data) for i, (_, data) in enumerate(folder_members(images / "train"))
     ]
@@ -160,7 +160,7 @@ def test_names_of_another_kind_are_taken_for_the_same_images_if_there_are_as_man
 
 
 def test_data_that_changed_are_refused(begun: TrainConfig, images: Path, tmp_path: Path) -> None:
-    """By a run that resumes, its branches, and those of a checkpoint that was copied elsewhere."""
+    """It fails for resumed runs, their branches, and branches from a copied checkpoint."""
     run, config = tmp_path / "run", with_settings(begun, data=images)
     kept = shutil.copy(checkpoints.last(run), run / "kept.pt")
     before = {path: path.read_bytes() for path in run.glob("*.*")}
@@ -186,7 +186,7 @@ def batches(config: TrainConfig, **settings: Any) -> dict[int, Batch]:
 def test_a_run_continues_with_the_images_that_are_left(
     small: TrainConfig, images: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Other images stay at their steps, and the consent holds for one change; also as in 0.2."""
+    """All other images keep their steps. ``accept`` covers only one change of the data."""
     config = with_settings(small, knn_every=0)
     whole = batches(config, out=tmp_path / "whole")
     run = trained(config, max_steps=2)
@@ -196,7 +196,7 @@ def test_a_run_continues_with_the_images_that_are_left(
     seen = batches(config, max_steps=4, data_changed="accept")
     assert "(accepted); each missing image is replaced by the next" in capfd.readouterr().err
     assert checkpoints.load(run).config.run.data_changed == "refuse"
-    # The fingerprint that version 0.2 wrote, computed from the present names.
+    # The fingerprint as version 0.2 wrote it, computed from the current names.
     names = sorted(names_of(open_store(images, "train")))
     text = hashlib.blake2b("\0".join(names).encode(), digest_size=16).hexdigest()
     listed = ImageList.load(run)
@@ -223,14 +223,14 @@ def test_a_run_from_before_there_were_lists(begun: TrainConfig, images: Path) ->
         trained(begun, data=images)
     assert not (run / FILE).exists()
     image.write_bytes(kept)
-    trained(begun, data=images, max_steps=7)  # from here on it has one
+    trained(begun, data=images, max_steps=7)  # this start writes a list
     assert ImageList.load(run) == ImageList(tuple(names_of(open_store(images, "train"))))
 
 
 def test_a_run_leaves_its_holdout_out_and_watches_it(
     small: TrainConfig, images: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Two of eight images of each class; another holdout is another training."""
+    """Two of eight images of each class. A run cannot be resumed with another holdout."""
     config = with_settings(small, data=images / "train", holdout="25%", batch=6)
     seen = batches(config)
     assert len(seen) == 12 and max(int(b.index.max()) for b in seen.values()) == 17
@@ -264,7 +264,7 @@ def test_without_labels_a_share_of_all_is_held_out(
 
 @pytest.fixture
 def shuffled(small: TrainConfig, monkeypatch: pytest.MonkeyPatch) -> TrainConfig:
-    """A run of 12 steps on 24 images in 6 blocks, within windows of 7 images."""
+    """A run of 12 steps on 24 images in 6 blocks, shuffled within windows of 7 images."""
     monkeypatch.setattr(base, "BLOCK_IMAGES", 4)
     return with_settings(small, shuffle="window:7", knn_every=0, tracker="none")
 
@@ -272,7 +272,7 @@ def shuffled(small: TrainConfig, monkeypatch: pytest.MonkeyPatch) -> TrainConfig
 def test_in_any_container_a_run_keeps_the_shuffle_that_it_began_with(
     shuffled: TrainConfig, images: Path, tmp_path: Path
 ) -> None:
-    """Though the images lie otherwise in each, so that new runs of them have other orders."""
+    """Containers store the images in different orders, so new runs would shuffle differently."""
     whole = trained(shuffled, out=tmp_path / "whole")
     convert_data("folder", ConvertConfig(source=str(images), out=str(tmp_path / "converted")))
     other = tar(tmp_path / "other.tar", folder_members(images / "train")[::-1])
@@ -288,7 +288,7 @@ def test_in_any_container_a_run_keeps_the_shuffle_that_it_began_with(
 def test_a_run_on_a_mixture(
     small: TrainConfig, images: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Of a folder of three classes and one of a single class, half and half: it resumes exactly."""
+    """Half of a folder with three classes, half of one with a single class. It resumes exactly."""
     alone = tmp_path / "alone"
     shutil.copytree(images / "train" / "class1", alone / "train" / "class1")
     mixed = with_settings(small, mixed_with=(str(alone),), weights=(1, 1), knn_every=0)
@@ -311,7 +311,7 @@ def test_a_run_on_a_mixture(
 def test_a_run_and_its_evaluations_take_the_named_columns(
     small: TrainConfig, tmp_path: Path
 ) -> None:
-    """Of a table with two columns of images, a third of whose rows is held out."""
+    """The table has two columns of images. A third of its rows is held out."""
     columns = {"image_column": "photo", "label_column": "species", "holdout": "34%"}
     root = saved(tmp_path / "two", {"train": table(rows=12)})
     photos = with_settings(small, data=root, batch=4, max_steps=2, **columns)
@@ -334,7 +334,7 @@ def test_a_run_and_its_evaluations_take_the_named_columns(
 
 
 def test_names_are_dropped_before_the_first_step(small: TrainConfig) -> None:
-    """Those of millions of images take gigabytes, on every rank."""
+    """The names of millions of images would take gigabytes on every rank."""
 
     def lists() -> int:
         gc.collect()

@@ -1,4 +1,4 @@
-"""The loop: its lines and files, monitors, collapse as in Fig. 2, bad hosts."""
+"""The training loop: its log lines and files, monitors, and collapse as in Fig. 2 of the paper."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.train.runs import history, trained
 def test_training_goes_on_while_eigenvalues_are_found(
     small: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The line of step 2 is written after step 3, and before that of step 4."""
+    """The log line of step 2 is written after step 3 and before the line of step 4."""
     config = with_settings(small, batch=4, epochs=1, log_every=2)
     expected = history(trained(config, out=tmp_path / "at once"))
     run, found = tmp_path / "run", threading.Event()
@@ -97,7 +97,7 @@ def test_lines_and_files_of_a_run(
 
 
 def test_collapse_is_judged_by_the_untrained_network(small: TrainConfig, tmp_path: Path) -> None:
-    """It is measured once, also in a run that is resumed or branches off."""
+    """The initial std is measured once, also for a run that is resumed or branched off."""
     config = with_settings(small, head_bn="none", knn_every=0)
     run = trained(config, max_steps=2)
     (found,) = [line["z_std"] for line in read_metrics(run) if line["kind"] == "initial"]
@@ -116,7 +116,7 @@ def test_collapse_is_judged_by_the_untrained_network(small: TrainConfig, tmp_pat
 
 
 def test_no_evaluation_before_the_first_epoch(small: TrainConfig) -> None:
-    """Also where a run begins again because it was killed before its first checkpoint."""
+    """This includes a run that restarts because it was killed before its first checkpoint."""
 
     def kinds(run: Path) -> str:
         return "".join(line["kind"][0] for line in read_metrics(run))
@@ -134,13 +134,13 @@ def test_no_evaluation_before_the_first_epoch(small: TrainConfig) -> None:
     ("settings", "at", "kept"),
     [
         ({"log_every": 10, "save_every": 4}, 5, 4),
-        ({"log_every": 100, "knn_every": 1}, 4, 3),  # noticed before an evaluation saves
+        ({"log_every": 100, "knn_every": 1}, 4, 3),  # detected before an evaluation saves
     ],
 )
 def test_a_loss_that_is_not_finite_stops_the_run(
     settings: dict[str, int], at: int, kept: int, small: TrainConfig, tmp_path: Path
 ) -> None:
-    """The step is named exactly whenever somebody looks, and the last good state is kept."""
+    """The step is exact however late the check runs, and the last good checkpoint is kept."""
     config = with_settings(small, **{"epochs": 10, "knn_every": 0, **settings})
 
     def poison(step: int, batch: Batch) -> Batch | None:
@@ -158,7 +158,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(
 def test_without_stop_gradient_the_solution_collapses(
     stop_gradient: bool, small: TrainConfig, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Fig. 2 of the paper, small: loss to -1 and std to 0, but not with stop-gradient."""
+    """Fig. 2 of the paper in small: without stop-gradient the loss goes to -1 and the std to 0."""
     data = write_images(tmp_path / "many", classes=4, each=64)
     config = with_settings(small, data=data, batch=256, lr=1.0, epochs=40, knn_every=0)
     run = trained(config, stop_gradient=stop_gradient)
@@ -170,19 +170,19 @@ def test_without_stop_gradient_the_solution_collapses(
         assert last["loss"] > -0.8 and last["z_std"] > 0.75 and last["rank"] > 4 and not warnings
     else:
         assert last["loss"] < -0.88 and last["z_std"] < 0.5 and last["rank"] < 2.5
-        assert 1 <= warnings < 8  # once an episode, not at every log point
+        assert 1 <= warnings < 8  # once per episode, not at every log point
 
 
 @pytest.mark.usefixtures("slow_eigenvalues")
 def test_the_guard_stops_a_run(small: TrainConfig) -> None:
-    """Though the eigenvalues come later than the step that they are of."""
+    """It stops although the eigenvalues arrive some steps later."""
     config = with_settings(small, stop_gradient=False, epochs=40, lr=2.0, knn_every=0)
     with pytest.raises(TrainingError, match=r"collapsed at step \d+: std .*usual causes"):
         trained(config, on_collapse="stop", log_every=10)
 
 
 def test_the_guard_knows_that_a_part_of_a_batch_has_few_images(small: TrainConfig) -> None:
-    """Centred outputs of four images have three dimensions at most, which is no collapse."""
+    """Centred outputs of four images span at most three dimensions, which is not a collapse."""
     config = with_settings(small, batch=16, accumulate=4, knn_every=0, on_collapse="stop")
     run = trained(config, max_steps=1)
     (line,) = [line for line in read_metrics(run) if line["kind"] == "train"]
@@ -190,7 +190,7 @@ def test_the_guard_knows_that_a_part_of_a_batch_has_few_images(small: TrainConfi
 
 
 def train_without_stderr(arguments: list[str]) -> None:
-    """Be a command whose messages nobody can take, from its start to its exit code."""
+    """Run the command line with stderr closed, from startup to its exit code."""
     os.close(2)
     sys.stderr = None
     sys.argv = ["fastsiam", *arguments]
@@ -200,6 +200,6 @@ def train_without_stderr(arguments: list[str]) -> None:
 
 
 def test_a_run_whose_messages_nobody_can_take(small: TrainConfig) -> None:
-    """Without stderr (``2>&-``); on a full disk: tests/test_console.py."""
+    """stderr is closed (``2>&-``). For a full disk see tests/test_console.py."""
     done = Forked(train_without_stderr, ["train", *flags(small)]).wait(120)
     assert done.returncode == 0 and len(history(Path(small.run.out))) == 12

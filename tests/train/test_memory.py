@@ -1,4 +1,4 @@
-"""The estimate of training's memory, beside what training really holds."""
+"""The estimate of training memory, compared with the memory that training uses."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.train.runs import CPU
 
 
 def test_no_less_than_a_step_keeps() -> None:
-    """All of the method's forward pass, heads and loss too, on real tensors."""
+    """The method's entire forward pass, including heads and loss, on real tensors."""
     config = with_settings(RECIPES["cifar10"](), batch=32, precision="fp32", width=16)
     method = build_method(config.model)
     kept: dict[int, torch.Tensor] = {}
@@ -32,14 +32,14 @@ def test_no_less_than_a_step_keeps() -> None:
 
 
 def test_what_a_method_keeps_beside_is_counted() -> None:
-    """A frozen encoder: its weights once; a row for each image; no more for either."""
+    """A frozen encoder adds its weights once. Averages add one row per image."""
     config = with_settings(RECIPES["cifar10"](), batch=32, width=16)
     images = 1_000_000
     plain = training_bytes(config, CPU, images=images)
     method = build_method(config.model)
     encoder = [*method.backbone.parameters(), *method.get_submodule("projector").parameters()]
     frozen = training_bytes(with_settings(config, alternate_every=10), CPU, images=images) - plain
-    assert 1 < frozen / sum(weight.nbytes for weight in encoder) < 1.01  # and BN's statistics
+    assert 1 < frozen / sum(weight.nbytes for weight in encoder) < 1.01  # plus BN statistics
     averaging = with_settings(config, target_average=0.8)
     assert training_bytes(averaging, CPU, images=images) - plain == images * method.dim * 4
 
@@ -57,7 +57,7 @@ def test_what_it_grows_with() -> None:
     assert estimate(accumulate=4) < 0.4 * whole
     assert estimate(backbone="resnet18") < 0.4 * whole
     assert estimate(Place(0, 2, CPU.device)) < 0.6 * whole
-    # 1.5 times the 88 MB that a view of a ResNet-50 keeps in float32, and some for views and heads.
+    # 1.5 times the 88 MB per view that a ResNet-50 keeps in float32, plus views and heads.
     assert 1.5 * 0.17e9 < whole / 64 < 1.5 * 0.19e9
 
 

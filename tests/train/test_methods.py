@@ -1,4 +1,4 @@
-"""A run of each method: what is made of it afterwards, and what it can start from."""
+"""A run of each method: its evaluation, export and model card, and initialisation from weights."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.tiers import rest_slow
 from tests.train.runs import CPU, trained
 
 METHODS = ["byol", "mocov2", "swav, queue", "simclr", "default", "fastsiam 3"]
-"""A variant of each method."""
+"""One variant of each method."""
 
 
 def of(name: str, small: TrainConfig, **settings: Any) -> TrainConfig:
@@ -39,7 +39,7 @@ def of(name: str, small: TrainConfig, **settings: Any) -> TrainConfig:
 
 @pytest.fixture(scope="module")
 def run_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """A run of a method, trained once."""
+    """Train a run of a method once and return its folder."""
     folder = tmp_path_factory.mktemp("methods")
     data = write_data(folder / "data")
     return cache(lambda method: trained(of(method, small_config(data, folder / method))))
@@ -86,7 +86,7 @@ def test_a_run_is_evaluated_exported_and_described(
 def test_a_run_begins_with_what_is_to_be_doubted(
     small: TrainConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """MoCo, of one group of BN, of two, and of none."""
+    """MoCo warns if all images share BN statistics; not with two groups, or without BN."""
     half = small.optim.batch // 2
     own = {"backbone": "convnext_tiny", "stem": "imagenet", "width": 64, "crop": 32}
     for settings, warns in (
@@ -96,7 +96,7 @@ def test_a_run_begins_with_what_is_to_be_doubted(
     ):
         config = with_settings(of("mocov2", small, **settings), max_steps=1)
         trained(config, out=tmp_path / str(len(settings)))
-        assert ("learns to cheat" in capsys.readouterr().err) == warns
+        assert ("lets MoCo cheat" in capsys.readouterr().err) == warns
 
 
 @pytest.mark.parametrize("method", rest_slow(METHODS, fast=2))
@@ -104,7 +104,7 @@ def test_a_run_starts_from_given_weights(
     method: str, run_of: Callable[[str], Path], small: TrainConfig,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    """Of its own method all parts, of others the backbone; the momentum encoder follows."""
+    """The same method loads all parts, others the backbone. The momentum encoder is a copy."""
     zero: dict[str, Any] = {"lr": 1e-30, "weight_decay": 0.0, "init": str(run_of(method))}
     state = load_pretrained(run_of(method)).state
     capsys.readouterr()

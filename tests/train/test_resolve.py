@@ -1,4 +1,4 @@
-"""A run's pipeline under ``auto``: settled once, the same on all ranks, kept when it continues."""
+"""How ``auto`` settings resolve: once per run, equal on all ranks, and kept when it resumes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.train.runs import CPU, trained
 
 
 def settled(run: Path) -> tuple[str, str]:
-    """Return the pipelines that config.json and the checkpoint name."""
+    """Return the pipelines recorded in config.json and in the checkpoint."""
     recorded = json.loads((run / "config.json").read_text())["config"]
     return recorded["data"]["pipeline"], checkpoints.load(run).config.data.pipeline
 
@@ -33,7 +33,7 @@ def test_settled_once_and_kept(small: TrainConfig, tmp_path: Path) -> None:
     written = json.loads((run / "config.json").read_text())
     assert written["asked"]["data"]["pipeline"] == "auto"
     assert written["resolved"]["steps_per_epoch"] == 3 and written["resolved"]["last_step"] == 3
-    # What would be chosen now does not count any more; what is asked for does.
+    # A resumed run keeps its pipeline unless the user passes another one.
     told = fastsiam("train", *flags(config), "--pipeline", "torchvision", "--max-steps", "6")
     assert "take " not in told.stderr and settled(run) == ("torchvision", "torchvision")
     later = fastsiam("train", *flags(config)).stderr
@@ -46,7 +46,7 @@ def test_settled_once_and_kept(small: TrainConfig, tmp_path: Path) -> None:
 def test_a_pipeline_that_cannot_read_the_images_is_not_kept(
     small: TrainConfig, images: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Neither by an evaluation nor by the run itself, unless somebody asks for it."""
+    """Evaluations and resumed runs choose another pipeline, unless the user passes this one."""
     beton = readable("ffcv", images / "train")
     run = trained(small, pipeline="ffcv", data=beton, knn_every=0, max_steps=2)
 
@@ -55,14 +55,14 @@ def test_a_pipeline_that_cannot_read_the_images_is_not_kept(
 
     assert pipeline() == "ffcv"
     assert pipeline(data=str(images)) == "native"
-    assert pipeline(data=str(images), pipeline="ffcv") == "ffcv"  # who asks for it is told why
+    assert pipeline(data=str(images), pipeline="ffcv") == "ffcv"  # users are told why it fails
     trained(small, pipeline="auto", knn_every=0, max_steps=4)
     assert settled(tmp_path / "run") == ("memory", "memory")
     assert "pipeline memory: 24 images" in capfd.readouterr().err
 
 
 def test_the_leader_chooses_for_all_ranks(ranks: Any) -> None:
-    """And of their memories the smallest counts."""
+    """Free memory is the minimum over the ranks."""
     (first, line, free), (second, none, _) = ranks("pipelines", 2)
     assert first == second == "ffcv" and (line, none) == ("pipeline ffcv: of rank 0", "")
     assert free == 1000
@@ -75,7 +75,7 @@ def test_ranks_on_other_processors_agree_on_a_precision(ranks: Any) -> None:
 def test_the_default_data_are_recorded_by_name(
     small: TrainConfig, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Later commands take the run's images, whatever the variable names then."""
+    """Later commands use the run's images, whatever the variable is set to by then."""
     monkeypatch.setenv("FASTSIAM_DATA", str(images))
     run = trained(small, data="", max_steps=1)
     monkeypatch.setenv("FASTSIAM_DATA", str(tmp_path / "others"))

@@ -1,4 +1,4 @@
-"""A run that was killed or stopped resumes exactly; one that cannot is left as it is."""
+"""Killed or stopped runs resume exactly. A run that cannot be resumed is not changed."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ Whole = Callable[[str], Path]
 
 
 def saving(config: TrainConfig, pipeline: str = "memory") -> TrainConfig:
-    """Return a run of 12 steps in 4 epochs (synthetic: in one), a checkpoint every 2 steps."""
+    """Return a run of 12 steps that saves every 2 steps: 4 epochs, or one if synthetic."""
     data = readable(pipeline, Path(config.data.data))
     config = with_settings(config, pipeline=pipeline, data=data, max_steps=12)
     return with_settings(config, shuffle="window:7", save_every=2, knn_every=0)
@@ -52,7 +52,7 @@ def saving(config: TrainConfig, pipeline: str = "memory") -> TrainConfig:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
-    """The undisturbed run of a pipeline, trained once."""
+    """Train an uninterrupted run of a pipeline once and return its folder."""
     folder = tmp_path_factory.mktemp("whole")
     data = write_data(folder / "data")
     return cache(lambda pipeline: trained(saving(small_config(data, folder / pipeline), pipeline)))
@@ -60,7 +60,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
 
 @pytest.mark.parametrize("pipeline", PIPELINES)
 def test_a_killed_run_resumes_bit_for_bit(pipeline: str, small: TrainConfig, whole: Whole) -> None:
-    """Killed in mid-epoch. The test below has every other step."""
+    """The run is killed in the middle of an epoch. The next test covers all other steps."""
     config = saving(small, pipeline)
     assert checkpoints.load(whole(pipeline)).step == len(history(whole(pipeline))) == 12
     run = killed(config, 5)
@@ -72,7 +72,7 @@ def test_a_killed_run_resumes_bit_for_bit(pipeline: str, small: TrainConfig, who
 def test_any_step_can_be_the_last_one_before_a_kill(
     small: TrainConfig, tmp_path: Path, whole: Whole
 ) -> None:
-    """One run, whose files are copied before every step: what a kill there would have left."""
+    """One run is copied before every step. Each copy is what a kill at that step would leave."""
     config = saving(small)
 
     def copy(step: int, batch: Batch) -> None:
@@ -87,7 +87,7 @@ def test_any_step_can_be_the_last_one_before_a_kill(
 
 
 def out_of_memory(config: TrainConfig, error: Exception, kind: str) -> None:
-    """What is saved is the checkpoint before, not a step that is half done."""
+    """The error names the previous checkpoint: a half-finished step is not saved."""
     take: Callable[..., Any] = TrainingStep.__call__
     steps = count(1)
 
@@ -106,7 +106,7 @@ def out_of_memory(config: TrainConfig, error: Exception, kind: str) -> None:
 
 
 def out_of_memory_at_the_start(config: TrainConfig) -> None:
-    """Compiling takes as much memory as a step, and comes before the first one."""
+    """Compilation runs before the first step and needs as much memory as a step."""
     trained(config, max_steps=4)
     with pytest.MonkeyPatch.context() as patch, pytest.raises(TrainingError) as caught:
         patch.setattr(TrainingStep, "prepare", Mock(side_effect=GPU_ERROR))
@@ -116,7 +116,7 @@ def out_of_memory_at_the_start(config: TrainConfig) -> None:
 
 
 def damaged_checkpoint(config: TrainConfig) -> None:
-    """The next start says so, continues from the one before, and keeps the damaged file."""
+    """The next start logs it, resumes from the previous checkpoint and keeps the corrupt file."""
     last = checkpoints.last(trained(config, max_steps=7))
     content = bytearray(last.read_bytes())
     content[len(content) // 2] ^= 16
@@ -124,7 +124,7 @@ def damaged_checkpoint(config: TrainConfig) -> None:
 
 
 def unreadable_checkpoint(config: TrainConfig) -> None:
-    """As where a file server does not answer: an error, and nothing is lost."""
+    """Fail like an unresponsive file server: the error is reported and nothing is lost."""
     trained(config, max_steps=4)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -134,7 +134,7 @@ def unreadable_checkpoint(config: TrainConfig) -> None:
 
 
 def killed_in_a_save(config: TrainConfig, at: int, has_links: bool) -> None:
-    """When half of a checkpoint is written (0), or before it gets its name."""
+    """Kill the run when half of a checkpoint is written (``at=0``), or before a rename."""
     done = Forked(save_and_die, config, at, has_links).wait(120)
     assert done.returncode == -signal.SIGKILL
     assert len(history(Path(config.run.out))) < 12
@@ -213,14 +213,14 @@ def test_a_file_changes_its_size(small: TrainConfig, images: Path, tmp_path: Pat
 def test_lines_that_come_late_are_neither_lost_nor_doubled(
     small: TrainConfig, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """Killed between a log point and its line, whose checkpoint is there already, and resumed."""
+    """Runs are killed between a log point and its log line, also after the next checkpoint."""
     config = with_settings(saving(small), log_every=3)
     whole = history(trained(config, out=tmp_path / "whole"))
     request.getfixturevalue("slow_eigenvalues")
     assert history(trained(config, out=tmp_path / "late")) == whole
     for kill_at in (3, 10):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Trainer, "close", lambda trainer: None)  # nothing is written any more
+            patch.setattr(Trainer, "close", lambda trainer: None)  # writes nothing
             run = killed(config, kill_at, out=tmp_path / f"killed{kill_at}")
         step = checkpoints.load(run).step
         assert step == kill_at // 2 * 2
@@ -230,7 +230,7 @@ def test_lines_that_come_late_are_neither_lost_nor_doubled(
 
 
 def test_kill_9_of_the_whole_program(small: TrainConfig, tmp_path: Path) -> None:
-    """Killed for real and run again with the same words, it equals the undisturbed run."""
+    """After SIGKILL, the same command continues and gives the result of an uninterrupted run."""
     config = with_settings(small, epochs=20, save_every=5, knn_every=10)
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     fastsiam("train", *flags(config), "--out", str(whole))
@@ -247,7 +247,7 @@ def test_kill_9_of_the_whole_program(small: TrainConfig, tmp_path: Path) -> None
 
 
 def test_a_finished_run_stays_finished(small: TrainConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is only evaluated if it was killed before that was logged."""
+    """A finished run only repeats the last evaluation, if it was killed before logging that."""
     run = trained(small)
     before, state = read_metrics(run), checkpoints.load(run)
     *others, last = (run / "metrics.jsonl").read_text().splitlines(keepends=True)

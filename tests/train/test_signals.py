@@ -1,4 +1,4 @@
-"""Signals to a run: to one process, to ranks and to an evaluation; a closed terminal; torchrun."""
+"""Signals sent to a process, to ranks and during evaluations; a closed terminal; torchrun."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.train.runs import history, trained, verified
 
 
 def press(process: Forked) -> None:
-    """Send Ctrl-C as a terminal does: to every process of the job."""
+    """Send SIGINT to every process of the job, as Ctrl-C in a terminal does."""
     os.killpg(process.pid, signal.SIGINT)
 
 
@@ -55,9 +55,9 @@ def endless(small: TrainConfig) -> TrainConfig:
 def test_signals_save_and_leave(
     processes: int, number: int, code: int, endless: TrainConfig, tmp_path: Path
 ) -> None:
-    """As a terminal or a scheduler sends them: to the launcher, which forwards it, and to ranks.
+    """The signal goes to the launcher, which forwards it, and to the ranks, as from a terminal.
 
-    One that passes on what it got makes two of it, at once.
+    A rank therefore receives it twice, almost at once.
     """
     config = with_settings(endless, pipeline="torchvision", workers=1, gpus=processes)
     run = tmp_path / "run"
@@ -98,7 +98,7 @@ def test_under_nohup_a_closed_terminal_is_nothing(endless: TrainConfig, tmp_path
 
 
 def enlarge(images: Path) -> None:
-    """Make the images so large that an evaluation takes long."""
+    """Make the images so large that an evaluation takes a long time."""
     first, *others = images.rglob("*.jpg")
     Image.effect_noise((8000, 6000), 60).convert("RGB").save(first)
     for path in others:
@@ -115,9 +115,9 @@ def test_twice_in_the_first_evaluation(small: TrainConfig, images: Path, tmp_pat
     process = command("train", *flags(config), session=True)
     until(process, lambda: "global batch " in process.messages())
     before = threads(process)
-    until(process, lambda: threads(process) >= before + 3)  # those that read and decode
+    until(process, lambda: threads(process) >= before + 3)  # the threads that read and decode
     press(process)
-    time.sleep(2 * ECHO)  # the second is not the first's echo
+    time.sleep(2 * ECHO)  # so that the second signal is not taken for an echo of the first
     assert process.poll() is None
     press(process)
     done = process.wait(60)
@@ -133,13 +133,13 @@ def test_twice_in_the_first_evaluation(small: TrainConfig, images: Path, tmp_pat
 def test_an_evaluation_is_left_at_its_next_batch(
     small: TrainConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And made when the run continues, whose log lines are those of an undisturbed one."""
+    """The evaluation is repeated when the run resumes, which logs what an undisturbed run would."""
     config = with_settings(small, max_steps=6, knn_every=1, log_every=2)
     run, evaluate = Path(config.run.out), feature_batches
 
     def signalled(*given: Any, **how: Any) -> Iterator[Any]:
         for batch in evaluate(*given, **how):
-            if checkpoints.last(run).exists():  # not in the first evaluation
+            if checkpoints.last(run).exists():  # skip the first evaluation
                 os.kill(os.getpid(), signal.SIGTERM)
             yield batch
 
@@ -158,7 +158,7 @@ def test_an_evaluation_is_left_at_its_next_batch(
 def test_ctrl_c_while_a_tracker_closes_says_what_is_saved(
     small: TrainConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After a first signal, whose message it replaces."""
+    """The message of the second signal replaces that of the first."""
     interrupts = Mock(side_effect=lambda **_: signal.raise_signal(signal.SIGINT))
     tracker = Mock(close=interrupts)
     monkeypatch.setitem(TRACKERS, "tensorboard", lambda *_: tracker)
@@ -168,7 +168,7 @@ def test_ctrl_c_while_a_tracker_closes_says_what_is_saved(
         if step == 4:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    # Whoever started the tests in the background has SIGINT ignored.
+    # SIGINT is ignored if the tests were started in the background.
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(Interrupted) as caught:
@@ -182,7 +182,7 @@ def test_ctrl_c_while_a_tracker_closes_says_what_is_saved(
 
 
 def test_elsewhere_than_in_a_run(begun: TrainConfig, images: Path) -> None:
-    """An evaluation ends silently."""
+    """An evaluation exits without a traceback."""
     enlarge(images)
     options = ["--data", str(images), "--workers", "2"]
     process = command("eval", "knn", begun.run.out, *options, session=True)

@@ -1,4 +1,4 @@
-"""Runs that are resumed, extended or branched off, and what is refused where a run continues."""
+"""Runs that are resumed, extended or branched off, and the changes of settings that raise."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ OTHER: dict[str, Any] = {
     "accumulate": 2,
     "predictor_lr": "cosine",
 }
-"""Other optimiser settings than those of ``begun``."""
+"""Optimizer settings that all differ from those of ``begun``."""
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def cosine(part: float) -> float:
 def test_a_branch_takes_other_optimiser_settings(
     branch: TrainConfig, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Its rates are those of its settings at each step; nothing of the old ones comes back."""
+    """Each step has the learning rate of the new settings. No old setting remains."""
     run = trained(branch, **OTHER)
     state, origin = checkpoints.load(run), checkpoints.load(tmp_path / "run")
     assert state.step == 15 and state.config.optim.lr == 0.1
@@ -87,7 +87,7 @@ def vars_of(settings: Any) -> dict[str, Any]:
 def test_the_command_of_a_branch_resumes_it_bit_for_bit(
     branch: TrainConfig, tmp_path: Path
 ) -> None:
-    """Although the run that it comes from is there too, and without config.json."""
+    """It resumes the branch and not the original run, even without config.json."""
     config = with_settings(branch, **OTHER)
     whole = trained(config, out=tmp_path / "whole")
     for stop in (6, 8, 0):
@@ -98,7 +98,7 @@ def test_the_command_of_a_branch_resumes_it_bit_for_bit(
 
 
 def test_an_extended_run_is_exact_when_interrupted(begun: TrainConfig, tmp_path: Path) -> None:
-    """Extended and interrupted at once; by the same command; extended again; against one piece."""
+    """Extend and interrupt a run, repeat the command, extend it again: as if uninterrupted."""
     run = tmp_path / "run"
     shutil.copytree(run, tmp_path / "whole")
     whole = trained(begun, extend=6, out=tmp_path / "whole")
@@ -167,7 +167,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (BRANCH | {"epochs": 1}, "--epochs 1 is too short for this branch: .* is after epoch 2"),
     (BRANCH | {"epochs": 9, "extend": 7}, "--extend 7 is less than the run.s 9 epochs"),
 ]
-"""Settings of a run that was stopped after epoch 2, or of a new folder, and the message."""
+"""Settings for resuming a run that stopped after epoch 2, and the expected error."""
 
 
 def test_what_cannot_continue_is_refused_and_left_alone(
@@ -199,7 +199,7 @@ def test_a_branch_is_not_lost_to_the_run_that_continued(
 ) -> None:
     own = checkpoints.last(trained(branch, max_steps=8))
     trained(begun, max_steps=8)
-    trained(branch, max_steps=9)  # of two alike, its own
+    trained(branch, max_steps=9)  # both runs are at the same step: it takes its own
     before = own.read_bytes()
     trained(begun)
     with pytest.raises(
@@ -217,7 +217,7 @@ def test_a_branch_is_not_lost_to_the_run_that_continued(
 def test_what_auto_means_is_written_down(
     small: TrainConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And kept where a run continues on another processor: it is the same run."""
+    """The resolved precision is kept when the run resumes on another CPU."""
     config = with_settings(small, precision="auto")
     for has_amx, steps in ((True, 2), (False, 3)):
         monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda amx=has_amx: amx)
@@ -230,7 +230,7 @@ def test_what_auto_means_is_written_down(
 def test_a_run_of_0_2_with_the_removed_schedule_branches_off(
     begun: TrainConfig, branch: TrainConfig, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """It is evaluated and exported, and is not resumed with another learning rate."""
+    """Such a run can be evaluated and exported, but not resumed with another learning rate."""
     run = Path(begun.run.out)
     settings = json.loads((run / "config.json").read_text())
     state = torch.load(checkpoints.last(run), weights_only=True)

@@ -1,4 +1,4 @@
-"""The training step: whatever makes it fast leaves its results as they are."""
+"""The training step: optimisations do not change its results."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ def test_recomputing_saves_memory() -> None:
 
 @pytest.mark.parametrize("kept", [True, False])
 def test_kept_memory_is_not_handed_out_anew(kept: bool) -> None:
-    """Page faults of the tenth large tensor: none if the memory of the ninth was kept."""
+    """Count page faults of the tenth large tensor: almost none if it reuses the ninth's memory."""
     done = Forked(count_faults, kept).wait()
     assert done.returncode == 0, done.stderr
     assert (int(done.stdout) < 100) == kept, done.stdout  # the tensor has 16,384 pages
 
 
 def count_faults(kept: bool) -> None:
-    """Print those of the tenth large tensor, in a process of its own."""
+    """Print the page faults of the tenth large tensor; runs in a separate process."""
 
     def faults() -> int:
         return resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -1,4 +1,4 @@
-"""``fastsiam verify``: it passes on what a run was trained on, and notices what is not its own."""
+"""``fastsiam verify`` confirms what a run was trained on and detects any change."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ ALL = "log lines agree: images and augmentations of steps 1 to 12"
 
 @pytest.fixture(scope="module")
 def logged(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of 12 steps in 4 epochs, a log line every 2 and at the end; nobody changes it.
+    """A run of 12 steps in 4 epochs, with a log line every 2 steps. Tests must not change it.
 
-    Only Pillow reads one of its images.
+    One of its images can only be decoded by Pillow.
     """
     folder = tmp_path_factory.mktemp("logged")
     config = small_config(write_data(folder / "data"), folder / "run")
@@ -54,9 +54,9 @@ def test_a_run_agrees_and_is_left_as_it_was(logged: Path) -> None:
 def test_ranks_that_ended_between_log_lines_continue_with_all_their_parts(
     small: TrainConfig, images: Path, tmp_path: Path
 ) -> None:
-    """Rank 0's checkpoint holds what each rank was trained on since the last line.
+    """Rank 0's checkpoint stores what every rank was trained on since the last log line.
 
-    An image of one rank that cannot be read, in the third step, ends both: they save together.
+    One rank cannot read an image of the third step. This ends both ranks, which save together.
     """
     config = with_settings(
         small, pipeline="torchvision", log_every=5, save_every=5, max_steps=7, **NOTHING
@@ -89,7 +89,7 @@ def test_ranks_that_ended_between_log_lines_continue_with_all_their_parts(
 
 
 def at(*place: Any, value: Any) -> Callable[[Any], None]:
-    """Return what puts a value at a place of nested ones."""
+    """Return a function that sets the item at a path of keys in nested containers."""
 
     def edit(values: Any) -> None:
         for name in place[:-1]:
@@ -116,7 +116,7 @@ CHANGES: list[tuple[str, Callable[[Any], None], str]] = [
     ("config.json", at("config", "optim", "batch", value=6), f"steps 1 to 2 {DIGEST}"),
     ("config.json", at("config", "optim", "batch", value=512), "has batches of 512 images, but"),
 ]
-"""Files of a run, a change of the fifth line of one with lines, and the message."""
+"""A file of a run, an edit to it (JSON Lines: to the fifth line), and the expected message."""
 
 
 def test_what_was_changed_is_noticed(logged: Path, tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_what_was_changed_is_noticed(logged: Path, tmp_path: Path) -> None:
 def test_a_run_that_was_shown_other_images_is_noticed(
     small: TrainConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A planted bug: in one step of 12 the loader gives two images each other's place."""
+    """The loader has a planted bug: in one of 12 steps it swaps two images."""
     right = Order.indices
 
     def wrong(order: Order, epoch: int, step: int) -> NDArray[np.int64]:
@@ -161,7 +161,7 @@ def test_a_run_that_was_shown_other_images_is_noticed(
 
 
 def test_a_step_is_listed_by_its_images(logged: Path) -> None:
-    """Its eight images, as the order has them: the eighth step is the second of the third epoch."""
+    """Step 8, the second of the third epoch, has eight images in the order that was drawn."""
     head, title, *rows = fastsiam("verify", str(logged), "--step", "8").stdout.splitlines()[-10:]
     assert head.startswith(
         "1 log line agrees: images and augmentations of steps 7 to 8, recomputed"

@@ -1,4 +1,4 @@
-"""Views that differ in all that views can differ in, and crops by PIL."""
+"""View settings that cover every option, and reference crops by PIL."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ UNEQUAL = AugmentConfig(
         ViewConfig(crop=12, jitter_p=0.0, flip_p=1.0, gray_p=0.0),
     )
 )
-"""Two views of 24 pixels and three of 12, in mixed order, one of them without hue."""
+"""Two views of 24 pixels and three of 12 in mixed order, one of them without hue changes."""
 
 
 def pil_crop(image: Image.Image, box: Any, flip: bool, side: int) -> NDArray[np.uint8]:
-    """Return a crop, resized to a square and perhaps flipped, as torchvision makes it."""
+    """Return a crop as torchvision computes it: resized to a square and optionally flipped."""
     top, left, height, width = box.tolist()
     crop = image.crop((left, top, left + width, top + height))
     pixels = np.asarray(crop.resize((side, side), Image.Resampling.BILINEAR))

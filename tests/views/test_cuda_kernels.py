@@ -1,8 +1,7 @@
-"""The GPU's kernels without a GPU: run by Triton's interpreter, and compiled for one.
+"""The GPU kernels without a GPU: run by Triton's interpreter, and compiled for sm_90.
 
-Tolerance: none. The photometric kernels equal the reference, and the crops PIL's (Pillow 13's: see
-``fastsiam.pipelines.crop_kernels``), to the last bit. tests/gpu has the same comparisons
-for a GPU.
+Results must be bitwise equal: photometric kernels to the reference, crops to PIL (Pillow 13, see
+``fastsiam.pipelines.crop_kernels``). tests/gpu repeats the comparisons on a GPU.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from tests.tiers import rest_slow, slow
 from tests.views.cases import UNEQUAL, pil_crop
 from tests.without_gpu.fake_gpu import TritonDriver
 
-pytest.importorskip("triton")  # comes with torch where there can be a CUDA GPU
+pytest.importorskip("triton")  # torch installs Triton where CUDA GPUs are supported
 
 from fastsiam.pipelines import crop_kernels
 from fastsiam.pipelines.cuts import cut_views
@@ -43,16 +42,16 @@ from fastsiam.pipelines.job import crop_views
 from fastsiam.views.photometric import cuda as photometric_cuda
 
 Run = Callable[..., Any]
-"""Calls a function on its arguments, the first on a CPU (tensors), where its kernels can run."""
+"""Calls a function where its kernels can run. Its first argument is one or more CPU tensors."""
 
 OFF = AugmentConfig.alike(jitter_p=0, gray_p=0, blur_p=0)
 
 
 @pytest.fixture(scope="module")
 def interpreted() -> Iterator[Run]:
-    """Call a function in a process in which Triton interprets kernels, on the CPU.
+    """Call a function in a process in which Triton interprets kernels on the CPU.
 
-    Triton decides at its import and then changes its own functions; so it takes a process.
+    Triton decides this at its import and patches its own functions, so it needs a process.
     """
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
         with pytest.MonkeyPatch.context() as patch:
@@ -67,7 +66,7 @@ def photographs(real_images: Path) -> list[Image.Image]:
 
 
 def crops_of(photographs: list[Image.Image], side: int, count: int) -> Tensor:
-    """Return (2, count, side, side, 3): photographs, and in place of the last one noise."""
+    """Return (2, count, side, side, 3) crops of photographs; the last one of each view is noise."""
     small = np.stack([np.asarray(photo.resize((side, side))) for photo in photographs[: 2 * count]])
     small[[count - 1, -1]] = np.random.default_rng(0).integers(0, 256, (2, side, side, 3))
     return torch.from_numpy(small).view(2, count, side, side, 3)
@@ -99,7 +98,7 @@ def assert_equal_reference(
 def crops_of_sides(
     photographs: list[Image.Image], count: int, config: AugmentConfig = UNEQUAL
 ) -> Crops:
-    """Return crops of so many images for views of different sides."""
+    """Return ``count`` crops for views of different sides."""
     sides = config.by_side.items()
     return tuple(
         torch.cat([crops_of(photographs[view:], side, count)[:1] for view in views])
@@ -108,7 +107,7 @@ def crops_of_sides(
 
 
 def one_operation(op: int) -> dict[str, Any]:
-    """Return the parameters of one jitter operation, by factors from end to end."""
+    """Return parameters of a single jitter operation, with factors over its entire range."""
     low, high = (-0.5, 0.5) if op == HUE else (0.0, 2.0)
     order = np.full((2, 2, 4), -1, np.int8)
     order[..., 2] = op
@@ -117,7 +116,7 @@ def one_operation(op: int) -> dict[str, Any]:
 
 
 def solarised(sigma: float) -> dict[str, Any]:
-    """Return thresholds from all to none, of views that are blurred, by both ways, and others."""
+    """Return thresholds from all to none, for views with either kind of blur and without blur."""
     threshold = np.array([[0, 90], [256, 255]], np.int16)
     return {"solarise": threshold, "blur": np.array([[sigma, 4 * sigma], [0, sigma]], "f4")}
 
@@ -126,18 +125,18 @@ FULL, HALF = torch.float32, torch.bfloat16
 ORDERS = np.array(list(permutations(range(4))), np.int8).reshape(2, 12, 4)
 SIGMAS = np.geomspace(0.05, 6, 6).astype(np.float32).reshape(2, 3)
 CASES: dict[str, tuple[AugmentConfig, dict[str, Any], int, torch.dtype]] = {
-    # At 33 pixels a view is more than one program's share, and is blurred by several from 19 on.
+    # A view of 33 pixels needs several programs; from 19 pixels on, blur uses several per view.
     **{
         f"jitter {op}": (OFF.changed(crop=33), one_operation(op), 2, FULL)
         for op in (HUE, SATURATION, CONTRAST, BRIGHTNESS)
     },
     "every order": (OFF.changed(crop=19, jitter_p=1), {"order": ORDERS}, 12, FULL),
-    # From a box of less than three pixels to one that is wider than the view.
+    # From boxes of less than three pixels to boxes wider than the view.
     **{
         f"blur of {side}": (OFF.changed(crop=side, blur_p=1), {"blur": SIGMAS}, 3, FULL)
         for side in (19, 1, 5, 40)
     },
-    # Boxes of radius 0 and 1, for which there are kernels of their own.
+    # Boxes of radius 0 and 1, which have separate kernels.
     "blur of 32": (
         OFF.changed(crop=32, blur_p=1), {"blur": np.array([[1.3], [1.5]], "f4")}, 1, HALF
     ),
@@ -178,7 +177,7 @@ def test_views_are_the_references(
 
 
 def test_crops_of_different_sides(interpreted: Run) -> None:
-    """By the kernels of each side; the CPU's crops are the measure."""
+    """The kernels of each side are compared with the CPU's crops."""
     random = np.random.default_rng(0)
     size = np.array([[25, 40]])
     start, pixels = np.zeros(1, np.int64), torch.from_numpy(random.integers(0, 256, 3000, np.uint8))
@@ -193,7 +192,7 @@ def test_crops_of_different_sides(interpreted: Run) -> None:
 def assert_equal_pil(
     run: Run, images: list[Image.Image], side: int, **augment: float
 ) -> ViewParams:
-    """Compare crops of the images, taken in reverse; return the parameters."""
+    """Compare crops of the images in reverse order with PIL's; return the parameters."""
     pixels = torch.from_numpy(np.concatenate([np.asarray(image).ravel() for image in images]))
     size = np.array([(image.height, image.width) for image in images])
     start = np.cumsum(3 * size.prod(1)) - 3 * size.prod(1)
@@ -213,7 +212,7 @@ def assert_equal_pil(
 
 @pytest.mark.parametrize("side", rest_slow([5, 1, 17, 24]))
 def test_crops_of_any_size(side: int, interpreted: Run) -> None:
-    """Noise, from one pixel to several times the result's side, every shape; both orders."""
+    """Noise of all shapes, from one pixel to several times the crop's side; both axis orders."""
     random = np.random.default_rng(side)
     sizes = random.integers(1, 3 * side + 16, (5, 2)).tolist()
     sizes += [(1, 1), (1, 30), (30, 1), (side, side), (2 * side + 40, 3)]
@@ -229,10 +228,10 @@ def test_crops_of_any_size(side: int, interpreted: Run) -> None:
 
 
 def compile_for_a_gpu() -> None:
-    """Make the launches of four batches, but only compile, for sm_90; for a process of its own.
+    """Compile the kernels of four batches for sm_90, without launches, in a separate process.
 
-    Print how many kernels there were after each batch, their PTX code, and for each its name and
-    what a thread has: registers, local memory.
+    Print the number of kernels after each batch, their PTX code by name, and for each the registers
+    and local memory per thread.
     """
     from triton.runtime import driver
     from triton.runtime.jit import JITFunction
@@ -260,7 +259,7 @@ def compile_for_a_gpu() -> None:
 
 
 def usage(kernel: Any) -> tuple[int, int]:
-    """Return a compiled kernel's registers, and bytes of its thread's local memory."""
+    """Return a compiled kernel's registers and bytes of local memory per thread."""
     import triton
 
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
@@ -272,14 +271,14 @@ def usage(kernel: Any) -> tuple[int, int]:
 
 
 def test_kernels_compile_once_and_without_fused_arithmetic() -> None:
-    """Later batches need no new kernels; a fused multiply-add would not round as PIL does.
+    """Later batches compile no new kernels. Fused multiply-adds would round differently from PIL.
 
-    The photometric kernels move words, not single bytes, and have registers enough.
+    The photometric kernels access words instead of bytes, and do not spill registers.
     """
     done = Forked(compile_for_a_gpu).wait()
     assert done.returncode == 0, done.stderr
     counts, code_of, used = json.loads(done.stdout)
-    assert counts == [5] * 4  # two that crop, one that colours, two that blur
+    assert counts == [5] * 4  # two for crops, one for colours, two for blur
     code = "".join(code_of.values())
     assert "div.rn." in code
     assert "fma." not in code and "div.full" not in code

@@ -1,4 +1,4 @@
-"""A digest is of places, images and draws, of all of them, however they are cut into parts."""
+"""A batch digest depends on all positions, images and draws, but not on how they are split."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ DIGEST = batch_digest(PARAMS, INDEX, **WHERE)
 
 
 def test_it_never_changes() -> None:
-    """Logs of years ago are verified by it: this number is what they hold, on every machine."""
+    """Old logs are verified with it, so the value must never change and is the same everywhere."""
     assert hex_digest(DIGEST) == "d775bdba5fe71157"
     assert hex_digest(batch_digest(None, INDEX, **WHERE)) == "19177ace792445d3"
 
 
 @pytest.mark.parametrize("name", [f.name for f in fields(ViewParams)])
 def test_each_draw_counts(name: str) -> None:
-    """Every number of every field of every view and image, changed by its last bit."""
+    """Flip the lowest bit of each number in every field, view and image."""
     found = {DIGEST}
     values = getattr(PARAMS, name)
     for place in np.ndindex(values.shape):
@@ -59,6 +59,6 @@ def test_places_images_epochs_and_views_count() -> None:
 
 
 def test_what_draws_lie_in_does_not_count() -> None:
-    """Other strides, as rows that are cut out of a larger batch have them."""
+    """The memory layout may differ: rows cut out of a larger batch have other strides."""
     columns = {f.name: np.asfortranarray(getattr(PARAMS, f.name)) for f in fields(ViewParams)}
     assert batch_digest(ViewParams(**columns), INDEX.astype(np.int32), **WHERE) == DIGEST

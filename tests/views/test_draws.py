@@ -1,4 +1,4 @@
-"""Draws: torchvision's distributions, and a pure function of (seed, epoch, index, view)."""
+"""Draws have torchvision's distributions and are a pure function of (seed, epoch, index, view)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def draw(
 
 
 def largest_gap(ours: np.ndarray, theirs: np.ndarray) -> float:
-    """Kolmogorov-Smirnov statistic: the largest gap between two samples' distribution functions."""
+    """Return the Kolmogorov-Smirnov statistic of two samples."""
     values = np.sort(np.concatenate([ours, theirs]))
     both = [np.searchsorted(np.sort(x), values, side="right") / len(x) for x in (ours, theirs)]
     return float(np.abs(both[0] - both[1]).max())
@@ -39,7 +39,7 @@ SIZES = [pytest.param(size) for size in ((375, 500), (64, 700), (500, 333), (900
 
 @pytest.mark.parametrize("size", rest_slow(SIZES, fast=2))
 def test_crop_boxes_are_distributed_as_torchvisions(size: tuple[int, int]) -> None:
-    """Extreme shapes make most tries fail, so the fallback is compared too."""
+    """With extreme shapes most tries fail, so this also compares the fallback."""
     ours = draw(size=size).box[0].astype(float)
     torch.manual_seed(0)
     image = torch.empty(3, *size)
@@ -51,7 +51,7 @@ def test_crop_boxes_are_distributed_as_torchvisions(size: tuple[int, int]) -> No
 
 
 def test_crop_box_falls_back_to_the_central_crop() -> None:
-    """No crop of the full area with ratio 3/4 to 4/3 fits into a stripe."""
+    """No crop of the full area with an aspect ratio of 3/4 to 4/3 fits into a narrow strip."""
     config = AugmentConfig.alike(scale_min=1.0, scale_max=1.0)
     assert (draw(config, n=50, size=(30, 300)).box == [0, 130, 30, 40]).all()
     assert (draw(config, n=50, size=(300, 30)).box == [130, 0, 40, 30]).all()
@@ -102,7 +102,7 @@ def test_draws_are_independent_of_each_other() -> None:
 
 
 def test_draws_depend_on_nothing_but_their_key() -> None:
-    """Neither on the batch they are drawn in nor on its order."""
+    """Draws do not depend on the batch or on its order."""
     index, size = np.arange(64), np.stack([np.arange(64) + 20, np.arange(64)[::-1] + 30], 1)
     whole = draw_views(AugmentConfig(), seed=3, epoch=2, index=index, size=size)
     shuffled = np.random.default_rng(0).permutation(64)
@@ -128,7 +128,7 @@ def test_a_view_may_show_the_crop_of_another_in_its_own_colours() -> None:
 
 
 def test_the_generator_is_fixed_for_ever() -> None:
-    """splitmix64's reference values for seed 1234567; a changed draw would change every run."""
+    """splitmix64's reference values for seed 1234567. A different draw would change every run."""
     state = np.array([1234567], np.uint64)
     expected = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431]
     gamma = np.uint64(0x9E3779B97F4A7C15)
@@ -137,7 +137,7 @@ def test_the_generator_is_fixed_for_ever() -> None:
     assert draw(n=2).box.tolist() == draw(n=2).box.tolist()
     params = draw_views(AugmentConfig(), seed=7, epoch=1, index=[42], size=[(375, 500)])
     assert params.box.tolist() == PINNED_BOX
-    # Of stripes and specks too, whose boxes are first tries, later ones, and the central one.
+    # Include strips and tiny images, whose boxes come from a first or later try or the fallback.
     sides = 1 + np.arange(600) * 37 % 211
     sizes = np.stack([sides, np.roll(sides, 1)], 1)
     box = draw_views(AugmentConfig(), seed=7, epoch=1, index=np.arange(600), size=sizes).box

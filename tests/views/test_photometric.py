@@ -1,8 +1,8 @@
-"""The photometric stage against torchvision on PIL images, on real JPEGs.
+"""The photometric stage compared with torchvision on PIL images from real JPEGs.
 
-Tolerance: 0 levels of 255 for every operation and for the whole chain, by the reference and by the
-CPU's compiled code; float32's rounding in the normalisation, a thousandth of a level. Other types
-are float32's values, rounded to the nearest.
+The reference and the compiled CPU code must be equal in every operation and in the full chain: 0
+of 255 levels. Normalisation may differ by float32 rounding, a thousandth of a level. Other dtypes
+are the float32 values, rounded to nearest.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ WHOLE: dict[str, Any] = {"scale_min": 1.0, "scale_max": 1.0, "ratio_min": 1.0, "
 
 
 def jitter(**ranges: float) -> AugmentConfig:
-    """Return settings of a jitter of every view, by some of its operations."""
+    """Return settings with only the given jitter operations, applied to every view."""
     still: Any = dict.fromkeys(("brightness", "contrast", "saturation", "hue"), 0.0) | ranges
     return AugmentConfig.alike(crop=96, jitter_p=1, gray_p=0, blur_p=0, **still, **WHOLE)
 
@@ -68,9 +68,9 @@ def pictures(real_images: Path) -> list[Image.Image]:
 
 @pytest.mark.parametrize("case", CASES)
 def test_views_are_torchvisions(case: str, pictures: list[Image.Image]) -> None:
-    """Of one operation by factors and sigmas from end to end, and of all with those of each view.
+    """Test each operation with factors and sigmas over its range, then all operations together.
 
-    Each image has its own threshold, and 256 leaves white as it is.
+    Each image has its own threshold; 256 leaves white unchanged.
     """
     config, n = CASES[case], len(pictures)
     params = draw_views(config, seed=0, epoch=0, index=np.arange(n), size=[(96, 96)] * n)
@@ -116,13 +116,13 @@ def test_views_are_torchvisions(case: str, pictures: list[Image.Image]) -> None:
 
 
 def test_ties_go_to_the_even_half() -> None:
-    """Normalised levels that lie in the middle between two numbers of a type, on either side."""
+    """Normalised levels halfway between two numbers of a dtype round to even, up or down."""
     crops = torch.zeros(2, 1, 4, 4, 3, dtype=torch.uint8)
     params = draw_views(jitter().changed(jitter_p=0), seed=1, epoch=2, index=[0], size=[(9, 9)])
     for dtype, digits in ((torch.bfloat16, 8), (torch.float16, 11)):
-        step = 2.0**-digits  # of numbers between 1 and 2, half of the last place
+        step = 2.0**-digits  # half the spacing of numbers between 1 and 2
         for units in range(1, 8):
-            # A black pixel becomes -mean / std, which is exact for these.
+            # A black pixel becomes -mean / std, which is exact here.
             config = AugmentConfig(mean=(-1 - units * step,) * 3, std=(1.0, 1.0, 1.0))
             expected = torch.tensor(1 + units * step).to(dtype)
             for black in cpu.photometric((crops,), params, config, dtype=dtype):
@@ -131,7 +131,7 @@ def test_ties_go_to_the_even_half() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
 def test_every_level_is_normalised_as_torchvision_does(dtype: torch.dtype) -> None:
-    """To the last bit of float32, and then rounded."""
+    """float32 results are bitwise equal; other dtypes are rounded from them."""
     levels = np.arange(256, dtype=np.uint8).reshape(16, 16, 1).repeat(3, 2)
     config = AugmentConfig()
     theirs = TF.normalize(TF.to_tensor(levels), list(config.mean), list(config.std)).to(dtype)

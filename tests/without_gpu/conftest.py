@@ -1,4 +1,4 @@
-"""Fixtures of the tests that show of the GPU's code what a machine without one can show."""
+"""Fixtures for GPU code that is tested without a GPU."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from .fake_gpu import Gpu, fake_gpu
 
 @pytest.fixture
 def gpu() -> Iterator[Gpu]:
-    """A machine that seems to have a GPU; where there is one, tests/gpu has more to say."""
+    """A machine with a fake GPU. Skipped if there is a real one, which tests/gpu covers."""
     if torch.cuda.is_available():
-        pytest.skip("there is a real GPU")
+        pytest.skip("this machine has a real GPU")
     with fake_gpu() as gpu:
         yield gpu
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What a kernel was called with."""
+    """The arguments of a kernel launch."""
 
     grid: tuple[int, ...]
     args: tuple[Any, ...]
@@ -36,7 +36,7 @@ class Launch:
 
 @pytest.fixture
 def launches(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> list[Launch]:
-    """Note launches of Triton's kernels in place of making them."""
+    """Record the launches of Triton kernels instead of running them."""
     pytest.importorskip("triton")
     from triton.runtime.jit import JITFunction
 

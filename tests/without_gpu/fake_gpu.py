@@ -1,15 +1,15 @@
-"""A machine that seems to have a GPU: torch's fake tensors, which have all but numbers.
+"""A fake GPU built on torch's fake tensors, which have everything but values.
 
-Inside ``fake_gpu()`` the code under test finds ``torch.device("cuda")``, whose tensors have
-devices, shapes, types and strides, by the rules that torch's compiler traces with. Tensors on the
-host are real. Operations on tensors of two devices fail as on a GPU; what fails here alone, while
-it is ``watched``, is to wait for the GPU:
+Inside ``fake_gpu()`` the code under test finds ``torch.device("cuda")``. Its tensors have devices,
+shapes, dtypes and strides, by the rules that torch's compiler traces with. Tensors on the host are
+real. Operations on tensors of two devices fail as on a GPU. While the fake GPU is ``watched``,
+whatever makes the host wait for a GPU also fails:
 
-- to ask for a value (``item``, ``tolist``, ``if tensor:``) or for places (``nonzero``, masks);
-- to copy from the GPU to the host;
-- to copy to it from memory that is not pinned, or without ``non_blocking``.
+- reading a value (``item``, ``tolist``, ``if tensor:``) or positions (``nonzero``, masks);
+- copying from the GPU to the host;
+- copying to the GPU from memory that is not pinned, or without ``non_blocking``.
 
-Every stand-in below says what it stands for. None has numbers, time or memory of a GPU.
+Every stand-in below names what it replaces. None has a GPU's values, timing or memory.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from .walk import run_backward
 
 CUDA = torch.device("cuda", 0)
 HOPPER = SimpleNamespace(name="fake H200", major=9, minor=0, total_memory=141 * 2**30)
-"""What CUDA says of an H200."""
+"""Device properties of an H200, as CUDA reports them."""
 
 
 class HostWait(AssertionError):
@@ -43,7 +43,7 @@ class HostWait(AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A tensor that an operation made."""
+    """A tensor created by an operation."""
 
     by: str
     """Name of the operation."""
@@ -51,26 +51,26 @@ class Made:
 
 
 class Gpu(TorchDispatchMode):
-    """What stands for the GPU; as a mode of torch's it sees every operation."""
+    """The fake GPU. As a torch dispatch mode it sees every operation."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.made: list[Made] = []
-        """What was made, while ``watched``."""
+        """Tensors that were created while ``watched``."""
         self.copied: list[Tensor] = []
-        """What was copied to it, while ``watched``."""
+        """Tensors that were copied to the GPU while ``watched``."""
         self.waited_for: list[str] = []
-        """Streams that the host waited for on purpose, by name."""
+        """Names of the streams that the host waited for explicitly."""
         self.gave_back = False
-        """Whether torch's allocator was told to give unused memory back."""
+        """Whether ``torch.cuda.empty_cache`` was called."""
         self._watches = False
         self.is_current = False
-        """Whether this thread made it the current GPU."""
+        """Whether this thread has made it the current GPU."""
         self._pinned: list[torch.UntypedStorage] = []
 
     @contextlib.contextmanager
     def current(self, device: Any) -> Iterator[None]:
-        """Stand for ``torch.cuda.device``; "cuda" would be GPU 0 in a loader's thread."""
+        """Replace ``torch.cuda.device``. It needs an index: a loader's thread would take GPU 0."""
         assert device.index is not None
         before, self.is_current = self.is_current, True
         try:
@@ -79,16 +79,16 @@ class Gpu(TorchDispatchMode):
             self.is_current = before
 
     def stream(self, stream: Stream | None) -> Any:
-        """Stand for ``torch.cuda.stream``; a loader's thread must make its GPU the current one.
+        """Replace ``torch.cuda.stream``. A loader's thread must have made its GPU current.
 
-        Where such a block ends, torch returns to the thread's current GPU, which is GPU 0 at first.
+        At the end of the block torch returns to the thread's current GPU, initially GPU 0.
         """
         assert stream is None or self.is_current, "this would take memory of GPU 0 in each process"
         return stream or contextlib.nullcontext()
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
-        """Refuse what makes the host wait inside, and note what is made."""
+        """Raise if the host would wait for the GPU, and record the tensors that are created."""
         self.made.clear()
         self.copied.clear()
         self._watches = True
@@ -119,11 +119,11 @@ class Gpu(TorchDispatchMode):
         return out
 
     def give_back(self) -> None:
-        """Stand for ``torch.cuda.empty_cache``."""
+        """Replace ``torch.cuda.empty_cache``."""
         self.gave_back = True
 
     def _really(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Do what concerns the host alone, and remember which memory would be pinned."""
+        """Run an operation on host tensors only, and remember pinned memory."""
         pinned = kwargs.pop("pin_memory", False)
         with _disable_current_modes():
             out = func(*args, **kwargs)
@@ -132,12 +132,12 @@ class Gpu(TorchDispatchMode):
         return out
 
     def pin(self, tensor: Tensor) -> Tensor:
-        """Let a tensor's memory pass for pinned memory in every check."""
+        """Mark a tensor's memory as pinned."""
         self._pinned.append(tensor.untyped_storage())
         return tensor
 
     def is_pinned(self, tensor: Tensor) -> bool:
-        """Tell whether a tensor on the host lies in what stands for pinned memory."""
+        """Return whether a host tensor is in memory that is marked as pinned."""
         at = tensor.untyped_storage().data_ptr()
         return any(p.data_ptr() <= at < p.data_ptr() + p.nbytes() for p in self._pinned)
 
@@ -152,11 +152,11 @@ class Gpu(TorchDispatchMode):
         self.copied.append(target)
 
     def on_the_host(self) -> list[str]:
-        """Return what made tensors on the host of the GPU's; single numbers go with a launch."""
+        """Return operations that created host tensors from GPU tensors, except for scalars."""
         return [one.by for one in self.made if _on_the_host(one.tensor)]
 
     def images_in(self, layout: torch.memory_format) -> Counter[tuple[str, bool]]:
-        """Count batches of images by what made them, and by whether they have a layout."""
+        """Count batches of images by operation and by whether their memory format is ``layout``."""
         return Counter(
             (one.by, one.tensor.is_contiguous(memory_format=layout))
             for one in self.made
@@ -165,7 +165,7 @@ class Gpu(TorchDispatchMode):
 
 
 class Stream:
-    """Stands for a CUDA stream: nothing runs in it; it notes what waits for it."""
+    """Replaces a CUDA stream. It runs nothing and records the host's waits."""
 
     def __init__(self, gpu: Gpu, name: str) -> None:
         self.gpu, self.name, self.cuda_stream = gpu, name, 0
@@ -188,7 +188,7 @@ class Stream:
 
 
 class Event:
-    """Stands for a CUDA event."""
+    """Replaces a CUDA event."""
 
     def __init__(self, stream: Stream | None = None, **_: Any) -> None:
         self.stream = stream
@@ -197,9 +197,9 @@ class Event:
 def _fused_sgd(
     weights: list[Tensor], gradients: list[Tensor], momenta: list[Tensor], **settings: Any
 ) -> None:
-    """Stand for the fused kernel, which torch has for real tensors alone, by what it insists on.
+    """Replace the fused kernel, which fake tensors do not support, and check its requirements.
 
-    That is ``check_fast_path_restrictions`` of ATen/native/ForeachUtils.h.
+    They are those of ``check_fast_path_restrictions`` in ATen/native/ForeachUtils.h.
     """
     for own in zip(weights, gradients, momenta, strict=True):
         assert all(t.is_cuda for t in own)
@@ -210,7 +210,7 @@ def _fused_sgd(
 
 
 def _strides(tensor: Tensor) -> tuple[int, ...]:
-    """Return the strides of the axes along which there is more than one element."""
+    """Return the strides of the axes with more than one element."""
     return tuple(step for step, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1)
 
 
@@ -219,8 +219,9 @@ def _on_the_host(tensor: Tensor) -> bool:
 
 
 def _apply(module: nn.Module, change: Any, recurse: bool = True) -> nn.Module:
-    """Stand for ``Module._apply``, which swaps a fake parameter's content: it must have no weakref,
-    and fake tensors have one. Here parameters are new objects."""
+    """Replace ``Module._apply``, which swaps parameters in place and forbids weakrefs to them.
+    Fake tensors have some, so here parameters are new objects.
+    """
     for child in module.children() if recurse else ():
         child._apply(change)
     for name, parameter in module._parameters.items():
@@ -234,7 +235,7 @@ def _apply(module: nn.Module, change: Any, recurse: bool = True) -> nn.Module:
 
 
 class TritonDriver:
-    """Stands for Triton's driver, so that kernels are compiled for an H200."""
+    """Replaces Triton's driver, so that kernels are compiled for an H200."""
 
     utils = None
 
@@ -252,7 +253,7 @@ class TritonDriver:
 
 @contextlib.contextmanager
 def fake_gpu() -> Iterator[Gpu]:
-    """Let this thread's code see one GPU; yields what stands for it."""
+    """Give this thread one fake GPU, and yield it."""
     gpu = Gpu()
     current = Stream(gpu, "current")
     cuda: dict[str, Any] = {
@@ -286,10 +287,10 @@ def fake_gpu() -> Iterator[Gpu]:
             (Tensor, "pin_memory", lambda tensor, device=None: gpu.pin(tensor.clone())),
             (Tensor, "is_pinned", lambda tensor, device=None: gpu.is_pinned(tensor)),
             (Tensor, "record_stream", lambda tensor, stream: None),
-            # torch would else ask CUDA for a context, now that there seems to be a GPU.
+            # Now that there seems to be a GPU, torch would request a CUDA context.
             (FakeTensorMode, "avoid_device_init", True),
             (fake_tensor, "init_gpu_context", lambda device: None),
-            # Without a GPU torch takes cuDNN to lack bfloat16; its layout would be another then.
+            # Without a GPU torch assumes that cuDNN lacks bfloat16, and chooses another layout.
             (torch._C, "_select_conv_backend", lambda *_, **__: cudnn),
         ):
             stack.enter_context(mock.patch.object(owner, name, stand_in))

@@ -1,4 +1,4 @@
-"""Evaluation on a fake GPU: up to the counts, which are asked for at the end, nothing waits."""
+"""Evaluation on a fake GPU: the host waits only for the final counts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from fastsiam.config.evaluate import FinetuneConfig, LinearConfig
 from fastsiam.distributed import Place
 from fastsiam.evaluate.accuracy import Accuracy
-from fastsiam.evaluate.features import collected, feature_batches, frozen
+from fastsiam.evaluate.features import concat_batches, feature_batches, frozen
 from fastsiam.evaluate.knn import nearest
 from fastsiam.evaluate.supervised import SupervisedTraining
 from fastsiam.methods import build_method
@@ -35,7 +35,7 @@ def test_features_and_neighbours(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> N
     backbone = build_method(MODEL).backbone.to(CUDA).to(memory_format=torch.channels_last)
     given = batches(dtype)
     with gpu.watched():
-        features, labels = collected(feature_batches(backbone, given, dtype=dtype))
+        features, labels = concat_batches(feature_batches(backbone, given, dtype=dtype))
         bank = ((x.to(dtype), of) for x, of in feature_batches(backbone, given, dtype=dtype))
         similarity, tags, seen = nearest(features, bank, most=5)
         counts = Accuracy(CLASSES, CUDA)
@@ -48,7 +48,7 @@ def test_features_and_neighbours(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_convolutions_are_not_autotuned_in_evaluations(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Training, which has one shape, is: the switch is restored after each batch."""
+    """Training, which has a single shape, keeps autotuning: each batch restores the switch."""
     seen = []
 
     def network(image: torch.Tensor) -> torch.Tensor:
@@ -64,7 +64,7 @@ def test_convolutions_are_not_autotuned_in_evaluations(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("optimizer", ["sgd", "lars"])
 def test_linear_heads(optimizer: Any, gpu: Gpu) -> None:
-    """Of three rates."""
+    """Train heads with three learning rates."""
     training = SupervisedTraining(
         LinearConfig(optimizer=optimizer, batch=8, epochs=2, lrs=(0.1, 1, 10)),
         features=12, classes=CLASSES, steps_per_epoch=3, place=PLACE,
@@ -78,7 +78,7 @@ def test_linear_heads(optimizer: Any, gpu: Gpu) -> None:
 
 
 def test_fine_tuning(gpu: Gpu) -> None:
-    """Steps of the whole network, with fp16's scaler, and its scores."""
+    """Take steps of the entire network with fp16's scaler, and compute scores."""
     dtype = torch.float16
     training = SupervisedTraining(
         FinetuneConfig(batch=8, epochs=2), build_method(MODEL).backbone, features=32,

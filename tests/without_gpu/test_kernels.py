@@ -1,6 +1,6 @@
-"""What the kernels' launches hand over, at the sizes of real batches, which no test could hold.
+"""Arguments of kernel launches for batches of real size, which would be too large to run here.
 
-tests/views/test_cuda_kernels.py has the numbers, of small images.
+tests/views/test_cuda_kernels.py checks the values, on small images.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.views.cases import UNEQUAL
 from .conftest import Launch
 from .fake_gpu import CUDA, Gpu
 
-pytest.importorskip("triton")  # comes with torch where there can be a CUDA GPU
+pytest.importorskip("triton")  # torch installs Triton where CUDA GPUs are supported
 
 PAPER = AugmentConfig.alike(crop=224)
 
@@ -29,13 +29,13 @@ PAPER = AugmentConfig.alike(crop=224)
         (1, UNEQUAL, torch.float32),
         (37, PAPER, torch.float16),
         (4096, PAPER, torch.bfloat16),
-        (5, PAPER.changed(crop=33), torch.bfloat16),  # not whole words
+        (5, PAPER.changed(crop=33), torch.bfloat16),  # not a multiple of the word size
     ],
 )
 def test_launches(
     images: int, config: AugmentConfig, dtype: torch.dtype, launches: list[Launch], gpu: Gpu
 ) -> None:
-    """Dense tensors of the GPU from 16-byte addresses: others would compile other kernels."""
+    """Tensors are dense and 16-byte aligned; otherwise Triton would compile other kernels."""
     height, width = 375, 500
     size, start = np.full((images, 2), (height, width)), np.arange(images) * height * width * 3
     params = draw_views(config, seed=0, epoch=0, index=np.arange(images), size=size)
@@ -50,7 +50,7 @@ def test_launches(
     for view, settings in zip(views, config.views, strict=True):
         assert view.shape == (images, 3, settings.crop, settings.crop) and view.dtype == dtype
         assert view.is_cuda and view.is_contiguous(memory_format=torch.channels_last)
-    assert len(gpu.copied) == 2 * len(config.by_side)  # one upload a side and stage
+    assert len(gpu.copied) == 2 * len(config.by_side)  # one upload per side and stage
     assert launches
     for launch in launches:
         assert 0 < launch.grid[0] < 2**31 and all(0 < n < 2**16 for n in launch.grid[1:])

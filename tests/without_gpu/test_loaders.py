@@ -1,6 +1,6 @@
-"""What loaders hand over where there seems to be a GPU: where it lies, and of what type.
+"""What loaders return with a fake GPU: devices and dtypes of batches.
 
-Decoding is real; the kernels are not launched. DALI works in a library of its own, beyond torch.
+Images are decoded for real, but kernels are not launched. DALI cannot use torch's fake tensors.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from tests.views.cases import UNEQUAL
 from .conftest import Launch
 from .fake_gpu import Gpu, TritonDriver
 
-pytest.importorskip("triton")  # comes with torch where there can be a CUDA GPU
+pytest.importorskip("triton")  # torch installs Triton where CUDA GPUs are supported
 
 
 @pytest.fixture(autouse=True)
 def native_without_threads(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make each batch where it is asked for: torch fakes tensors in one thread alone."""
+    """Compute each batch in the calling thread: torch's fake tensors work in a single thread."""
     monkeypatch.setattr(
-        engine, "made_ahead", lambda make, tasks, *, count: (make(task) for task in tasks)
+        engine, "prefetch_map", lambda make, tasks, *, count: (make(task) for task in tasks)
     )
 
 
 def assert_is_a_batch(batch: Batch, augment: AugmentConfig, images: int, dtype: Any) -> None:
-    """Check what ``Batch`` promises."""
+    """Check the guarantees of ``Batch``."""
     assert len(batch.views) == len(augment.views)
     for view, settings in zip(batch.views, augment.views, strict=True):
         assert view.shape == (images, 3, settings.crop, settings.crop)
@@ -47,7 +47,7 @@ def assert_is_a_batch(batch: Batch, augment: AugmentConfig, images: int, dtype: 
 
 
 def watched(batches: Iterator[Any], gpu: Gpu) -> Iterator[Any]:
-    """Yield batches, none of which may make the host wait."""
+    """Yield batches and check that none makes the host wait."""
     while True:
         with gpu.watched():
             batch = next(batches, None)
@@ -68,7 +68,7 @@ def watched(batches: Iterator[Any], gpu: Gpu) -> Iterator[Any]:
 def test_batches(
     pipeline: Any, dtype: torch.dtype, images: Path, gpu: Gpu, launches: list[Launch]
 ) -> None:
-    """Two epochs, so that buffers go round: on the GPU, without a wait. What is kept is freed."""
+    """Two epochs reuse buffers without a wait. The memory pipeline frees unused GPU memory."""
     augment = UNEQUAL if dtype == torch.bfloat16 else AugmentConfig.alike(crop=16)
     data = DataConfig(data=str(readable(pipeline, images / "train")), pipeline=pipeline, workers=0)
     loader = build_loader(data, augment, batch=4, device="cuda", dtype=dtype)
@@ -79,7 +79,7 @@ def test_batches(
                 assert_is_a_batch(batch, augment, 4, dtype)
                 seen += 1
         assert seen == 2 * loader.steps == 12
-        assert bool(launches) == (pipeline != "torchvision")  # PIL made the views there
+        assert bool(launches) == (pipeline != "torchvision")  # here PIL computes the views
     finally:
         loader.close()
     assert gpu.gave_back == (pipeline == "memory")
@@ -88,7 +88,7 @@ def test_batches(
 def test_torch_pins_memory_on_the_loaders_gpu(
     images: Path, gpu: Gpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """DataLoader's thread makes the GPU current that is current where an epoch begins."""
+    """DataLoader's thread uses the GPU that is current when an epoch starts."""
     begin, current = DataLoader.__iter__, []
 
     def begun(loader: Any) -> Any:
@@ -114,9 +114,9 @@ def test_a_missing_compiler_is_one_line(images: Path, gpu: Gpu) -> None:
 
 
 def test_central_crops(images: Path, gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second pass comes from what was kept, and goes the same way.
+    """The second pass comes from the cache and has the same properties.
 
-    All copies are on one stream: the allocator keeps freed memory for each.
+    All copies use one stream, because the allocator caches freed memory per stream.
     """
     streams = Mock(side_effect=torch.cuda.Stream)
     monkeypatch.setattr(torch.cuda, "Stream", streams)

@@ -1,6 +1,6 @@
-"""The training step on a fake GPU: it never waits, and each tensor is where and what it should be.
+"""The training step on a fake GPU: it never waits, and devices, shapes and dtypes are right.
 
-Numbers have no part in this; tests/train and tests/gpu have those.
+Values are tested in tests/train and tests/gpu.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ IMAGES = 24
 
 
 def batch_of(config: TrainConfig, dtype: torch.dtype) -> Batch:
-    """Return what a loader would."""
+    """Return a batch like a loader's."""
     sides = [view.crop for view in config.augment.views]
     views = (torch.empty(IMAGES, s, s, 3, device=CUDA, dtype=dtype) for s in sides)
     index = torch.arange(IMAGES, device=CUDA)
@@ -45,7 +45,7 @@ def step_of(config: TrainConfig) -> TrainingStep:
 
 
 def take_steps(config: TrainConfig, gpu: Gpu, *, steps: int = 2) -> TrainingStep:
-    """Take steps and check what holds after each, whatever the settings."""
+    """Take steps and check the properties that are the same for all settings."""
     step, dtype = step_of(config), HALF[config.numerics.precision]
     finite, batch = FiniteCheck(CUDA), batch_of(config, dtype)
     normalised = config.model.method.name in ("simclr", "mocov2", "swav")  # by the loss, in float32
@@ -91,9 +91,9 @@ def test_a_step(settings: dict[str, Any], precision: str, gpu: Gpu) -> None:
     ],
 )  # fmt: skip
 def test_a_step_of_other_methods(name: str, gpu: Gpu) -> None:
-    """Momentum encoders, queues, averages, frozen prototypes, BN of parts of a batch.
+    """Momentum encoders, queues, averages, frozen prototypes, and BN over parts of a batch.
 
-    Similarities are products in float32, whatever the layers compute in.
+    Similarities are float32 products, whatever the precision of the layers.
     """
     config = EVERY[name].applied(CONFIG, precision="bf16")
     take_steps(with_settings(config, precision="fp16", accumulate=2), gpu)
@@ -107,7 +107,7 @@ def test_a_step_of_other_methods(name: str, gpu: Gpu) -> None:
     assert {one.dtype for one in logits} == ({torch.float32} if shape else set())
 
 
-@pytest.mark.skipif(torch.version.cuda is None, reason="needs a torch that knows cuDNN's layouts")
+@pytest.mark.skipif(torch.version.cuda is None, reason="needs a torch built with CUDA")
 @pytest.mark.parametrize(
     ("channels_last", "backbone", "stem", "convolutions"),
     [(True, "resnet18", "imagenet", 20), (False, "resnet18", "cifar", 20)],
@@ -115,7 +115,7 @@ def test_a_step_of_other_methods(name: str, gpu: Gpu) -> None:
 def test_every_activation_has_the_layout_of_the_settings(
     channels_last: bool, backbone: str, stem: str, convolutions: int, gpu: Gpu
 ) -> None:
-    """Activations, weights and the gradients of both: cuDNN copies those of another layout."""
+    """Check activations, weights and their gradients: cuDNN copies tensors of another layout."""
     model = changed_model(CONFIG.model, backbone=backbone, stem=stem)
     config = replace(CONFIG, augment=AugmentConfig.alike(crop=64), model=model)
     config = with_settings(config, precision="bf16", channels_last=channels_last)
@@ -124,7 +124,7 @@ def test_every_activation_has_the_layout_of_the_settings(
     assert found["convolution", True] == 2 * convolutions
     assert found["convolution_backward", True] > 2 * convolutions
     wrong = {by: count for (by, right), count in found.items() if not right and by != "expand"}
-    # The gradient of torch's pool is always contiguous, and a loader's view always channels-last.
+    # The gradient of torch's pooling is always contiguous; loaders' views are always channels-last.
     assert wrong == ({"div": 2} if channels_last else {"split": 2})
     assert found["clone", True] == (0 if channels_last else 2)
 
@@ -140,7 +140,7 @@ BLUNDERS: dict[str, Callable[[Output], Any]] = {
 
 
 def test_what_waits_or_mixes_devices_is_found(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A test of these tests: each classic mistake, made after the optimizer's step."""
+    """Make every typical mistake after the optimizer's step, and check that it is detected."""
     from torch._subclasses import fake_tensor
 
     errors = (

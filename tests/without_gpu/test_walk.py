@@ -1,4 +1,4 @@
-"""The backward pass by hand is the engine's, to the last bit: else it would show nothing."""
+"""``walk.run_backward`` is bitwise equal to autograd's engine, so tests may use it instead."""
 
 from __future__ import annotations
 

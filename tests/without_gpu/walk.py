@@ -1,8 +1,8 @@
-"""A backward pass by Python's hand: autograd's graph, walked node by node.
+"""A backward pass in Python that walks autograd's graph node by node.
 
-torch's engine, in C++, asks CUDA for its streams as soon as a tensor of the graph lies on a GPU,
-fake or not, and fails where CUDA has no device. The nodes themselves do not ask. Hooks of tensors
-and nodes are left out; nothing that is tested with it has any.
+torch's C++ engine requests CUDA streams as soon as a tensor in the graph is on a GPU, fake or not,
+and fails without a CUDA device. The nodes themselves do not. Hooks of tensors and nodes are not
+supported; the code under test has none.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def run_backward(
     allow_unreachable: bool = False,
     accumulate_grad: bool = False,
 ) -> tuple[Tensor | None, ...]:
-    """Do what ``torch.autograd.graph._engine_run_backward`` does, with its arguments."""
+    """Replace ``torch.autograd.graph._engine_run_backward``, with the same arguments."""
     roots, wanted = [_edge(t) for t in outputs], [_edge(t) for t in inputs or ()]
     waiting = _uses(roots)
     gradients: dict[Any, list[Tensor | None]] = {
@@ -40,11 +40,11 @@ def run_backward(
         _add(gradients[node], node, number, grad)
     ready = [node for node, uses in waiting.items() if not uses]
     number = next(_numbers)
-    # Activation checkpointing asks which backward pass it is in.
+    # Activation checkpointing asks for the ID of the backward pass.
     own_id = mock.patch.object(torch._C, "_current_graph_task_id", lambda: number)
     with torch.set_grad_enabled(create_graph), own_id:
         while ready:
-            # The last that came about goes first, as in the engine; leaves before all others.
+            # Like the engine: leaves first, then the node that was created last.
             node = ready.pop(max(range(len(ready)), key=lambda i: ready[i]._sequence_nr()))
             own = gradients.pop(node)
             captured |= {(node, at): own[at] for other, at in wanted if other is node}
@@ -69,7 +69,7 @@ def _edge(tensor: Tensor | GradientEdge) -> tuple[Any, int]:
 
 
 def _uses(roots: Sequence[tuple[Any, int]]) -> Counter[Any]:
-    """Count for each node that can be reached how often others reach it."""
+    """Count how often each reachable node is referenced by others."""
     seen = {node for node, _ in roots}
     uses: Counter[Any] = Counter(dict.fromkeys(seen, 0))
     todo = list(seen)
@@ -91,7 +91,7 @@ def _apply(node: Any, grads: Sequence[Tensor | None]) -> Any:
 
 
 def _add(held: list[Tensor | None], node: Any, at: int, grad: Tensor | None) -> None:
-    """Add to what came so far, in the shape and type that the engine would insist on."""
+    """Accumulate a gradient after converting it to the shape and dtype that the engine requires."""
     if grad is None:
         return
     expected = node._input_metadata[at]

@@ -136,7 +136,7 @@ def _evaluation(
     train: DetectionSet,
     val: DetectionSet,
 ) -> Evaluation:
-    own = pretrained.usual_input
+    own = pretrained.input_or_default
     images = ImageFacts(
         crop=0,
         resize=schedule_of(config).sides[-1],

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from fastsiam.errors import BackendError, DataError, NoSplitError
-from fastsiam.files import explained, why
+from fastsiam.files import os_errors_as, why
 from fastsiam.pipelines.store.decode import decode
 
 Task = Literal["voc07", "voc0712", "coco"]
@@ -92,7 +92,7 @@ class DetectionSet:
             DataError: the image cannot be decoded, or its size differs from its annotation.
         """
         picture = self.pictures[index]
-        with explained(DataError, f"cannot read {picture.file}"):
+        with os_errors_as(DataError, f"cannot read {picture.file}"):
             content = picture.file.read_bytes()
         try:
             image = decode(content)
@@ -122,7 +122,7 @@ def open_detection(task: Task, data: Path, split: Literal["train", "val"]) -> De
     """
     if not data.is_dir():
         raise DataError(f"no data at {data}: pass the folder with {task}'s unpacked archives")
-    with explained(DataError, f"cannot open the data at {data}"):
+    with os_errors_as(DataError, f"cannot open the data at {data}"):
         opened = (
             _open_coco(data, f"{split}2017") if task == "coco" else _open_voc(task, data, split)
         )

@@ -46,7 +46,7 @@ class Draw(NamedTuple):
 def draw_position(seed: int, position: int, images: int, sides: Sequence[int]) -> Draw:
     """Draw the image, its size and its flip for a position in the endless sequence of images.
 
-    The sequence repeats the images, shuffled anew in each pass. The image at index i of a batch has
+    The sequence repeats the images, reshuffled in each pass. The image at index i of a batch has
     the position step x batch size + i.
     """
     image = int(_order(seed, position // images, images)[position % images])

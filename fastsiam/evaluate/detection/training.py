@@ -19,7 +19,7 @@ from fastsiam.distributed import Place, bn_group, mean_across_ranks
 from fastsiam.errors import NOT_FINITE, FastSiamError
 from fastsiam.evaluate.record_files import RecordFiles
 from fastsiam.evaluate.supervised import Training
-from fastsiam.methods.optim import with_momenta
+from fastsiam.methods.optim import init_momentum_buffers
 
 from .datasets import DetectionSet
 from .images import Sample, TrainingImages, resized
@@ -53,7 +53,7 @@ class DetectorTraining(Training):
         norms, others = split_normalization_params(model)
         groups = [{"params": others}, {"params": norms, "weight_decay": 0.0}]  # as in detectron2
         sgd = torch.optim.SGD(groups, 0.0, momentum=MOMENTUM, weight_decay=config.weight_decay)
-        super().__init__(model, with_momenta(sgd), dtype=model.dtype, place=place)
+        super().__init__(model, init_momentum_buffers(sgd), dtype=model.dtype, place=place)
 
     def fit(self, dataset: DetectionSet, files: RecordFiles, unit: str) -> None:
         """Train on a data set to the end of the schedule, then compute precise BN statistics.
@@ -71,10 +71,10 @@ class DetectorTraining(Training):
             every=_LOOKED_AT,
             images=config.batch_size,
             files=files,
-            at_mark=_loss_text,
+            on_checkpoint=_loss_text,
             unit=unit,
         )
-        self.settle_batch_norm(images.from_step(steps, steps + config.precise_bn))
+        self.compute_precise_bn(images.from_step(steps, steps + config.precise_bn))
 
     def step(self, number: int, batch: Sequence[Sample]) -> Tensor:
         """Train on images and their objects; return the sum of the losses, on the device."""
@@ -86,7 +86,7 @@ class DetectorTraining(Training):
         self.update(loss)
         return loss.detach()
 
-    def settle_batch_norm(self, batches: Iterable[Sequence[Sample]]) -> None:
+    def compute_precise_bn(self, batches: Iterable[Sequence[Sample]]) -> None:
         """Replace BN's running statistics by their means over batches, without training on them.
 
         If each rank has its own BN statistics, the means are averaged over ranks.

@@ -6,14 +6,14 @@
 namespace fastsiam {
 namespace {
 
-// Levels are words between the passes: they are widened and packed once.
+// Levels stay 16-bit words between the passes, so they are widened and packed only once.
 typedef uint16_t Word;
-constexpr int64_t WORDS_AT_ONCE = 32;  // rows have room for so many behind their last
-constexpr int64_t MOST_WHOLE = 128;  // of a box whose sums are words
-constexpr int ROWS = 8;  // that go through a pass together: none waits for its own last store
+constexpr int64_t WORDS_AT_ONCE = 32;  // rows are padded by as many after their last word
+constexpr int64_t MOST_WHOLE = 128;  // largest `whole` of a box whose sums fit in words
+constexpr int ROWS = 8;  // rows that go through a pass together: none waits for its own last store
 
-// Averages `count` pixels: `tap[0]` to `tap[2 * whole + 2]` are the pixels from one end of the box
-// to the other, each of them for the first of the result.
+// Box filter. `tap[0]` to `tap[2 * whole + 2]` point to the source pixels of the first output
+// pixel, from one end of the box to the other; those of the next output pixel follow.
 class Box {
   public:
     const int64_t whole;
@@ -23,8 +23,8 @@ class Box {
         if (whole == 0) find_weight();
     }
 
-    // Fills `out`, which has room for WORDS_AT_ONCE levels more, as all taps have. What a store
-    // could change is in variables of its own here: nothing is read again for each of them.
+    // Writes `count` levels to `out`, which is padded by WORDS_AT_ONCE levels, like all taps.
+    // Values that a store could alias are copied to local variables, to avoid loading them again.
     void run(const Word *const *tap, int64_t count, Word *out) const {
         if (exact && large) return three<true>(tap[0], tap[1], tap[2], count, out);
         if (exact) return three<false>(tap[0], tap[1], tap[2], count, out);
@@ -34,7 +34,7 @@ class Box {
         const Word *const first = tap[0], *const second = tap[1], *const end = tap[last];
         for (int64_t i = 0; i < count; i += 2 * LANES) {
             const Bits ends = load_vector<Bits>(first + i) + load_vector<Bits>(end + i);
-            Bits sum = load_vector<Bits>(second + i);  // of two words in each lane
+            Bits sum = load_vector<Bits>(second + i);  // two words in each lane
             for (int64_t k = 2; k < last; k++) sum += load_vector<Bits>(tap[k] + i);
             const Bits even = (sum & 0xFFFF) * inner + (ends & 0xFFFF) * outer + (1u << 23);
             const Bits odd = (sum >> 16) * inner + (ends >> 16) * outer + (1u << 23);
@@ -44,7 +44,7 @@ class Box {
 
   private:
     const uint32_t inner, outer;
-    // Of three pixels, in 16 bits: see `find_weight`.
+    // For a box of three pixels, in 16 bits: see `find_weight`.
     bool exact = false, large = false;
     int16_t weight = 0;
     uint16_t offset = 0;
@@ -57,20 +57,19 @@ class Box {
         }
     }
 
-    // 256 times what the ends change the middle by, `bend` being their sum less twice the middle.
+    // 256 times the change of the middle; `bend` is the sum of the ends minus twice the middle.
     template <bool LARGE>
     static int change(int bend, int weight) {
         return (bend * 64 * weight >> 16) + LARGE * bend * 64;
     }
 
-    // Looks for 16-bit numbers that give the same levels as the weights do: of sigmas between .1
-    // and 2, 99% of those with a box of three pixels have them.
+    // Searches for a 16-bit weight and offset that give the same levels as the exact weights. They
+    // exist for 99% of the sigmas between 0.1 and 2 whose box has three pixels.
     //
-    // A level is the middle and the whole part of `bend * outer + 2**23 - middle * rest`, in
-    // 2**-24ths, `rest` being what the weights lack of 1. With a weight of 16 bits it is to be the
-    // whole part of a 256th of the change and an offset. Each of the 1,021 bends has its smallest
-    // and its largest offset that gives its level, and one is wanted that suits all of them. A
-    // weight of more than an eighth is less by a quarter here, or it would take 17 bits.
+    // The exact level is middle + floor((bend * outer + 2**23 - middle * rest) / 2**24), where
+    // `rest` is 2**24 minus all weights. In 16 bits, it is middle + floor((change + offset) / 256).
+    // Each of the 1,021 values of bend has a range of offsets that give the exact level. The offset
+    // must be in all ranges. A weight above 1/8 is stored minus 1/4, or it would need 17 bits.
     void find_weight() {
         const int64_t rest = (1 << 24) - inner - 2 * (int64_t)outer;
         large = outer >= 1 << 21;
@@ -93,7 +92,7 @@ class Box {
         }
     }
 
-    // Sums are right modulo 2**16, which is above 256 times the greatest level.
+    // Sums are correct modulo 2**16, which is above 256 times the highest level.
     template <bool LARGE>
     void three(const Word *a, const Word *b, const Word *c, int64_t count,
                Word *__restrict out) const {
@@ -108,7 +107,7 @@ class Box {
     }
 };
 
-// Repeats the levels at both ends of a row of `count` by `border` more.
+// Extends a row of `count` levels by `border` copies of its first and last level.
 void extend(Word *row, int64_t count, int64_t border) {
     for (int64_t i = 1; i <= border; i++) {
         row[-i] = row[0];
@@ -116,7 +115,7 @@ void extend(Word *row, int64_t count, int64_t border) {
     }
 }
 
-// Rows of levels: a ring of the latest, whose number is a power of two.
+// Ring buffer of the latest rows of levels; its size is a power of two.
 struct Rows {
     Word *memory;
     int64_t pitch, ring;
@@ -124,7 +123,7 @@ struct Rows {
     Word *operator[](int64_t y) const { return memory + (y & (ring - 1)) * pitch; }
 };
 
-// Takes some rows of a plane through the passes along them.
+// Applies the three passes along rows to some rows of a plane.
 void along_rows(const uint8_t *plane, int32_t width, int rows, const Box &box, const Rows *between,
                 const Word **tap, const Rows &out, int64_t first) {
     const int64_t border = box.whole + 1;
@@ -144,8 +143,8 @@ void along_rows(const uint8_t *plane, int32_t width, int rows, const Box &box, c
 
 }  // namespace
 
-// All six passes go down the plane together, one behind the other: of what each of them makes, no
-// more rows are kept than the next needs.
+// All six passes move down the plane together, one after the other. Each keeps only as many rows of
+// its result as the next one needs.
 void blur(uint8_t *plane, int32_t width, int32_t height, const uint32_t *weights) {
     static thread_local Room room, taps;
     const Box box(weights);
@@ -155,13 +154,13 @@ void blur(uint8_t *plane, int32_t width, int32_t height, const uint32_t *weights
     int64_t ring = ROWS;
     while (ring < kept + ROWS) ring *= 2;
     Word *memory = room.of<Word>((4 * ring + 2 * ROWS) * pitch);
-    Rows made[4];  // by the passes along the rows, and by each of those along the columns
+    Rows made[4];  // results of the passes along rows, and of each pass along columns
     for (Rows &rows : made) {
         rows = {memory, pitch, ring};
         memory += ring * pitch;
     }
     const Rows between[2] = {{memory, pitch, ROWS}, {memory + ROWS * pitch, pitch, ROWS}};
-    int32_t done = 0;  // rows that have gone through the passes along them
+    int32_t done = 0;  // rows that have gone through the passes along rows
     for (int64_t step = 0; step < height + 2 * border; step++) {
         while (done < height && done <= step + border) {
             const int rows = height - done < ROWS ? height - done : ROWS;

@@ -6,18 +6,18 @@
 namespace fastsiam {
 namespace {
 
-// PIL's Image.blend, before it clips and truncates, which `store` does.
+// PIL's Image.blend, without clipping and truncation, which `store` does.
 inline Float blend(Float degenerate, Float x, Float factor) {
     return degenerate + factor * (x - degenerate);
 }
 
-// PIL's luma: sums are below 2**24 in 2**-16ths, so float32 is exact.
+// PIL's luma. In units of 2**-16, sums are below 2**24, so float32 is exact.
 inline Float luma(Float r, Float g, Float b) {
     const Float sum = fused(b, all(7471 / 65536.f), all(0.5f));
     return truncated(fused(r, all(19595 / 65536.f), fused(g, all(38470 / 65536.f), sum)));
 }
 
-// Puts for every level of a plane another, as `table` has it.
+// Replaces every level of a plane by its entry in `table`.
 #if defined(__AVX512VBMI__)
 struct Exchange {
     const uint8_t *table;
@@ -38,19 +38,20 @@ struct Exchange {
     }
 };
 #elif defined(__AVX2__)
-// A line through the levels, in 128ths and 16 bits, if there is one: sums stop at 0 and 65,535.
+// A linear function that gives the levels of the table, in units of 1/128 and 16 bits, if there is
+// one. Sums saturate at 0 and 65,535.
 struct Exchange {
     int slope = 0, offset = 0;
     bool exact = false;
 
     Exchange(const uint8_t *table, float factor) {
-        if (!(factor >= 0 && factor < 2)) return;  // the slope is to fit as well
-        for (int aside = 0; aside < 7 && !exact; aside++) {  // the nearest slope, or one beside it
+        if (!(factor >= 0 && factor < 2)) return;  // the slope must fit in 16 bits too
+        for (int aside = 0; aside < 7 && !exact; aside++) {  // the nearest slope, or one next to it
             slope = (int)(factor * 32768 + 0.5f) + (aside % 2 ? aside / 2 + 1 : -aside / 2);
             int smallest = -65535, largest = 65535;
             for (int x = 0; x < 256; x++) {
                 const int level = table[x], least = 128 * level - (x * slope >> 8);
-                const int above = level > 0 ? least : -65535;  // clipped ones may lie beyond
+                const int above = level > 0 ? least : -65535;  // clipped levels may be beyond
                 const int below = level < 255 ? least + 127 : 65535;
                 smallest = above > smallest ? above : smallest;
                 largest = below < largest ? below : largest;
@@ -112,10 +113,10 @@ inline Float divided(Float a, float b, float reciprocal) {
 #endif
 }
 
-// A block of colours on their way to PIL's HSV and back.
+// Intermediate values of a block of colours, for the conversion to PIL's HSV and back.
 struct Turned {
     alignas(64) uint8_t value[RUN], chroma[RUN], hue[RUN], saturation[RUN];
-    alignas(64) uint8_t sextant[RUN];  // 2, 4 or 6, or 2 less: one more than it is
+    alignas(64) uint8_t sextant[RUN];  // the sextant plus 1: 2, 4 or 6, or 2 less
     alignas(64) int16_t beside[RUN];
     alignas(64) uint8_t lost[3][RUN];
 };
@@ -123,16 +124,16 @@ struct Turned {
 inline uint8_t greater(uint8_t a, uint8_t b) { return a > b ? a : b; }
 inline uint8_t lesser(uint8_t a, uint8_t b) { return a < b ? a : b; }
 
-// Tells the greatest level, the range and the sextant. The hue's place in the sextant is what the
-// middle level lacks of the greatest as a part of the range: `beside`, below 0 where it counts
-// backward.
+// Computes the maximum level, the range (chroma) and the sextant. The position of the hue in the
+// sextant is (maximum - middle level) / range; `beside` is the numerator, negated where the hue
+// counts backward.
 void compare(const uint8_t *r, const uint8_t *g, const uint8_t *b, Turned &x) {
     for (int64_t i = 0; i < RUN; i++) {
         const uint8_t value = greater(r[i], greater(g[i], b[i]));
         const uint8_t red = r[i] == value ? 255 : 0, green = (g[i] == value ? 255 : 0) & ~red;
         const uint8_t blue = ~(red | green);
         const uint8_t ahead = (g[i] & red) | (b[i] & green) | (r[i] & blue);
-        const uint8_t behind = r[i] ^ g[i] ^ b[i] ^ value ^ ahead;  // the one that is left
+        const uint8_t behind = r[i] ^ g[i] ^ b[i] ^ value ^ ahead;  // the third channel
         const uint8_t middle = greater(ahead, behind), back = ahead == middle ? 255 : 0;
         x.value[i] = value;
         x.chroma[i] = value - lesser(r[i], lesser(g[i], b[i]));
@@ -142,8 +143,8 @@ void compare(const uint8_t *r, const uint8_t *g, const uint8_t *b, Turned &x) {
     }
 }
 
-// Rounds as PIL does, in float and double by turns: equal for every colour. The quotients of gray
-// and of black are no numbers; whatever is stored for them meets a saturation or a value of 0.
+// Equals PIL, which mixes float and double, for every colour. The quotients of gray and black are
+// not finite; what is stored for them has no effect, because the saturation or the value is 0.
 void measure(Turned &x) {
     for (int64_t i = 0; i < RUN; i += PIXELS_AT_ONCE) {
         Four hue, saturation;
@@ -152,7 +153,7 @@ void measure(Turned &x) {
             const Float chroma = load_levels(x.chroma + at), value = load_levels(x.value + at);
             const Float place = load_levels(x.beside + at) / chroma;
             const Float sextant = load_levels(x.sextant + at) - 1.f + place;
-            // Below 0 it is red on blue's side: a turn, 255, is added.
+            // A negative hue is red toward blue: add a full turn, 255.
             const Float turns = divided(sextant, 6, 1 / 6.f) * 255.f;
             hue.part[k] = turns + where(turns < 0, all(255));
             saturation.part[k] = (chroma * 255.f + 0.5f) * reciprocal(value);
@@ -162,8 +163,9 @@ void measure(Turned &x) {
     }
 }
 
-// Tells how much of its saturation each channel loses: in 85ths, by the hue's distance, in 510ths of
-// a turn, from where the channel is the least (red) or the greatest (green, blue).
+// Computes how much of its saturation each channel loses, in units of 1/85. That depends on the
+// distance of the hue, in units of 1/510 turn, from where the channel is lowest (red) or highest
+// (green, blue).
 void lose(Turned &x, uint8_t shift) {
     for (int64_t i = 0; i < RUN; i++) {
         const uint8_t hue = x.hue[i] + shift;

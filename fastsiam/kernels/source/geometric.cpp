@@ -1,5 +1,5 @@
-// Crops as PIL makes them: by a triangle filter, widened when it shrinks, along one axis and then
-// along the other, rounding to whole levels after each.
+// Crops that are identical to PIL's: a triangle filter, widened for downscaling, is applied along
+// one axis and then along the other. Levels are rounded to integers after each.
 
 #include "rows.h"
 
@@ -9,16 +9,16 @@ namespace fastsiam {
 
 namespace {
 
-// Makes the weights for `side` of the `resized` pixels that become of `length`, from `corner` on.
+// Computes weights that resize `length` pixels to `resized`, for `side` of these from `corner` on.
 //
-// Pixels that would lie before the first or behind the last get weights of 0. Every sum and product
-// is rounded as PIL rounds it, so their order must stay; it is side by side that pixels are made.
+// Output pixels outside of the resized ones get weights of 0. Every sum and product is rounded like
+// PIL's, so their order must not change; the inner loops run across pixels instead.
 Axis weigh(int32_t length, int32_t resized, int32_t corner, int32_t side, Room &room) {
     const double scale = (double)length / resized, support = scale > 1.0 ? scale : 1.0;
     const double narrow = 1 / support, wanted = ceil(2 * support);
     const int32_t taps = wanted < length ? (int32_t)wanted : length, last = length - taps;
     double *centre = room.of<double>(side * (3LL + 2 * taps)), *total = centre + side;
-    double *heights = total + side;  // of the triangle: (taps, side)
+    double *heights = total + side;  // heights of the triangle: (taps, side)
     int32_t *begin = (int32_t *)(heights + (int64_t)taps * side), *weights = begin + side;
     for (int32_t x = 0; x < side; x++) {
         centre[x] = (x + corner + 0.5) * scale;
@@ -47,7 +47,7 @@ Axis weigh(int32_t length, int32_t resized, int32_t corner, int32_t side, Room &
     return {side, taps, begin, weights};
 }
 
-// Makes a row of pixels.
+// Resizes a row along x.
 void weigh_pixels(const uint8_t *row, const Axis &axis, bool flip, uint8_t *out) {
     for (int32_t x = 0; x < axis.side; x++) {
         const uint8_t *pixel = row + 3LL * axis.begin[x];
@@ -63,7 +63,7 @@ void weigh_pixels(const uint8_t *row, const Axis &axis, bool flip, uint8_t *out)
     }
 }
 
-// Makes `count` bytes of rows that lie `pitch` apart.
+// Computes `count` bytes of output row y from rows that are `pitch` bytes apart.
 void weigh_rows(const uint8_t *rows, int64_t pitch, const Axis &axis, int32_t y, int64_t count,
                 int32_t *sums, uint8_t *out) {
     for (int64_t i = 0; i < count; i++) sums[i] = HALF;
@@ -75,7 +75,7 @@ void weigh_rows(const uint8_t *rows, int64_t pitch, const Axis &axis, int32_t y,
     for (int64_t i = 0; i < count; i++) out[i] = sums[i] >> PRECISION;
 }
 
-// Makes a crop, whatever its size, on any processor.
+// Makes a crop of any size, on any processor.
 void crop_plainly(const Source &source, const Axis &x, const Axis &y, bool flip, bool columns_first,
                   uint8_t *out) {
     static thread_local Room line_room, sums_room, rows_room;
@@ -110,7 +110,7 @@ void crop(const Image &image, const int32_t *box, bool flip, const int32_t *resi
     const Axis x = weigh(box[3], resized[1], corner[1], side, x_room);
     const Axis y = weigh(box[2], resized[0], corner[0], side, y_room);
     const Source source = {image.pixels + top * image.pitch + 3 * left, image.pitch, image.end};
-    // Pillow 13's rule; before, never
+    // The rule of Pillow 13; earlier versions always resize along x first.
     const bool columns_first = tall > resized[0] && tall - resized[0] > 2 * (wide - resized[1]);
 #if defined(HAS_LANES)
     if (crop_by_lanes(source, x, y, flip, columns_first, out)) return;

@@ -1,4 +1,4 @@
-// One image after the other through decoding, crops and the photometric stage.
+// Processes a batch image by image: decoding, crops and the photometric stage.
 
 #include "job.h"
 
@@ -30,11 +30,11 @@ int64_t this_thread() {
 #endif
 }
 
-// Where `out_of_memory` leads a thread.
+// The jump target of `out_of_memory`.
 thread_local jmp_buf no_memory;
 
-// Calls `work(&at)`, which says in `at` which piece of work it is at. Returns -1, or that piece if
-// there was no memory for it.
+// Calls `work(&at)`, which stores the index of its current piece of work in `at`. Returns -1, or
+// that index if memory ran out.
 template <typename Work> int64_t guarded(Work work) {
     volatile int64_t at = 0;
     if (setjmp(no_memory)) return at;
@@ -44,7 +44,7 @@ template <typename Work> int64_t guarded(Work work) {
 
 int64_t take(int64_t *counter) { return __atomic_fetch_add(counter, 1, __ATOMIC_RELAXED); }
 
-// The smallest box (top, left, bottom, right) that holds all boxes of an image.
+// Computes the bounding box (top, left, bottom, right) of all boxes of an image.
 void needed(const Job &job, int64_t row, int32_t *box) {
     box[0] = box[1] = INT32_MAX;
     box[2] = box[3] = 0;
@@ -61,10 +61,10 @@ void needed(const Job &job, int64_t row, int32_t *box) {
     }
 }
 
-// What PIL takes for a decompression bomb (twice Image.MAX_IMAGE_PIXELS) is left to PIL.
+// Larger images are decompression bombs to PIL (twice Image.MAX_IMAGE_PIXELS) and are left to it.
 constexpr int64_t MOST_PIXELS = 2 * 89478485LL;
 
-// Finds or makes the pixels of an image; false if it cannot be decoded.
+// Locates or decodes the pixels of an image; returns false if it cannot be decoded.
 bool pixels_of(const Job &job, int64_t row, Image *image) {
     static thread_local Room room;
     const uint8_t *data = (const uint8_t *)job.address[row];
@@ -81,8 +81,8 @@ bool pixels_of(const Job &job, int64_t row, Image *image) {
     return job.decode(data, job.bytes[row], height, width, box, decoded, image) == 0;
 }
 
-// Makes all crops of an image, and views of them where these are wanted, one after the other: a
-// crop is still in the cache when its view is made. Returns how long the crops took, in ns.
+// Makes all crops of an image, and the view of each crop if wanted, while the crop is still in the
+// CPU cache. Returns the time spent on crops, in ns.
 int64_t make_views(const Job &job, int64_t row, const Image &image) {
     static thread_local Room room;
     int64_t spent = 0;
@@ -105,8 +105,8 @@ int64_t make_views(const Job &job, int64_t row, const Image &image) {
 
 [[noreturn]] void out_of_memory() { longjmp(no_memory, 1); }
 
-// Makes one image after the other, as long as there are any, except for those of other forms.
-// Returns -1, or the row of an image for which there was no memory: this thread then ends there.
+// Processes images until all are taken, but skips those that are neither JPEGs nor pixels. Returns
+// -1, or the row of an image for which memory ran out; the call ends there.
 EXPORT int64_t fastsiam_make(const Job *job) {
     return guarded([job](volatile int64_t *at) {
         for (int64_t place; (place = take(job->taken)) < job->count;) {
@@ -126,8 +126,8 @@ EXPORT int64_t fastsiam_make(const Job *job) {
     });
 }
 
-// Makes one image whose pixels, height x width x 3, the caller has. Returns -1, or the row if there
-// was no memory.
+// Processes one image whose pixels, height x width x 3, the caller provides. Returns -1, or the row
+// if memory ran out.
 EXPORT int64_t fastsiam_make_pixels(const Job *job, int64_t row, const uint8_t *pixels) {
     const int64_t pitch = 3LL * job->width[row];
     const Image image = {pixels, pitch, 0, 0, pixels + pitch * job->height[row]};
@@ -137,8 +137,8 @@ EXPORT int64_t fastsiam_make_pixels(const Job *job, int64_t row, const uint8_t *
     });
 }
 
-// Takes one crop after the other through the photometric stage, as long as there are any. Returns
-// -1, or the number of a crop for which there was no memory: this thread then ends there.
+// Applies the photometric stage to crops until all are taken. Returns -1, or the index of a crop
+// for which memory ran out; the call ends there.
 EXPORT int64_t fastsiam_finish(const uint8_t *crops, int64_t count, int32_t height, int32_t width,
                                const Finish *how, int64_t *taken) {
     const int64_t size = 3LL * height * width;
@@ -148,8 +148,8 @@ EXPORT int64_t fastsiam_finish(const uint8_t *crops, int64_t count, int32_t heig
     });
 }
 
-// Puts in the place of every level of a channel a number of `size` bytes, one image after the
-// other, as long as there are any; see `look_up`.
+// Replaces every level of each channel by a number of `size` bytes, in images until all are taken;
+// see `look_up`.
 EXPORT void fastsiam_normalize(const uint8_t *images, int64_t count, int64_t pixels,
                                const uint8_t *table, int32_t size, uint8_t *out, int64_t *taken) {
     for (int64_t image; (image = take(taken)) < count;) {
@@ -158,7 +158,7 @@ EXPORT void fastsiam_normalize(const uint8_t *images, int64_t count, int64_t pix
     }
 }
 
-// Returns where the first marker of a JPEG from `begin` on has its code; -1 if there is none.
+// Returns the offset of the second byte of a JPEG's first marker from `begin` on, or -1.
 EXPORT int64_t fastsiam_next_marker(const uint8_t *data, int64_t begin, int64_t bytes) {
     const uint8_t *at = next_marker(data + begin, data + bytes);
     return at ? at - data : -1;

@@ -1,4 +1,4 @@
-// What compiled code is asked for, and by which functions: the layout that library.py mirrors.
+// Structures and functions that the kernels share. library.py mirrors the structures.
 #pragma once
 
 #include <stddef.h>
@@ -6,12 +6,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-// What Python calls.
+// Marks functions that Python calls.
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
 namespace fastsiam {
 
-// How an image lies in memory.
+// How an image is stored in memory.
 enum Form : uint8_t {
     JPEG = 0,    // encoded
     PIXELS = 1,  // height x width x 3, uint8 RGB
@@ -19,77 +19,77 @@ enum Form : uint8_t {
 
 enum Type : int32_t { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2 };
 
-// The photometric stage of M crops of one side: fastsiam.views.photometric.operations.Operations.
+// Photometric parameters of M crops of one size: fastsiam.views.photometric.operations.Operations.
 struct Finish {
     const int8_t *order;      // (M, 4)
     const float *factor;      // (M, 4)
     const uint8_t *gray;      // (M,)
-    const uint32_t *blur;     // (M, 3) inner weight, outer weight, whole radius; 0, 0, 0: none
+    const uint32_t *blur;     // (M, 3) inner weight, outer weight, integer radius; 0, 0, 0: no blur
     const int16_t *solarise;  // (M,)
-    const float *scale;       // (3,) of the normalisation
+    const float *scale;       // (3,) for the normalisation
     const float *shift;       // (3,)
     void *out;                // (M, height * width * 3)
-    int32_t type;             // of out
+    int32_t type;             // Type of out
 };
 
-// The crops of one side, V of each of N images: fastsiam.pipelines.cuts.Cuts.
+// V crops of each of N images, all of one size: fastsiam.pipelines.cuts.Cuts.
 struct Side {
-    int32_t side, views;     // the side in pixels; V
+    int32_t side, views;     // side of a crop in pixels; V
     const int32_t *box;      // (V, N, 4) top, left, height, width
     const uint8_t *flip;     // (V, N)
     const int32_t *resized;  // (V, N, 2)
     const int32_t *corner;   // (V, N, 2)
     uint8_t *crops;          // (V, N, side, side, 3), or null if only the views are wanted
-    const Finish *finish;    // of the V * N crops, or null if only the crops are wanted
+    const Finish *finish;    // for the V * N crops, or null if only the crops are wanted
 };
 
-// An image, or the part of it that is needed, as pixels.
+// The pixels of an image, or of the part of it that is needed.
 struct Image {
-    const uint8_t *pixels;  // of the part, RGB
+    const uint8_t *pixels;  // RGB
     int64_t pitch;          // bytes from one row to the next
-    int32_t top, left;      // where the part begins in the image
-    const uint8_t *end;     // no byte from here on may be read
+    int32_t top, left;      // position of the part in the image
+    const uint8_t *end;     // end of the memory that may be read
 };
 
-// Decodes the pixels inside a box (top, left, bottom, right) of a JPEG, as PIL does.
+// Decodes the pixels inside a box (top, left, bottom, right) of a JPEG, identical to PIL's.
 //
-// `room` holds as many bytes as the whole image's pixels and ROOM_BEHIND more. Returns 0, or another
-// number if the JPEG is damaged, of another size, of other colours than RGB's, or doubtful.
+// `room` is a buffer for the pixels of the entire image plus ROOM_BEHIND bytes. Returns 0, or
+// nonzero if the JPEG is corrupt, has an unexpected size or colour space, or if only PIL can tell.
 using Decode = int (*)(const uint8_t *data, int64_t bytes, int32_t height, int32_t width,
                        const int32_t *box, uint8_t *room, Image *made);
 constexpr int64_t ROOM_BEHIND = 64;
 
-// A batch to be made, image by image, by several threads at once.
+// A batch of images, which several threads process concurrently, one image at a time.
 struct Job {
     int64_t count;           // N
-    int64_t *taken;          // how many of them threads have taken
-    const int64_t *turn;     // (N,) which image is taken first, second, ...
-    const int64_t *address;  // (N,) of each image's first byte
-    const int64_t *bytes;    // (N,) its length
+    int64_t *taken;          // number of images that threads have taken
+    const int64_t *turn;     // (N,) order in which images are taken
+    const int64_t *address;  // (N,) address of each image's first byte
+    const int64_t *bytes;    // (N,) size of each image
     const int32_t *height, *width;  // (N,)
-    const uint8_t *form;     // (N,)
+    const uint8_t *form;     // (N,) Form of each image
     Decode decode;           // for JPEGs
     int32_t sides;
     const Side *side;
-    uint8_t *refused;        // (N,) 1: not decoded, nothing made of it
-    int64_t *time;           // (N, 4) when each stage began, and the last ended, in ns
-    int64_t *thread;         // (N,) which thread it was
+    uint8_t *refused;        // (N,) 1: not decoded, no crops made
+    int64_t *time;           // (N, 4) start of each stage and end of the last one, in ns
+    int64_t *thread;         // (N,) ID of the thread that processed the image
 };
 
-// Ends this thread's call of the library, which then reports that there was no memory: `guarded` in
-// job.cpp. Nothing on the stack may need a destructor.
+// Aborts this thread's call into the library, which then reports that memory ran out; see `guarded`
+// in job.cpp. It uses longjmp, so no object on the stack may need a destructor.
 [[noreturn]] void out_of_memory();
 
-// Memory of one thread that is kept from image to image. With EXACT_ROOMS it is new for each request
-// and of exactly that size, so that AddressSanitizer sees every access that is outside of it.
+// Scratch buffer of one thread, reused from image to image. With EXACT_ROOMS each request allocates
+// exactly the requested size, so that AddressSanitizer detects every access out of bounds.
 class Room {
   public:
-    // What is larger is kept until less is asked for: few images have more than 20 million pixels,
-    // and sooner or later each thread would meet one.
+    // A larger buffer is freed when a smaller one is requested: few images have more than 20
+    // million pixels, but sooner or later every thread would keep a buffer for one.
     static constexpr int64_t KEPT = 64 << 20;
 
     ~Room() { free(memory); }
-    // Returns at least so many bytes, aligned to 64, or null; what they held before is lost.
+    // Returns at least `count` bytes, aligned to 64, or null. The previous contents are lost.
     uint8_t *bytes_or_null(int64_t count) {
 #if defined(EXACT_ROOMS)
         constexpr bool EXACT = true;
@@ -105,7 +105,7 @@ class Room {
         }
         return memory;
     }
-    // The same, but ends this thread's call if there is no memory.
+    // Like bytes_or_null, but calls out_of_memory instead of returning null.
     uint8_t *bytes(int64_t count) {
         uint8_t *there = bytes_or_null(count);
         if (!there) out_of_memory();
@@ -118,8 +118,8 @@ class Room {
     int64_t size = 0;
 };
 
-// Returns the code, the byte after 0xFF, of the first marker from `at` on; null if there is none.
-// Escaped bytes, restarts and fill bytes belong to the entropy code.
+// Returns the second byte (after 0xFF) of the first JPEG marker from `at` on, or null. Escaped
+// bytes, restart markers and fill bytes are skipped: they belong to entropy-coded data.
 inline const uint8_t *next_marker(const uint8_t *at, const uint8_t *end) {
     while (at < end && (at = (const uint8_t *)memchr(at, 0xFF, end - at)) && ++at < end) {
         const bool restarts = (*at & ~7) == 0xD0;
@@ -128,13 +128,13 @@ inline const uint8_t *next_marker(const uint8_t *at, const uint8_t *end) {
     return nullptr;
 }
 
-// Makes one crop as PIL does: the box of the image is resized, a square of `side` pixels is cut out
-// at `corner`, what lies outside is black, and the whole is mirrored if `flip`. `box` is in pixels of
-// the whole image and inside the part that `image` holds. Writes side x side x 3 bytes, no others.
+// Makes one crop, identical to PIL's: resizes the box, cuts out a square of `side` pixels at
+// `corner` (black outside of the resized box), and mirrors it if `flip`. `box` is in pixels of the
+// entire image and must be inside the part in `image`. Writes exactly side x side x 3 bytes.
 void crop(const Image &image, const int32_t *box, bool flip, const int32_t *resized,
           const int32_t *corner, int32_t side, uint8_t *out);
 
-// Takes a crop through the photometric stage: `view` is its place among those of `how`.
+// Applies the photometric stage to a crop; `view` is the index of its parameters in `how`.
 void finish(const uint8_t *crop, int32_t height, int32_t width, const Finish &how, int64_t view);
 
 }  // namespace fastsiam

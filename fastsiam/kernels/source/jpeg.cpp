@@ -1,9 +1,9 @@
-// Decodes the part of a JPEG that a box needs. libjpeg-turbo does it, with the settings of PIL, so
-// that every pixel inside the box is what a decoding of the whole image gives.
+// Decodes only the part of a JPEG that a box needs, by libjpeg-turbo with PIL's settings. Every
+// pixel inside the box is identical to that of a complete decode.
 //
-// Of rows above the box only the entropy code is read, rows below it are left alone, and so are
-// columns beside it, in whole iMCUs. Damage below the box may go unseen: PIL goes on after it, and
-// the box's pixels are the same. What is refused is left to PIL.
+// For rows above the box only the entropy-coded data is read. Rows below it are skipped, and so are
+// columns beside it, in units of iMCUs. Corrupt data below the box may go unnoticed: PIL continues
+// after it, and the box's pixels are the same. Images that this decoder rejects are left to PIL.
 
 #include "jpeg_huffman.h"
 
@@ -11,7 +11,7 @@ namespace fastsiam {
 namespace {
 
 struct Handler {
-    jpeg_error_mgr error;  // first: libjpeg knows this part alone
+    jpeg_error_mgr error;  // must be first: libjpeg points to it, and `refuse` casts that pointer
     jmp_buf refuse;
 };
 
@@ -21,7 +21,7 @@ void message(j_common_ptr info, int level) {
     if (level < 0) refuse(info);  // a warning
 }
 
-// Decodes one image. It has no tables of the image before: one that lacks its own is refused.
+// Decodes one image. It keeps no tables of previous images: an image without tables is rejected.
 class Decompressor {
   public:
     Decompressor(const uint8_t *data, int64_t bytes, Huffman &huffman)
@@ -32,7 +32,7 @@ class Decompressor {
         handler_.error.output_message = [](j_common_ptr) {};
     }
 
-    // Returns whether the box is decoded.
+    // Returns whether the box was decoded.
     bool decode(int32_t height, int32_t width, const int32_t *box, uint8_t *room, Image *made) {
         for (quick_ = KNOWN;; quick_ = false) {
             const int jumped = setjmp(handler_.refuse);
@@ -54,12 +54,12 @@ class Decompressor {
     const uint8_t *const data_;
     const int64_t bytes_;
     Huffman &huffman_;
-    bool quick_;  // whether huffman_ may decode, and then whether it does
+    bool quick_;  // whether huffman_ may decode; after `begin`, whether it does
     jpeg_decompress_struct info_ = {};
     Handler handler_;
 };
 
-// Reads the header; false if pixels could differ from PIL's or from what the caller expects.
+// Reads the header; returns false if pixels could differ from PIL's or from the expected size.
 bool Decompressor::begin(int32_t height, int32_t width) {
     jpeg_mem_src(&info_, data_, bytes_);
     jpeg_read_header(&info_, TRUE);
@@ -71,22 +71,22 @@ bool Decompressor::begin(int32_t height, int32_t width) {
     info_.out_color_space = JCS_RGB;
     jpeg_start_decompress(&info_);
     quick_ = quick_ && huffman_.replace(&info_, &handler_.refuse);
-    // A progressive file that lacks coefficients is smoothed, by each version in its own way.
+    // libjpeg smooths a progressive file with missing coefficients, differently in each version.
     for (int i = 0; i < info_.num_components && info_.coef_bits; i++)
         for (int k = 0; k < DCTSIZE2; k++)
             if (info_.coef_bits[i][k]) return false;
     return true;
 }
 
-// Decodes what the box needs.
+// Decodes the rows and columns that the box needs.
 bool Decompressor::rows(const int32_t *box, uint8_t *room, Image *made) {
     const JDIMENSION height = info_.output_height, width = info_.output_width;
-    const JDIMENSION column = DCTSIZE * info_.max_h_samp_factor;  // of iMCUs, at most
+    const JDIMENSION column = DCTSIZE * info_.max_h_samp_factor;  // maximum width of an iMCU
     JDIMENSION top = 0, left = 0, bottom = box[2];
-    // Upsampling takes the first and the last column for the image's edge: leave one outside.
+    // Upsampling treats the first and last column as edges of the image: include one on each side.
     if (width > 2 * column) {
         JDIMENSION first = box[1] ? (box[1] - 1) / column * column : 0;
-        if (width - first < column) first -= column;  // a few columns are upsampled in another way
+        if (width - first < column) first -= column;  // a few columns are upsampled differently
         JDIMENSION last = ((JDIMENSION)box[3] / column + 1) * column;
         if (last > width) last = width;
         JDIMENSION wide = last - first;
@@ -118,10 +118,10 @@ bool Decompressor::rows(const int32_t *box, uint8_t *room, Image *made) {
     return true;
 }
 
-// Tells whether nothing but the end of the image comes after the entropy code that is left: if it
-// were cut off, or went on with other things, PIL could fail, so it has to be read then.
+// Returns whether the remaining entropy-coded data is followed by the end marker. If it is
+// truncated or followed by another marker, PIL could fail, so it must be decoded.
 bool Decompressor::ends_well() {
-    if (quick_ || jpeg_has_multiple_scans(&info_)) return true;  // was looked at before
+    if (quick_ || jpeg_has_multiple_scans(&info_)) return true;  // checked before
     if (info_.unread_marker) return info_.unread_marker == JPEG_EOI;
     const uint8_t *begin = info_.src->next_input_byte;
     const uint8_t *at = next_marker(begin, begin + info_.src->bytes_in_buffer);

@@ -7,18 +7,17 @@
 namespace fastsiam {
 namespace {
 
-// The first members of libjpeg's own type: the same in all versions, 6b to libjpeg-turbo 3.2.
+// The first members of libjpeg's private type, which are the same from 6b to libjpeg-turbo 3.2.
 struct EntropyDecoder {
     void (*start_pass)(j_decompress_ptr);
     boolean (*decode_mcu)(j_decompress_ptr, JBLOCKROW *);
 };
 
-constexpr int END = 128;  // a run that ends the block
-constexpr int WRONG = 64;  // one that stands for a code that there is not
-// Of a code and a level (16 and 11): images of 8 bits can have no more; twice as many are filled in
-// at once.
+constexpr int END = 128;  // run that ends the block
+constexpr int WRONG = 64;  // run that stands for an invalid code
+// Maximum bits of a code and a level; 8-bit images have at most 16 + 11. A fill loads twice that.
 constexpr int MOST_BITS = 28;
-// The most bytes that an MCU can take, which is how far what is damaged may be read too far.
+// Maximum bytes of an MCU, which is how far past the end corrupt data may make the decoder read.
 constexpr int64_t BEHIND = D_MAX_BLOCKS_IN_MCU * DCTSIZE2 * 4 + 8;
 
 constexpr uint8_t ZIGZAG[DCTSIZE2] = {
@@ -26,7 +25,7 @@ constexpr uint8_t ZIGZAG[DCTSIZE2] = {
     41, 34, 27, 20, 13, 6,  7,  14, 21, 28, 35, 42, 49, 56, 57, 50, 43, 36, 29, 22, 15, 23,
     30, 37, 44, 51, 58, 59, 52, 45, 38, 31, 39, 46, 53, 60, 61, 54, 47, 55, 62, 63};
 
-// Where levels go. Behind the last one: places of the level 0 that stands for the block's end.
+// Positions of levels in a block. Entries past the last are for the 0 of an end-of-block code.
 struct Order {
     uint8_t at[DCTSIZE2 + END + 16];
     constexpr Order() : at() {
@@ -47,11 +46,11 @@ uint64_t eight_bytes(const uint8_t *at) {
 int bits_of(Codes::Entry entry) { return entry & 63; }
 int run_of(Codes::Entry entry) { return entry >> 8 & 255; }
 
-// The level at the end of an entry's bits, which are the highest ones.
+// Returns the level, which is at the end of the entry's bits; these are the highest ones in `bits`.
 int level(Codes::Entry entry, uint64_t bits) {
     const int mask = entry >> 16, count = bits_of(entry);
     const int value = (bits << count | bits >> (64 - count)) & mask;
-    return value - ((value - mask / 2 - 1) >> 31 & mask);  // no branch: signs are not foreseen
+    return value - ((value - mask / 2 - 1) >> 31 & mask);  // no branch: signs are unpredictable
 }
 
 }  // namespace
@@ -119,15 +118,15 @@ bool Huffman::replace(jpeg_decompress_struct *info, jmp_buf *doubt) {
     return true;
 }
 
-// Takes out the zeros behind bytes of 255, and the restart markers; leaves the source at the end
-// marker. False if there are others, or not as many as there should be, or if there is no memory.
+// Removes stuffed zeros and restart markers, and leaves the source at the end marker. Returns false
+// if there are other markers or a wrong number of restart markers, or if memory is exhausted.
 bool Huffman::unstuff(jpeg_decompress_struct *info) {
     const uint8_t *from = info->src->next_input_byte, *end = from + info->src->bytes_in_buffer;
     const int64_t intervals = (left_ + interval_ - 1) / interval_;
     uint8_t *to = code_.bytes_or_null(end - from + BEHIND);
     begin_ = to;
     end_ = (int64_t *)ends_.bytes_or_null(intervals * sizeof *end_);
-    if (!to || !end_) return false;  // libjpeg-turbo's own decoder needs neither
+    if (!to || !end_) return false;  // libjpeg-turbo's own decoder needs neither buffer
     for (int64_t done = 0;;) {
         const uint8_t *marker = (const uint8_t *)memchr(from, 0xFF, end - from);
         if (!marker || marker + 1 == end) return false;
@@ -157,7 +156,7 @@ void Huffman::begin_interval() {
     bits_ = count_ = 0;
 }
 
-// Each interval's code must be used up, but for the bits that fill its last byte.
+// The data of each interval must be used up, except for bits that pad its last byte.
 void Huffman::end_interval() {
     const int64_t used = at_ - begin_ - count_ / 8;
     if (used != *end_) longjmp(*doubt_, DOUBT);
@@ -184,7 +183,7 @@ template <bool WANTED> void Huffman::mcu(JBLOCKROW *blocks) {
     uint64_t bits = bits_;
     int count = count_;
     const uint8_t *at = at_;
-    const auto fill = [&] {  // to 56 or more
+    const auto fill = [&] {  // to at least 56 bits
         bits |= eight_bytes(at) >> count;
         at += (63 - count) >> 3;
         count |= 56;

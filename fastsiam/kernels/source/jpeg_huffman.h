@@ -1,4 +1,4 @@
-// Huffman decoding of images of one sequential scan, in libjpeg-turbo's place.
+// Huffman decoder for images with one sequential scan, which replaces libjpeg-turbo's.
 #pragma once
 
 #include "job.h"
@@ -11,15 +11,15 @@
 namespace fastsiam {
 
 static_assert(LIBJPEG_TURBO_VERSION_NUMBER >= 2001000, "libjpeg-turbo 2.1 or newer is needed");
-// Whether `Huffman` knows the private structures of this version that it relies on.
+// Whether this version is known to have the private structures that `Huffman` relies on.
 constexpr bool KNOWN = LIBJPEG_TURBO_VERSION_NUMBER < 4000000;
 
-// What the next bits of the entropy code mean, by as many bits as codes mostly have.
+// Lookup table of Huffman codes by the next LOOK bits, which is enough for most codes.
 class Codes {
   public:
     static constexpr int LOOK = 10;
-    // A code's length with that of the level behind it in the lowest byte, how many levels 0 come
-    // first in the next one, and 2^size - 1 of the level's size. 0: the code is longer than LOOK.
+    // Lowest byte: bits of the code plus bits (size) of the level after it. Next byte: number of
+    // zero levels before that level. Upper bytes: 2^size - 1. 0: the code is longer than LOOK.
     using Entry = uint32_t;
 
     void prepare(const JHUFF_TBL &table, bool ac);
@@ -33,21 +33,21 @@ class Codes {
     static Entry entry(int symbol, int length, bool ac);
 
     Entry entry_[1 << LOOK];
-    uint32_t limit_[17];  // the first 16 bits that are beyond all codes of a length
-    int32_t offset_[17];  // from such a code to its symbol's place
+    uint32_t limit_[17];  // by length: the first 16-bit value beyond all codes
+    int32_t offset_[17];  // by length: from a code to the index of its symbol
     uint8_t symbol_[256];
     bool ac_;
 };
 
-// Takes the place of libjpeg-turbo's Huffman decoder, which looks for markers at each byte. Here
-// they are taken out before, the bits come by eight bytes, and one look gives a code and its level.
+// Replaces libjpeg-turbo's Huffman decoder, which checks each byte for markers. This one removes
+// them beforehand, loads eight bytes at a time, and gets a code and its level by one lookup.
 class Huffman {
   public:
-    // Tells whether it can decode this image, and will do so; after jpeg_start_decompress. It jumps
-    // to `doubt` with the value DOUBT when it finds what libjpeg-turbo should judge.
+    // Installs this decoder, and returns whether it can decode the image. Call it after
+    // jpeg_start_decompress. It jumps to `doubt` with the value DOUBT if libjpeg-turbo must decide.
     bool replace(jpeg_decompress_struct *info, jmp_buf *doubt);
     static constexpr int DOUBT = 2;
-    // Only these MCUs of each row are wanted.
+    // Sets the range of MCUs that are wanted in each row.
     void only(int first, int last) { first_ = first, last_ = last; }
 
   private:
@@ -61,14 +61,14 @@ class Huffman {
     const Codes *dc_[D_MAX_BLOCKS_IN_MCU], *ac_[D_MAX_BLOCKS_IN_MCU];
     int component_[D_MAX_BLOCKS_IN_MCU];
     int blocks_, across_, first_, last_, column_;
-    int64_t left_, interval_, to_go_;  // MCUs: of the image, of an interval, of the one at hand
-    uint32_t level_[MAX_COMPS_IN_SCAN];  // DC, of the last block; damage may take it around
+    int64_t left_, interval_, to_go_;  // MCUs: left in the image, per interval, left in this one
+    uint32_t level_[MAX_COMPS_IN_SCAN];  // DC of the last block; corrupt data may wrap it around
     uint64_t bits_;
-    int count_;          // of them; the highest ones
-    const uint8_t *at_;  // behind them
-    Room code_;          // without markers and stuffed zeros
-    Room ends_;          // of the intervals
-    int64_t *end_;       // of the interval at hand
+    int count_;          // number of valid bits in bits_, from the highest
+    const uint8_t *at_;  // the byte after these bits
+    Room code_;          // entropy-coded data without markers and stuffed zeros
+    Room ends_;          // ends of the intervals
+    int64_t *end_;       // end of the current interval
     const uint8_t *begin_;
     jmp_buf *doubt_;
 };

@@ -1,7 +1,7 @@
-// Which libjpeg-turbo decodes: the one linked into this library, or the system's.
+// Version of libjpeg-turbo: the one linked statically into this library, or the system's.
 //
-// build.py defines STATIC_LIBJPEG where it links the static library. It compiles this file alone
-// first, to learn whether that works.
+// build.py defines STATIC_LIBJPEG if it links the static library. It first compiles only this file,
+// to find out whether that works.
 
 #include "jpeg_huffman.h"
 
@@ -10,9 +10,9 @@
 #include <string.h>
 
 #ifdef STATIC_LIBJPEG
-// Debian compiles its static library for executables. A shared library can hold it if all data that
-// it names lie inside, and this is the only symbol of libc among them. Only output_message uses it,
-// which is replaced wherever libjpeg-turbo is called.
+// Debian compiles its static library for executables. To link it into a shared library, all data
+// symbols that it references must be defined inside. `stderr` is the only one from libc. Only
+// output_message uses it, and every caller of libjpeg-turbo replaces that function.
 extern "C" {
 __attribute__((visibility("hidden"))) FILE *no_stderr __asm__("stderr");
 }
@@ -20,7 +20,7 @@ __attribute__((visibility("hidden"))) FILE *no_stderr __asm__("stderr");
 
 namespace fastsiam {
 
-// Returns the version of the libjpeg-turbo inside, as 2001005 for 2.1.5; 0 if it is the system's.
+// Returns the version of the static libjpeg-turbo, e.g. 2001005 for 2.1.5; 0 for the system's.
 EXPORT int fastsiam_jpeg_version() {
 #ifdef STATIC_LIBJPEG
     return LIBJPEG_TURBO_VERSION_NUMBER;
@@ -29,8 +29,8 @@ EXPORT int fastsiam_jpeg_version() {
 #endif
 }
 
-// Tells whether libjpeg-turbo is new enough: the system's can be older than the header was. It does
-// not tell its version. The year of its copyright is 2020 in 2.0.6 and 2.0.90, and 2021 in 2.1.0.
+// Returns whether libjpeg-turbo is new enough: the system's may be older than the header. It does
+// not report its version, but its copyright year is 2020 in 2.0.6 and 2.0.90, and 2021 in 2.1.0.
 EXPORT int fastsiam_jpeg_fits() {
     jpeg_error_mgr error;
     jpeg_std_error(&error);

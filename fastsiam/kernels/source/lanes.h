@@ -1,14 +1,14 @@
-// What resampling needs of a processor that HAS_LANES of 32 bits: sums of levels times weights.
+// SIMD primitives for resampling, on CPUs that HAS_LANES of 32 bits: sums of levels times weights.
 //
-// A lane holds the levels of TAPS pixels side by side, and weights in as many PIECES as it takes to
-// write 23 bits in the processor's products: sum = (piece 0 << BITS) + piece 1 and so on.
+// A lane contains the levels of TAPS neighbouring pixels. The 23 bits of a weight are split into
+// PIECES that fit the CPU's multiply instruction: sum = (piece 0 << BITS) + piece 1, and so on.
 #pragma once
 
 #include "simd.h"
 
 namespace fastsiam {
 
-constexpr int32_t PRECISION = 22;  // bits of a weight's fraction, as in PIL
+constexpr int32_t PRECISION = 22;  // fraction bits of a weight, as in PIL
 constexpr int32_t HALF = 1 << (PRECISION - 1);
 
 #if defined(__AVX2__)
@@ -21,11 +21,11 @@ inline __m128i add_halves(__m256i x) {
 
 #if defined(__AVX512VBMI__) && defined(__AVX512VNNI__)
 
-// Four taps of 8 bits, weights of three pieces of 8 bits.
+// Four 8-bit taps per lane; weights in three 8-bit pieces.
 constexpr int TAPS = 4, PIECES = 3;
-constexpr int WINDOW = 64, SHARERS = 16;  // bytes from which so many lanes are picked
+constexpr int WINDOW = 64, SHARERS = 16;  // bytes of a window, and lanes that share it
 
-// Returns a lane's index: where each of its taps is in the window.
+// Returns a lane's shuffle index: the position of each of its taps in the window.
 inline uint32_t lane_index(int32_t first) { return first * 0x01010101u + 0x09060300u; }
 inline Bits pick(const uint8_t *row, const int32_t *window, Bits index) {
     return (Bits)_mm512_permutexvar_epi8((__m512i)index, _mm512_loadu_si512(row + *window));
@@ -33,15 +33,15 @@ inline Bits pick(const uint8_t *row, const int32_t *window, Bits index) {
 inline Bits add_products(Bits sum, Bits levels, Bits weights) {
     return (Bits)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)levels, (__m512i)weights);
 }
-// Adds up the groups of four lanes.
+// Adds up all groups of four lanes.
 inline __m128i add_quads(Bits sums) {
     const __m512i x = (__m512i)sums;
     return add_halves(
         _mm256_add_epi32(_mm512_castsi512_si256(x), _mm512_extracti64x4_epi64(x, 1)));
 }
-// Appends the level of a sum to the taps of each lane, of which the first is lost.
+// Appends the level of a sum to the taps of each lane, and drops the first tap.
 inline Bits append(Bits taps, Bits sum) { return taps >> 8 | sum >> PRECISION << 24; }
-// Spreads the bytes of TAPS rows over four vectors, in the order in which `pack` joins them.
+// Interleaves the bytes of TAPS rows into four vectors, in the order that `pack` expects.
 inline void spread(const uint8_t *const *rows, int64_t at, Bits *out) {
     const __m512i a = _mm512_loadu_si512(rows[0] + at), b = _mm512_loadu_si512(rows[1] + at);
     const __m512i c = _mm512_loadu_si512(rows[2] + at), d = _mm512_loadu_si512(rows[3] + at);
@@ -53,7 +53,7 @@ inline void spread(const uint8_t *const *rows, int64_t at, Bits *out) {
 
 #else
 
-// Two taps of 16 bits, weights of two pieces of 16 bits.
+// Two 16-bit taps per lane; weights in two 16-bit pieces.
 constexpr int TAPS = 2, PIECES = 2;
 constexpr int WINDOW = 16, SHARERS = 4;
 
@@ -82,7 +82,7 @@ inline void spread(const uint8_t *const *rows, int64_t at, Bits *out) {
 
 #endif
 
-constexpr int BITS = 32 / TAPS;  // of a tap, and of a piece
+constexpr int BITS = 32 / TAPS;  // bits of a tap, and of a piece
 
 }  // namespace
 #endif

@@ -1,4 +1,4 @@
-// Between interleaved pixels and planes, and from planes to normalised views.
+// Conversion between interleaved pixels and planes, and from planes to normalised views.
 
 #include "photometric.h"
 #include "simd.h"
@@ -6,10 +6,10 @@
 namespace fastsiam {
 namespace {
 
-constexpr int64_t BLOCK = 16;  // pixels that are rearranged at once: three registers of bytes
+constexpr int64_t BLOCK = 16;  // pixels rearranged at a time: three registers of bytes
 
 #if defined(__SSSE3__)
-// Which byte of three registers goes where, [to][from]: 128 and above is none.
+// Shuffle masks between three registers, [to][from]; 128 and above selects no byte.
 struct Order {
     alignas(16) uint8_t split[3][3][16], merge[3][3][16];
 
@@ -55,10 +55,10 @@ inline void merge_block(const uint8_t *r, const uint8_t *g, const uint8_t *b, ui
 template <Type TYPE>
 constexpr int64_t WIDE = TYPE == FLOAT32 ? 4 : 2;
 
-// Stores a register of floats as numbers of a type; bfloat16 rounds ties to even, as float16 does.
+// Stores a register of floats as numbers of a type; bfloat16 rounds ties to even, like float16.
 //
-// If STREAM, past the caches: the views of a batch are larger than these, and memory that is only
-// written need not be read first. `to` is then aligned to the register.
+// STREAM bypasses the caches: the views of a batch are larger than these, and memory that is only
+// written need not be read first. `to` must then be aligned to the register.
 template <Type TYPE, bool STREAM> inline void store_as(uint8_t *to, Float x) {
 #if defined(__AVX2__)
     const Bits bits = (Bits)x, rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
@@ -80,7 +80,7 @@ template <Type TYPE, bool STREAM> inline void store_as(uint8_t *to, Float x) {
     store_vector(to, x);
 }
 
-// Scale and shift of three registers of interleaved channels: after these they are the same again.
+// Scale and shift of interleaved channels; the pattern repeats after three registers.
 struct Constants {
     Float scale[3], shift[3];
 
@@ -144,7 +144,7 @@ void split(const uint8_t *pixels, const Planes &to) {
 
 void normalize(const Planes &from, const Finish &how, void *out, int64_t first) {
     if (how.type == FLOAT32) normalize_to<FLOAT32>(from, how, out, first);
-#if defined(__AVX2__)  // without it, library.py asks for float32 alone
+#if defined(__AVX2__)  // without it, library.py requests only float32
     if (how.type == BFLOAT16) normalize_to<BFLOAT16>(from, how, out, first);
     if (how.type == FLOAT16) normalize_to<FLOAT16>(from, how, out, first);
 #endif

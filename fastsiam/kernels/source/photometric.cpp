@@ -8,11 +8,11 @@ namespace fastsiam {
 namespace {
 
 constexpr int SLOTS = 4;
-constexpr int64_t CHUNK = 8192;  // pixels whose planes stay in a first-level cache of 32 KiB
+constexpr int64_t CHUNK = 8192;  // pixels whose planes stay in an L1 cache of 32 KiB
 constexpr int16_t NO_LEVEL = 256;
 static_assert(CHUNK % RUN == 0, "an operation goes on to the end of a run");
 
-// What is done to one view.
+// The photometric parameters of one view.
 struct View {
     const int8_t *order;
     const float *factor;
@@ -29,7 +29,7 @@ struct View {
         }
     }
 
-    // Inverts levels, and returns the planes that hold the result: of a gray view, one three times.
+    // Solarises, and returns the planes of the result: for a gray view, the same plane three times.
     Planes inverted(const Planes &x) const {
         uint8_t *const planes[] = {x.r, x.g, x.b};
         for (int i = 0; threshold < NO_LEVEL && i < (gray ? 1 : 3); i++)
@@ -40,8 +40,8 @@ struct View {
 
 }  // namespace
 
-// In chunks that stay in the cache, and in two sweeps if there is a contrast operation, which needs
-// the mean of the whole view.
+// Works in chunks that stay in the cache. If there is a contrast operation, which needs the mean of
+// the entire view, it takes two sweeps.
 void finish(const uint8_t *crop, int32_t height, int32_t width, const Finish &how, int64_t number) {
     static thread_local Room room;
     const int64_t count = (int64_t)height * width;
@@ -58,7 +58,7 @@ void finish(const uint8_t *crop, int32_t height, int32_t width, const Finish &ho
             work(whole.part(first, first + CHUNK < count ? first + CHUNK : count), first);
     };
 
-    int before = 0;  // slots before the contrast: all, if there is none
+    int before = 0;  // slots before the contrast operation; without one, all slots
     while (before < SLOTS && view.order[before] != CONTRAST) before++;
     const auto begin = [=](const Planes &x, int64_t first) {
         split(crop + 3 * first, x);

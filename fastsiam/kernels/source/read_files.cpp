@@ -9,7 +9,7 @@
 
 namespace {
 
-constexpr int64_t LONGEST = 4096;  // PATH_MAX on Linux, with the zero at the end
+constexpr int64_t LONGEST = 4096;  // PATH_MAX on Linux, including the terminating zero
 
 int open_again(int folder, const char *path, int flags) {
     int file;
@@ -18,16 +18,16 @@ int open_again(int folder, const char *path, int flags) {
     return file;
 }
 
-// Reads an open file into memory. Returns its bytes, or -1 if it does not fit or cannot be read.
+// Reads an open file into memory. Returns its size, or -1 if it does not fit or cannot be read.
 int64_t read_whole(int file, uint8_t *memory, int64_t capacity) {
-    // Not fstat: its symbol would need glibc 2.33.
+    // Not fstat, because its symbol requires glibc 2.33.
     const int64_t size = lseek(file, 0, SEEK_END);
     if (size < 0 || size > capacity) return -1;
     int64_t done = 0;
     while (done < size) {
         const int64_t count = pread(file, memory + done, size - done, done);
         if (count < 0 && errno != EINTR) return -1;
-        if (count == 0) break;  // it became shorter
+        if (count == 0) break;  // truncated in the meantime
         if (count > 0) done += count;
     }
     return done;
@@ -35,11 +35,12 @@ int64_t read_whole(int file, uint8_t *memory, int64_t capacity) {
 
 }  // namespace
 
-// Reads files into memory, one behind the other.
+// Reads files into memory, one after the other.
 //
-// `names` holds a path of `width` bytes for each file of the data set, padded with zeros, relative
-// to `folder` or absolute; `which` says which `count` of them to read. `size` receives the bytes of
-// each. Returns how many files were read: fewer than `count` if one does not fit or cannot be read.
+// `names` contains a path of `width` bytes for each file of the data set, padded with zeros,
+// absolute or relative to `folder`. `which` lists the indices of the `count` files to read, and
+// `size` receives their sizes. Returns how many files were read before one that does not fit or
+// cannot be read.
 EXPORT int64_t fastsiam_read_files(const char *folder, const char *names, int64_t width,
                                    const int64_t *which, int64_t count, uint8_t *memory,
                                    int64_t capacity, int64_t *size) {

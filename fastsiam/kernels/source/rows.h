@@ -1,4 +1,4 @@
-// Where a crop is cut, and crops by vectors of lanes; see lanes.h.
+// Geometry of crops, and their computation with SIMD lanes; see lanes.h.
 #pragma once
 
 #include "job.h"
@@ -6,24 +6,24 @@
 
 namespace fastsiam {
 
-// For each pixel of the result: the pixels of the source that it is made of.
+// Resampling along one axis: the source pixels of each output pixel, and their weights.
 struct Axis {
-    int32_t side;            // pixels of the result
-    int32_t taps;            // weights of each
-    const int32_t *begin;    // (side,) the first pixel that is weighed; rises
-    const int32_t *weights;  // (taps, side) in 2**-22ths
+    int32_t side;            // number of output pixels
+    int32_t taps;            // weights per output pixel
+    const int32_t *begin;    // (side,) first source pixel of each; never decreases
+    const int32_t *weights;  // (taps, side) in units of 2**-22
 
     int32_t end() const { return begin[side - 1] + taps; }
 };
 
-// The box of an image: rows of which only some bytes may be read.
+// The box of an image. Its memory may be read only up to `end`.
 struct Source {
-    const uint8_t *first;  // of the box
+    const uint8_t *first;  // first byte of the box
     int64_t pitch;
     const uint8_t *end;
 
-    // Returns a row, of which `reach` bytes will be read and `count` matter: a copy of those if
-    // what lies behind them is another's.
+    // Returns a row, of which `reach` bytes will be read, but only `count` matter. If reading would
+    // go past `end`, returns a copy of the bytes that matter.
     const uint8_t *row(int32_t y, int64_t count, int64_t reach, uint8_t *copy) const {
         const uint8_t *own = first + y * pitch;
         if (own + reach <= end) return own;
@@ -31,7 +31,7 @@ struct Source {
         return copy;
     }
 
-    // Fetches bytes of the rows from *next until `end` into the cache, and sets *next to `end`.
+    // Prefetches bytes of the rows from *next to `end` into the cache, and sets *next to `end`.
     void fetch(int32_t *next, int32_t end, int64_t from, int64_t until) const {
         for (; *next < end; ++*next)
             for (int64_t at = from; at < until; at += 64)
@@ -42,15 +42,15 @@ struct Source {
 #if defined(HAS_LANES)
 namespace {
 
-constexpr int BYTES = sizeof(Bits);      // of a vector; also what four vectors are packed into
-constexpr int MOST = 32;                 // chunks of TAPS taps; more are left to other code
-constexpr int ENTRY = 1 + PIECES;        // vectors of a table for each chunk
-constexpr int FETCHED = 4;               // rows of the source that are fetched ahead
-constexpr int GROUPS = LANES / SHARERS;  // of a vector's lanes that share a window
-constexpr int QUADS = LANES / 4;         // of a vector's lanes: RGB and a blank
+constexpr int BYTES = sizeof(Bits);      // bytes of a vector; four vectors are packed into as many
+constexpr int MOST = 32;                 // maximum chunks of TAPS taps; other code handles more
+constexpr int ENTRY = 1 + PIECES;        // vectors per chunk in a table
+constexpr int FETCHED = 4;               // number of source rows to prefetch
+constexpr int GROUPS = LANES / SHARERS;  // groups of lanes in a vector, each sharing a window
+constexpr int QUADS = LANES / 4;         // groups of four lanes in a vector: RGB and a blank
 
-// An axis' weights in pieces: (chunks, PIECES, side). Taps beyond those of the axis have no
-// weight; they stand before the others if `blanks_first`, else behind.
+// The weights of an axis in pieces: (chunks, PIECES, side). Taps that fill up the last chunk have
+// weight 0; they come before the others if `blanks_first`, else after them.
 struct Pieces {
     int32_t chunks, side;
     const uint32_t *at;
@@ -69,7 +69,7 @@ Pieces cut(const Axis &axis, bool blanks_first, Room &room) {
         const int32_t *weights = axis.weights + k * side;
         for (int32_t x = 0; x < side; x++) {
             int32_t rest = weights[x];
-            for (int p = PIECES - 1; p >= 0; p--) {  // the lowest first; it is signed
+            for (int p = PIECES - 1; p >= 0; p--) {  // the lowest piece first; it is signed
                 const uint32_t low = rest & ((1 << BITS) - 1);
                 target[p * side + x] |= low << shift;
                 rest = (rest + (1 << (BITS - 1))) >> BITS;
@@ -79,20 +79,20 @@ Pieces cut(const Axis &axis, bool blanks_first, Room &room) {
     return {chunks, side, pieces};
 }
 
-// What makes a row of the result of a row of the source. Each chunk of the taps of a group of lanes
-// is picked in a window of its own. Where the pixels of the groups lie too far apart for that, the
-// result is made pixel by pixel, `apart`, with the taps of each spread over all lanes.
+// Table for resizing a row along x. A group of lanes picks each chunk of its taps from a separate
+// window of the source row. If the pixels of a group are too far apart for a window (`apart`), the
+// output is computed pixel by pixel, with the taps of a pixel distributed over all lanes.
 struct Table {
     bool apart;
-    int32_t vectors;        // of lanes in a row of the result
-    int32_t chunks;         // of taps
-    int64_t reach;          // bytes of a row that are read
-    const int32_t *window;  // (vectors, chunks, GROUPS) where each begins; apart: (pixels,)
+    int32_t vectors;        // vectors of lanes in an output row
+    int32_t chunks;         // chunks of taps
+    int64_t reach;          // bytes of a source row that are read
+    const int32_t *window;  // (vectors, chunks, GROUPS) offset of each; apart: (pixels,)
     const Bits *entries;    // (vectors, chunks, ENTRY) index, weights; vectors are padded to fours
                             // apart: index, then weights (pixels, chunks, PIECES)
 };
 
-// Lays out a table; returns false if a window is too small for what has to be picked in it.
+// Fills a table; returns false if the pixels of a group of lanes do not fit in a window.
 bool lay_out(const Axis &axis, const Pieces &pieces, bool flip, Room &window_room,
              Room &entries_room, Table *table) {
     constexpr int32_t STEP = 3 * TAPS;
@@ -127,7 +127,7 @@ bool lay_out(const Axis &axis, const Pieces &pieces, bool flip, Room &window_roo
     return true;
 }
 
-// The same where the taps of a pixel are spread over all lanes; it always succeeds.
+// Fills a table with the taps of a pixel distributed over all lanes; this always succeeds.
 void lay_out_apart(const Axis &axis, const Pieces &pieces, bool flip, Room &window_room,
                    Room &entries_room, Table *table) {
     const int32_t side = axis.side, vectors = (3 * side + LANES - 1) / LANES;
@@ -153,8 +153,8 @@ void lay_out_apart(const Axis &axis, const Pieces &pieces, bool flip, Room &wind
 
 inline Bits level(Bits sum) { return sum >> PRECISION; }
 
-// Sums the pieces' products, each of which is worth 2**-BITS of the one before. CHUNKS is 0
-// if their number is no constant.
+// Sums the products of all pieces; each piece is worth 2**-BITS of the previous one. CHUNKS is 0 if
+// the number of chunks is not a compile-time constant.
 template <int CHUNKS, typename Levels, typename Weight>
 inline Bits sum(int32_t chunks, Levels levels, Weight weight, int32_t share = 1) {
     const Bits half = Bits{} + (HALF >> ((PIECES - 1) * BITS)) / share;
@@ -176,7 +176,7 @@ inline Bits sum(int32_t chunks, Levels levels, Weight weight, int32_t share = 1)
     return sums[PIECES - 1];
 }
 
-// Makes the sums of all pixels of a row, by a table whose pixels lie apart.
+// Computes the sums of all pixels of a row, with a table that is `apart`.
 void add(const uint8_t *row, const Table table, int32_t side, int32_t *sums) {
     constexpr int32_t same[GROUPS] = {};
     const Bits index = load_vector<Bits>(table.entries), *weights = table.entries + 1;
@@ -189,8 +189,8 @@ void add(const uint8_t *row, const Table table, int32_t side, int32_t *sums) {
     }
 }
 
-// Makes one vector of a row of the result, as sums. CHUNKS is 0 if only the table knows how many;
-// MADE, if the row is one of sums.
+// Computes one vector of an output row, as sums. CHUNKS is 0 if the table has their number, and
+// MADE if the row already contains sums.
 constexpr int MADE = 3;
 template <int CHUNKS> inline Bits across(const uint8_t *row, const Table &table, int32_t vector) {
     if (CHUNKS == MADE) return load_vector<Bits>(row + (int64_t)vector * BYTES);
@@ -205,7 +205,7 @@ template <int CHUNKS> inline Bits across(const uint8_t *row, const Table &table,
         [=](int c, int p) { return load_vector<Bits>(entry + c * ENTRY + 1 + p); });
 }
 
-// Makes two rows of the result, and appends them to the taps that were made of the rows before.
+// Resizes two rows along x, and appends them to the taps from previous rows.
 template <int CHUNKS>
 void append_rows(const uint8_t *row, const uint8_t *next, const Table table, const Bits *before,
                  Bits *first, Bits *second) {
@@ -217,7 +217,7 @@ void append_rows(const uint8_t *row, const uint8_t *next, const Table table, con
     }
 }
 
-// Makes a row of the result as bytes, whole vectors of them.
+// Computes an output row as bytes, in complete vectors.
 template <int CHUNKS> void make_row(const uint8_t *row, const Table table, uint8_t *out) {
     for (int32_t v = 0; v < table.vectors; v += 4, out += BYTES) {
         Bits four[4];
@@ -226,7 +226,7 @@ template <int CHUNKS> void make_row(const uint8_t *row, const Table table, uint8
     }
 }
 
-// The weights of row y of the result, kept in registers if CHUNKS is known.
+// The weights of output row y, kept in registers if CHUNKS is known.
 template <int CHUNKS> struct Weights {
     const Pieces &pieces;
     int32_t y;
@@ -241,7 +241,7 @@ template <int CHUNKS> struct Weights {
     }
 };
 
-// Makes row y of the result of rows whose taps stand side by side in the lanes.
+// Computes output row y from rows whose taps are next to each other in the lanes.
 template <int CHUNKS>
 void blend_lanes(const Bits *const *rows, const Pieces &pieces, int32_t y, int32_t vectors,
                  uint8_t *out) {
@@ -255,7 +255,7 @@ void blend_lanes(const Bits *const *rows, const Pieces &pieces, int32_t y, int32
     }
 }
 
-// Makes row y of the result of (chunks * TAPS) rows of bytes, whole vectors of them.
+// Computes output row y from (chunks * TAPS) rows of bytes, in complete vectors.
 template <int CHUNKS>
 void blend_bytes(const uint8_t *const *rows, const Pieces &pieces, int32_t y, int64_t count,
                  uint8_t *out) {
@@ -270,7 +270,7 @@ void blend_bytes(const uint8_t *const *rows, const Pieces &pieces, int32_t y, in
     }
 }
 
-// By `code_of` chunks, or MADE.
+// Indexed by `code_of` chunks, or MADE.
 constexpr decltype(&append_rows<0>) APPEND_ROWS[] = {append_rows<0>, append_rows<1>, append_rows<2>,
                                                      append_rows<MADE>};
 constexpr decltype(&make_row<0>) MAKE_ROW[] = {make_row<0>, make_row<1>, make_row<2>,
@@ -283,12 +283,12 @@ constexpr decltype(&blend_bytes<0>) BLEND_BYTES[] = {blend_bytes<0>, blend_bytes
 int code_of(int32_t chunks) { return chunks > 2 ? 0 : chunks; }
 int code_of(const Table &table) { return table.apart ? MADE : code_of(table.chunks); }
 
-// The crop, to which rows are written in whole vectors: what is too much of one is overwritten by
-// the next, and what would be too much of the last ones is left out.
+// The crop. Rows are written in complete vectors: the excess of a row is overwritten by the next
+// row, and rows whose excess would not fit are written to `spare` first.
 struct Target {
     uint8_t *out;
-    int64_t length, size;  // of a row, of all
-    uint8_t *spare;        // a row of whole vectors
+    int64_t length, size;  // bytes of a row, bytes of the crop
+    uint8_t *spare;        // buffer for a row of complete vectors
 
     uint8_t *row(int32_t y) const {
         return (y + 1) * length + BYTES * 1LL <= size ? out + y * length : spare;
@@ -326,7 +326,7 @@ void columns_then_rows(const Source &source, const Axis &x, const Axis &y, const
     }
 }
 
-// Resizes along x, then along y: each row is made as soon as the rows that it needs are there.
+// Resizes along x, then along y: each output row is computed as soon as its rows are available.
 void rows_then_columns(const Source &source, const Axis &x, const Axis &y, const Pieces &pieces,
                        const Table &table, const Target &target) {
     static thread_local Room ring_room, copies_room, sums_room;
@@ -341,7 +341,7 @@ void rows_then_columns(const Source &source, const Axis &x, const Axis &y, const
     int32_t made = y.begin[0], fetched = made;
     for (int32_t i = 0; i < y.side; i++) {
         const int32_t last = y.begin[i] + y.taps - 1;
-        for (; made <= last; made += 2) {  // two at once, because both need the same table
+        for (; made <= last; made += 2) {  // two at a time, because both need the same table
             const uint8_t *rows[2];
             source.fetch(&fetched, made + 2 + FETCHED, 3LL * x.begin[0], 3LL * x.end());
             for (int32_t k = 0; k < 2; k++) {
@@ -363,7 +363,7 @@ void rows_then_columns(const Source &source, const Axis &x, const Axis &y, const
     }
 }
 
-// Makes a crop; returns false, with nothing written, if that takes other code.
+// Makes a crop; returns false, without writing anything, if it needs too many taps.
 bool crop_by_lanes(const Source &source, const Axis &x, const Axis &y, bool flip,
                    bool columns_first, uint8_t *out) {
     static thread_local Room x_room, y_room, window_room, entries_room, spare_room;

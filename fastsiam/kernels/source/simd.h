@@ -1,7 +1,7 @@
-// Vectors of as many floats as a register holds, and the ways between them and bytes.
+// Vectors of floats that fill a register, and conversions between them and bytes.
 //
-// Arithmetic is the compilers' own (vector extensions of GCC and Clang); only what they make poor
-// code of is written for each kind of processor.
+// Arithmetic uses the vector extensions of GCC and Clang. Intrinsics for each kind of CPU are used
+// only where these compilers generate poor code.
 #pragma once
 
 #include <stdint.h>
@@ -24,7 +24,7 @@ constexpr int LANES = 4;
 typedef float Float __attribute__((vector_size(4 * LANES)));
 typedef int32_t Int __attribute__((vector_size(4 * LANES)));
 typedef uint32_t Bits __attribute__((vector_size(4 * LANES)));
-typedef uint8_t Bytes __attribute__((vector_size(LANES)));  // of one vector's lanes
+typedef uint8_t Bytes __attribute__((vector_size(LANES)));  // one per lane
 
 template <typename Vector> static inline Vector load_vector(const void *from) {
     Vector x;
@@ -37,11 +37,11 @@ template <typename Vector> static inline void store_vector(void *to, const Vecto
 static inline Float all(float x) { return x - Float{}; }
 static inline Float where(Int yes, Float x) { return (Float)(yes & (Int)x); }  // else 0
 static inline Float to_float(Int x) { return __builtin_convertvector(x, Float); }
-// Toward zero.
+// Rounds toward zero.
 static inline Int to_int(Float x) { return __builtin_convertvector(x, Int); }
 static inline Float truncated(Float x) { return to_float(to_int(x)); }
 
-// a * b + c, rounded once where the processor can.
+// a * b + c, rounded only once if the CPU has FMA.
 #if defined(__AVX512F__)
 static inline Float fused(Float a, Float b, Float c) { return _mm512_fmadd_ps(a, b, c); }
 #elif defined(__FMA__)
@@ -50,7 +50,7 @@ static inline Float fused(Float a, Float b, Float c) { return _mm256_fmadd_ps(a,
 static inline Float fused(Float a, Float b, Float c) { return a * b + c; }
 #endif
 
-// 1 / x, to 22 bits at least, for x of 1 and above.
+// 1 / x for x >= 1, accurate to at least 22 bits.
 static inline Float reciprocal(Float x) {
 #if defined(__AVX512F__)
     const Float rough = _mm512_rcp14_ps(x);
@@ -64,13 +64,13 @@ static inline Float reciprocal(Float x) {
 #endif
 }
 
-// Four vectors: as many bytes as fit a register.
+// Four vectors of floats, whose levels fill a register as bytes.
 struct Four {
     Float part[4];
 };
 constexpr int PIXELS_AT_ONCE = 4 * LANES;
 
-// A register of floats from as many integers. GCC makes poor code of the conversion.
+// Converts integers to a register of floats. GCC generates poor code for this conversion.
 #if defined(__AVX512F__)
 static inline Float load_levels(const uint8_t *from) {
     return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)from)));
@@ -98,8 +98,8 @@ static inline Four load(const uint8_t *from) {
     return x;
 }
 
-// Packs four vectors into the bytes of one, clipped to 0-255, in an order of the processor's, which
-// `straighten` makes that of the vectors.
+// Packs four vectors into the bytes of one, clipped to 0-255. The order of the bytes depends on the
+// CPU's pack instructions; `straighten` restores the order of the vectors.
 #if defined(__AVX512BW__)
 static inline Bits pack(const Bits *x) {
     return (Bits)_mm512_packus_epi16(_mm512_packs_epi32((__m512i)x[0], (__m512i)x[1]),

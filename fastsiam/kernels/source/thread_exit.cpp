@@ -1,7 +1,8 @@
-// What `static thread_local Room` needs of a C++ library, so that none has to be linked.
+// The only C++ runtime function that `static thread_local Room` needs; defined here, it makes
+// linking a C++ runtime unnecessary.
 //
-// A library then runs beside any libstdc++, and Zig, which would compile its own for each kind of
-// processor, is done in seconds instead of a minute.
+// The kernels then work with any libstdc++ in the process. Zig, which would compile its own runtime
+// for each kind of CPU, takes seconds instead of a minute.
 
 #include <features.h>
 
@@ -11,7 +12,7 @@ extern "C" {
 
 int __cxa_thread_atexit_impl(void (*end)(void *), void *what, void *library);
 
-// Remembers what is to be ended with this thread: glibc has the function under another name.
+// Registers a destructor to call when this thread exits; glibc has it under another name.
 int __cxa_thread_atexit(void (*end)(void *), void *what, void *library) {
     return __cxa_thread_atexit_impl(end, what, library);
 }

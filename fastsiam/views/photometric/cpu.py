@@ -22,7 +22,7 @@ from fastsiam.kernels.buffers import BufferPool
 from fastsiam.kernels.threads import in_threads
 
 from . import reference
-from .operations import Operations, side_by_side
+from .operations import Operations, augment_by_size
 from .reference import box_weights
 
 _TYPES = {
@@ -54,7 +54,7 @@ def _finish(crops: Tensor, what: Operations, config: AugmentConfig, dtype: torch
     return stage.views()
 
 
-photometric = partial(side_by_side, _finish)
+photometric = partial(augment_by_size, _finish)
 """CPU implementation of ``fastsiam.views.photometric.photometric``."""
 
 

@@ -36,17 +36,17 @@ from torch.nn import functional as F
 
 from fastsiam.config import AugmentConfig
 from fastsiam.errors import BackendError
-from fastsiam.files import require_own, why
+from fastsiam.files import check_private_folder, why
 from fastsiam.views.batch import to_device
 from fastsiam.views.draws import CONTRAST, HUE
 
 from . import cuda_blur, cuda_colours
-from .operations import Operations, side_by_side
+from .operations import Operations, augment_by_size
 from .reference import box_weights, normalize, solarise
 
 # Check this before a kernel is compiled or read from the cache.
 _TRITON = os.environ.get("TRITON_HOME") or "~"
-require_own(
+check_private_folder(
     Path(os.environ.get("TRITON_CACHE_DIR") or f"{_TRITON}/.triton/cache"),
     what="Triton's compiled code",
     instead="set TRITON_CACHE_DIR to a folder of your own",
@@ -83,7 +83,7 @@ def _finish(crops: Tensor, what: Operations, config: AugmentConfig, dtype: torch
     return out.permute(0, 3, 1, 2)
 
 
-photometric = partial(side_by_side, _finish)
+photometric = partial(augment_by_size, _finish)
 """GPU implementation of ``fastsiam.views.photometric.photometric``."""
 
 

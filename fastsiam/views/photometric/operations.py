@@ -69,7 +69,7 @@ Finish = Callable[[Tensor, Operations, AugmentConfig, torch.dtype], Tensor]
 """Function that turns crops (M, S, S, 3) uint8 into views (M, 3, S, S), channels-last."""
 
 
-def side_by_side(
+def augment_by_size(
     finish: Finish,
     crops: Crops,
     params: ViewParams,
@@ -85,10 +85,10 @@ def side_by_side(
         finish(own.flatten(0, 1), what, config, dtype)
         for own, what in zip(crops, operations(params, config), strict=True)
     ]
-    return in_views_order(made, config)
+    return split_by_view(made, config)
 
 
-def in_views_order(made: list[Tensor], config: AugmentConfig) -> tuple[Tensor, ...]:
+def split_by_view(made: list[Tensor], config: AugmentConfig) -> tuple[Tensor, ...]:
     """Split tensors by size into tensors by view.
 
     Args:

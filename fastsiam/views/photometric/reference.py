@@ -21,7 +21,7 @@ from fastsiam.config import AugmentConfig
 from fastsiam.views.batch import to_device
 from fastsiam.views.draws import BRIGHTNESS, CONTRAST, HUE, SATURATION
 
-from .operations import Operations, side_by_side
+from .operations import Operations, augment_by_size
 
 
 @torch.no_grad()
@@ -46,7 +46,7 @@ def _finish(crops: Tensor, what: Operations, config: AugmentConfig, dtype: torch
     return normalize(x, config).to(dtype, memory_format=torch.channels_last)
 
 
-photometric = partial(side_by_side, _finish)
+photometric = partial(augment_by_size, _finish)
 """Reference implementation of ``fastsiam.views.photometric.photometric``."""
 
 

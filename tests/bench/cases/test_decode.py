@@ -1,4 +1,4 @@
-"""Decoders are measured if they are installed; libjpeg-turbo's crop and skip decodes a part."""
+"""Installed decoders are measured; libjpeg-turbo's crop and skip decodes part of an image."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ def test_every_decoder_that_can_decodes_all_images(
 
 
 def test_originals_are_always_decoded(little: BenchConfig) -> None:
-    """Of whatever form others are, the baseline reads them, and needs its ceiling."""
+    """The baseline always reads original files and needs their decoding speed as its ceiling."""
     with session(replace(little, stored=("beton", "pixels256"))) as own:
         rows = decode.rows(own, own.images(8))
     assert {row.facts["stored"] for row in rows} == {"original"}
 
 
 def decoded(data: bytes, box: tuple[int, int, int, int]) -> tuple[int, NDArray[np.uint8]] | None:
-    """Return the first column and the pixels that come out, or None where it is refused."""
+    """Return the first decoded column and the pixels, or None if decoding fails."""
     place, columns = np.array(box, np.int32), np.zeros(2, np.uint32)
     out = np.zeros(3 * HEIGHT * WIDTH, np.uint8)
     arguments = (array.ctypes.data for array in (place, out, columns))
@@ -61,7 +61,7 @@ def decoded(data: bytes, box: tuple[int, int, int, int]) -> tuple[int, NDArray[n
 
 
 def test_crop_and_skip_makes_pillows_pixels() -> None:
-    """All but the first and the last column, whose chroma is upsampled without its neighbour."""
+    """The first and last columns may differ: their chroma is upsampled without a neighbour."""
     try:
         decode.crop_and_skip()
     except (OSError, RuntimeError) as error:

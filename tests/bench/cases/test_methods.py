@@ -1,4 +1,4 @@
-"""The methods' steps beside lightly's: what is measured and recorded."""
+"""The ``methods`` case: fastsiam's training steps against lightly's."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_ours_and_lightlys_are_measured_in_one_run(tmp_path: Path) -> None:
 
 
 def test_lightlys_step_is_the_same_training(little: BenchConfig) -> None:
-    """From the same weights, on the same batches, both come to the same weights."""
+    """Both start from the same weights, train on the same batches and end with the same weights."""
     with session(little) as own:
         config = own.train_config(8, **VARIANTS["plain"])
         config = replace(config, data=DataConfig(data=little.data, pipeline="memory", workers=0))

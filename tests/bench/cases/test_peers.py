@@ -1,4 +1,4 @@
-"""Other libraries make two normalised views of every image, new ones in every epoch."""
+"""Other libraries yield two normalised views of every image, drawn again in every epoch."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 def build_inspection(*, device: str, folder: str, peer: str) -> Task:
-    """In a peer's own process: go through two epochs of a folder and tell what they were."""
+    """Load two epochs in the peer's own process; the task's facts describe the batches."""
     job = Job(
         folder=folder, beton=f"{folder}-beton/train.beton", augment=AugmentConfig.alike(crop=CROP),
         batch=BATCH, workers=2, images=IMAGES, device=torch.device(device),
@@ -58,7 +58,7 @@ def build_inspection(*, device: str, folder: str, peer: str) -> Task:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """18 images, so that two are left over: nine of dark waves and nine of light ones."""
+    """18 images, two more than full batches hold: nine with dark waves, nine with light ones."""
     home = tmp_path_factory.mktemp("peers")
     row, column = np.mgrid[:200, :200]
     for name, level in (("dark", 25), ("light", 230)):
@@ -73,7 +73,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 PEERS = [slow(name) if name == "ffcv-plain" else name for name in peers.PEERS]
-"""FFCV compiles its pipelines again, for a quarter of a minute."""
+"""ffcv-plain is slow: FFCV compiles its pipelines again, which takes 15 seconds."""
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -91,10 +91,10 @@ def test_two_views_of_every_image_drawn_anew(peer: str, device: str, folder: str
     assert facts["types"] == {(device, torch.float32)} and facts["finite"]
     low, high = facts["range"]
     assert -2.2 < low < -1 and 1 < high < 2.7  # black and white would be -2.1 and 2.6
-    # 2 views in 2 epochs, though half the images are alike; those that jitter blackens are, too.
+    # 2 views in 2 epochs. Fewer differ: each half of the images is equal, and jitter blackens some.
     assert 3 * IMAGES < facts["views"] <= 2 * 2 * IMAGES
     first, second = ([mean < -0.25 for mean in view] for view in facts["means"])
-    assert first == second  # of one image: no jitter makes light of dark
+    assert first == second  # both views show the same image: jitter never turns dark into light
     assert IMAGES - 4 <= sum(first) <= IMAGES + 4
 
 
@@ -121,7 +121,7 @@ def test_slipstream_is_left_out_if_its_preset_blurs_another_share(folder: str) -
 def test_spdls_threads_have_one_thread_of_torch_each(
     folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As workers of a DataLoader; SPDL itself need not be installed."""
+    """DataLoader workers also have one thread; SPDL itself need not be installed."""
     for name in ("spdl.io", "spdl.pipeline"):
         monkeypatch.setitem(sys.modules, name, MagicMock())
     job: Any = SimpleNamespace(folder=folder, augment=AugmentConfig())
@@ -138,7 +138,7 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(STARTERS) == set(peers.PEERS)
 
     def find(name: str) -> ModuleSpec | None:
-        if name == "nvidia.dali":  # what happens where there is no package nvidia
+        if name == "nvidia.dali":  # find_spec raises if the package nvidia is missing
             raise ModuleNotFoundError("No module named 'nvidia'")
         return None if name == "cv2" else find_spec("json")
 

@@ -1,4 +1,4 @@
-"""A trace has our ranges beside torch's, on one clock."""
+"""A trace has fastsiam's ranges alongside torch's, on one clock."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def test_a_trace_has_named_ranges(pipeline: str, little: BenchConfig, tmp_path: 
     ours = [event for event in events if event.get("cat") == "fastsiam"]
     named = {event["name"] for event in ours}
     names = {"forward", "backward", "optimizer", "wait for data", "decode", "crop", "photometric"}
-    assert names <= named and ("read" in named or pipeline == "native")  # which maps its files
+    assert names <= named and ("read" in named or pipeline == "native")  # native maps its files
     assert [event["name"] for event in ours].count("forward") == 3
     theirs = [e for e in events if e.get("name") == "aten::convolution_backward"]
     backward = [e for e in ours if e["name"] == "backward"]
-    assert theirs and all(  # both clocks are one
+    assert theirs and all(  # fastsiam's and torch's events share a clock
         any(b["ts"] - 2e3 <= e["ts"] <= b["ts"] + b["dur"] + 2e3 for b in backward) for e in theirs
     )
     (record,) = read(tmp_path / "record.json")
@@ -55,7 +55,7 @@ def test_gaps_are_those_of_the_gpu() -> None:
     assert use["gpu_busy"] == pytest.approx(0.78)
     assert (use["longest_gap"], use["gap_of_a_step"]) == (2e-4, 0.8)
     assert not gpu_use(events[1:2], 4)
-    starts = (0, 700, 1000, 1110, 1300, 1400)  # the profiler starts in the first step
+    starts = (0, 700, 1000, 1110, 1300, 1400)  # the profiler starts during the first step
     use = gpu_use([{"ts": ts, "dur": 100, "cat": "kernel"} for ts in starts], 3)
     assert use["longest_gap"] == pytest.approx(9e-5)
     assert use["gpu_busy"] == pytest.approx(600 / 1500)

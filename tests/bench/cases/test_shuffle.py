@@ -1,4 +1,4 @@
-"""How well a window shuffles, measured on the data's own labels or on as many as ImageNet's."""
+"""How well a window shuffles, measured on the data's labels or on labels like ImageNet's."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fastsiam.bench.tables import table
 def test_windows_are_measured_beside_a_full_shuffle(
     little: BenchConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On the data that are the default of train, too."""
+    """Without ``--data``, the default data of ``train`` is measured."""
     monkeypatch.setenv("FASTSIAM_DATA", little.data)
     with session(replace(little, data="", values=(1, 7))) as own:
         records = CASES["shuffle"].measure(own)

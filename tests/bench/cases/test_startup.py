@@ -1,4 +1,4 @@
-"""Starting is measured in new processes, and as cold only if the files were not cached."""
+"""Startup is measured in new processes; a start is cold only if the files were not cached."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_files_that_stay_in_the_cache_are_not_cold(
 
 
 def test_the_clock_starts_with_the_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Not with the question how much GPU memory is used, which takes longer."""
+    """Times count from the start of the process and exclude the slower GPU memory query."""
     facts = {"imports": 101.0, "first_batch": 102.0, "first_epoch_over": 103.0, "later_epoch": 0.5}
     fake: Any = SimpleNamespace(
         began=100.0, first={"startup": Sample(9.0, 9.0)}, close=lambda: None,

@@ -1,4 +1,4 @@
-"""The ways to take a step are the same training, and say how they were computed."""
+"""All variants of a training step give the same weights and report their actual settings."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def config_of(little: BenchConfig, variant: str) -> TrainConfig:
 
 
 def test_the_authors_step_is_the_same_training(little: BenchConfig) -> None:
-    """Their loop and ours, both in float32, come to the same weights."""
+    """The authors' loop and fastsiam's, both in float32, give the same weights."""
     config = config_of(little, "authors")
     own = fed(config)
     batches = list(own.loader.epoch(0))
@@ -45,7 +45,7 @@ def test_settings_are_told_as_they_are_used(
     assert settings["step"]["compile"] == "off"
     dtype = {"bf16": "bfloat16", "fp32": "float32"}[settings["numerics"]["precision"]]
     assert own.facts == {"precision": dtype, "batch": 8, "ranks": 1}
-    # A step that was not compiled would be in the records under the name of another.
+    # An uncompiled step must not be recorded as a compiled one.
     monkeypatch.setattr("fastsiam.train.step.compile_failure", lambda _: "no compiler")
     with pytest.raises(BackendError, match="no compiler"):
         step_of(fed(config_of(little, "plain-compiled")))

@@ -1,4 +1,4 @@
-"""Epochs from object storage are measured beside the local disk's, also of other libraries."""
+"""Epochs from object storage and from local disk, for fastsiam and other libraries."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_an_epoch_is_of_a_loader_that_was_just_opened(tmp_path: Path) -> None:
 def test_other_libraries_yield_every_image(
     reader: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All workers have shards, though there are more of them than usual shards."""
+    """Every worker has a shard, even with more workers than the default number of shards."""
     monkeypatch.setattr(storage, "_SHARDS", 2)
     if reason := STREAMING[reader].missing:
         pytest.skip(f"not installed: {reason}")
@@ -67,7 +67,7 @@ def test_other_libraries_yield_every_image(
     assert loader.num_workers == 3
     task = build_reading(reader=reader, job=asked)
     task.before()
-    task.run()  # which counts the images
+    task.run()  # counts the images
     assert task.facts()["version"]
 
 
@@ -86,7 +86,7 @@ def test_objects_come_after_the_latency(tmp_path: Path) -> None:
 
 
 def test_clients_of_s3_find_objects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The one that fastsiam uses lists them, and fetches them by their tags."""
+    """fastsiam's client lists the objects and fetches them by ETag."""
     pytest.importorskip("obstore", reason="needs obstore: pip install 'fastsiam[cloud]'")
     storage.pack(sorted(write_images(tmp_path / "images").rglob("*.jpg")), tmp_path / "shards")
     reconnect()

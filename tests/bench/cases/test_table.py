@@ -1,4 +1,4 @@
-"""What the tables name is there: cases, variants, peers; and the tables load no torch."""
+"""The tables of cases and variants match the code, and importing them does not load torch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_every_case_measures() -> None:
         assert callable(import_module(f"fastsiam.bench.cases.{name}").measure)
         assert case.help and set(case.options) <= {f.name for f in fields(BenchConfig)}
     files = {path.stem for path in (ROOT / "bench" / "cases").glob("*.py")}
-    assert files - {"__init__", "profile"} == set(CASES)  # profile makes no records
+    assert files - {"__init__", "profile"} == set(CASES)  # profile is a separate command
 
 
 def test_every_variant_is_made_of_settings(little: BenchConfig) -> None:
@@ -34,7 +34,7 @@ def test_every_variant_is_made_of_settings(little: BenchConfig) -> None:
 
 
 def test_what_measures_nothing_imports_nothing_that_measures() -> None:
-    """In a process of its own: no torch; for the tables no numpy, for the report no clock."""
+    """Neither the tables nor the report import torch or runners; the tables do not need numpy."""
     code = (
         "import sys, fastsiam.bench.config, fastsiam.bench.cases; print(*sys.modules); "
         "import fastsiam.bench.report; print(*sys.modules)"

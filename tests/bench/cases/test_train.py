@@ -1,4 +1,4 @@
-"""Training is timed where the batches come as fast as they are loaded."""
+"""Training is timed in steps whose batches arrive no faster than they are loaded."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from fastsiam.pipelines.backends import BASELINE
 def test_training_is_not_faster_than_its_loader(
     workers: int, little: BenchConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a GPU that takes steps faster than torchvision's workers load, two batches each ahead."""
+    """Simulate a fast GPU and torchvision workers that prefetch two batches each."""
     monkeypatch.setattr(train, "compare", lambda _, rows: rows)
     config = replace(little, crop=224, batch=2, images=0, workers=workers, pipelines=("native",))
-    with session(config) as own:  # of large views, fewer images are enough
+    with session(config) as own:  # large views need fewer images
         own.device = "cuda"
         rows: dict[str, Any] = {row.name: row for row in train.measure(own)}
         data = rows[BASELINE].build.keywords["config"].data
         batches = sum(path.is_file() for path in Path(data.data).rglob("*")) // 2
     warm, steps = train.window(12, batches, data, whole=True)
 
-    free = [0.0] * workers  # when each has made its last batch, of one second
+    free = [0.0] * workers  # when each worker is free; a batch takes one second
     requested, ends = [0.0] * 2 * workers, [0.0]
     for number in range(warm + steps):
         own_worker = number % workers

@@ -1,4 +1,4 @@
-"""What tests of detection share."""
+"""Fixtures of the detection tests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.evaluate.detection.made import make_detection_set
 
 @pytest.fixture(scope="session")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The made set, small: folders voc and coco. Tests that change it work on a copy."""
+    """A small generated set in folders voc and coco. Tests that modify it work on a copy."""
     folder = tmp_path_factory.mktemp("detection")
     make_detection_set(folder, train=12, val=6)
     return folder

@@ -1,8 +1,8 @@
-"""A detection set that is made: textured shapes on plain ground, in VOC's form and in COCO's.
+"""A generated detection set: textured shapes on a plain background, in VOC and COCO format.
 
-An object's class is its texture (``fastsiam.demo``); its outline, size and colours say nothing
-of it. The same pictures are written in both forms, so that ``open_detection`` opens
-``folder/voc`` as ``voc07`` and ``voc0712``, and ``folder/coco`` as ``coco``.
+An object's class is its texture (``fastsiam.demo``) and does not depend on its outline, size or
+colours. Both formats have the same pictures: ``open_detection`` opens ``folder/voc`` as ``voc07``
+and ``voc0712``, and ``folder/coco`` as ``coco``.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from fastsiam.demo import pattern, with_colours, with_lighting
 CLASSES = ("stripes", "dots", "rings", "bricks")
 
 _SIDES = 112, 160
-"""Least and most pixels of an image's sides."""
+"""Smallest and largest side of an image, in pixels."""
 _SMALL, _LARGE = 16, 64
-"""Least and most pixels of an object's sides."""
+"""Smallest and largest side of an object, in pixels."""
 _DIFFICULT = 20
-"""Objects whose longer side has fewer pixels are difficult, as VOC has it."""
+"""Objects whose longer side has fewer pixels are marked difficult, as in VOC."""
 _CROWDED = 0.1
-"""Share of images with a crowd: a field of small objects that is one annotation."""
+"""Share of images with a crowd: a group of small objects under one annotation."""
 _CORNERS = 24
 
 
@@ -36,13 +36,13 @@ _CORNERS = 24
 class _Object:
     label: int
     covered: NDArray[np.bool_]
-    """(height, width) pixels of the image."""
+    """Mask over the image, shape (height, width)."""
     outline: list[float]
-    """x, y, ... of its polygon; empty if it is a crowd."""
+    """Polygon as x, y, x, y, ...; empty for a crowd."""
 
     @property
     def box(self) -> tuple[int, int, int, int]:
-        """Its columns and rows: x0, y0, x1, y1, the last ones excluded."""
+        """Bounding box x0, y0, x1, y1 in pixels, exclusive of x1 and y1."""
         rows, columns = np.flatnonzero(self.covered.any(1)), np.flatnonzero(self.covered.any(0))
         return int(columns[0]), int(rows[0]), int(columns[-1]) + 1, int(rows[-1]) + 1
 
@@ -53,19 +53,19 @@ class _Object:
 
 
 _Drawn = tuple[int, Image.Image, list[_Object]]
-"""A picture's number, the picture, and its objects."""
+"""Number of a picture, the picture, and its objects."""
 
 
 def make_detection_set(folder: Path, *, train: int = 300, val: int = 100, seed: int = 0) -> None:
-    """Write the set into ``folder/voc`` and ``folder/coco``: the same bytes whenever it is made.
+    """Write the set to ``folder/voc`` and ``folder/coco``; equal arguments give equal bytes.
 
-    Of the training images VOC 2007 gets the first half, VOC 2012 the rest.
+    The first half of the training images goes to VOC 2007, the rest to VOC 2012.
 
     Args:
-        folder: is made; files of an earlier call are replaced.
-        train: training images, 2 or more.
-        val: images to measure on, 1 or more.
-        seed: of all that is drawn.
+        folder: created if missing; files of an earlier call are replaced.
+        train: number of training images, at least 2.
+        val: number of evaluation images, at least 1.
+        seed: seed of all random draws.
     """
     for form in ("voc", "coco"):
         shutil.rmtree(folder / form, ignore_errors=True)
@@ -83,7 +83,7 @@ def make_detection_set(folder: Path, *, train: int = 300, val: int = 100, seed: 
 
 
 def _picture(seed: tuple[int, int]) -> tuple[Image.Image, list[_Object]]:
-    """Draw one picture with one to four objects, and in every tenth a crowd."""
+    """Draw one picture with one to four objects, and a crowd in a tenth of the pictures."""
     generator = np.random.default_rng(seed)
     height, width = (int(side) for side in generator.integers(*_SIDES, 2, endpoint=True))
     ground = np.full((height, width), 0.5) + generator.uniform(-0.3, 0.3)
@@ -107,7 +107,7 @@ def _picture(seed: tuple[int, int]) -> tuple[Image.Image, list[_Object]]:
 def _placed(
     taken: NDArray[np.bool_], label: int, crowd: bool, generator: np.random.Generator
 ) -> _Object | None:
-    """Find a free place for an object; None if all tries fail."""
+    """Draw an object at a free place; None if all tries fail."""
     height, width = taken.shape
     for _ in range(60):
         sides = np.log(_SMALL), np.log(_LARGE), 2
@@ -125,7 +125,7 @@ def _placed(
 
 
 def _outline(box: tuple[float, ...], generator: np.random.Generator) -> list[float]:
-    """Return a shape between an ellipse and a rectangle that fills x, y, w, h: x, y, x, y, ..."""
+    """Return a polygon x, y, x, y, ... between an ellipse and the rectangle (x, y, w, h)."""
     x, y, w, h = box
     roundness = generator.uniform(0.3, 1.0)
     angles = np.arange(_CORNERS) * (2 * np.pi / _CORNERS)
@@ -136,7 +136,6 @@ def _outline(box: tuple[float, ...], generator: np.random.Generator) -> list[flo
 
 
 def _write_voc(root: Path, year: int, split: str, drawn: list[_Drawn]) -> None:
-    """Write a split of one year of VOC's folders."""
     for name in ("Annotations", "ImageSets/Main", "JPEGImages"):
         (root / name).mkdir(parents=True, exist_ok=True)
     names = [f"{n:06d}" if year == 2007 else f"{year}_{n:06d}" for n, _, _ in drawn]
@@ -155,7 +154,7 @@ def _write_voc(root: Path, year: int, split: str, drawn: list[_Drawn]) -> None:
 
 
 def _write_coco(root: Path, split: str, drawn: list[_Drawn]) -> None:
-    """Write a split of COCO's folders. The classes' ids have gaps, as COCO's have."""
+    """Write a split in COCO's folder layout. Class ids have gaps, like COCO's."""
     for name in ("annotations", split):
         (root / name).mkdir(parents=True, exist_ok=True)
     images: list[dict[str, Any]] = []
@@ -184,7 +183,7 @@ def _write_coco(root: Path, split: str, drawn: list[_Drawn]) -> None:
 
 
 def run_lengths(covered: NDArray[np.bool_]) -> dict[str, Any]:
-    """Return COCO's run lengths of a mask: column by column, first of what is not covered."""
+    """Encode a mask as COCO's run lengths, column by column, starting with a run of zeros."""
     flat = np.concatenate([[False], covered.T.reshape(-1)])
     starts = np.flatnonzero(flat[1:] != flat[:-1])
     counts = np.diff([*starts, covered.size], prepend=0)

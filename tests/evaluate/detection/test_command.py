@@ -1,4 +1,4 @@
-"""``eval detect``: records, messages, resuming, ranks, real images, what is refused."""
+"""``eval detect``: records, messages, resuming, ranks and bad input."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ QUICK = DetectConfig(
 
 
 def killed_at(call: int, run: Path, config: DetectConfig) -> None:
-    """Evaluate, save after each step, and be killed before a step."""
+    """Evaluate, saving after each step, and kill the process before a step."""
     record_files._SECONDS_BETWEEN_SAVES, training._LOOKED_AT = 0.0, 1
     step, calls = DetectorTraining.step, count(1)
 
@@ -60,15 +60,15 @@ def killed_at(call: int, run: Path, config: DetectConfig) -> None:
 def test_detection_of_a_run_that_is_killed_and_resumed_bit_for_bit(
     run: Path, made: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Killed in the second trial, after a save; figures and weights are as of one that was not."""
+    """A run killed in its second trial after a save gives the same results and weights."""
     ends: list[dict[str, Any]] = []
-    settle = DetectorTraining.settle_batch_norm
+    settle = DetectorTraining.compute_precise_bn
 
     def noted(self: DetectorTraining, batches: Any) -> None:
         ends.append({name: x.clone() for name, x in self.network.state_dict().items()})
         settle(self, batches)
 
-    monkeypatch.setattr(DetectorTraining, "settle_batch_norm", noted)
+    monkeypatch.setattr(DetectorTraining, "compute_precise_bn", noted)
     images: list[str] = []
     monkeypatch.setattr(detect, "check_same_images", lambda names, _: images.extend(names))
     with pytest.raises(FastSiamError, match="eval detect needs --data"):
@@ -135,7 +135,7 @@ def test_masks_of_coco(run: Path, made: Path) -> None:
     assert "coco masks" in record.summary[2] and "54.2 / 33.2 / 35.2" in record.summary[3]
 
 
-@pytest.mark.slow  # two processes
+@pytest.mark.slow  # starts two processes
 def test_two_ranks_make_the_figures_of_one_record(run: Path, made: Path) -> None:
     flags = _options(replace(QUICK, data=str(made / "voc"), gpus=2))
     done = fastsiam_on_ranks(2, "eval", "detect", str(run), *flags)

@@ -1,4 +1,4 @@
-"""Detection sets: VOC's and COCO's folders, the made set in both, and what is refused."""
+"""Detection sets: VOC and COCO folders, the generated set in both formats, and bad input."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ IMAGE = "VOCdevkit/VOC2007/JPEGImages/2008_000012.jpg"
 
 
 def voc(folder: Path, *objects: tuple[Any, ...], size: Any = (60, 40)) -> Path:
-    """Write a test split of one image; objects are class, difficult, xmin, ymin, xmax, ymax."""
+    """Write a test split of one image; objects are (class, difficult, xmin, ymin, xmax, ymax)."""
     root = folder / "VOCdevkit/VOC2007"
     for name in ("Annotations", "ImageSets/Main", "JPEGImages"):
         (root / name).mkdir(parents=True, exist_ok=True)
@@ -53,7 +53,7 @@ def thing(number: int, image: int = 9, category: int = 3, **more: Any) -> dict[s
 
 
 def coco_set(folder: Path, *objects: dict[str, Any]) -> Path:
-    """Write a validation split of two images, 7 and 9."""
+    """Write a validation split of two images, with ids 7 and 9."""
     pytest.importorskip("pycocotools")
     for part in ("val2017", "annotations"):
         (folder / part).mkdir(parents=True, exist_ok=True)
@@ -69,7 +69,7 @@ def coco_set(folder: Path, *objects: dict[str, Any]) -> Path:
 
 
 def test_voc_counts_pixels_from_one(tmp_path: Path) -> None:
-    """A box of the whole image is (1, 1, width, height) to VOC, and (0, 0, width, height) here."""
+    """A box around the entire image is (1, 1, w, h) in VOC and (0, 0, w, h) here."""
     voc(tmp_path, ("dog", 0, 1, 1, 60, 40), ("cat", 1, 5, 6, 5, 6), ("cow", 0, 0, 2.5, 61, 40.0))
     opened = open_detection("voc07", tmp_path, "val")
     assert opened.classes == VOC_CLASSES and len(VOC_CLASSES) == 20
@@ -92,7 +92,7 @@ def test_voc_counts_pixels_from_one(tmp_path: Path) -> None:
 
 
 def test_coco_has_corners_and_labels_without_gaps(tmp_path: Path) -> None:
-    """Crowds, and objects without an area such as COCO's annotation 918, are left out."""
+    """Crowds and objects with zero area, such as COCO's annotation 918, are left out."""
     runs = {"size": [40, 60], "counts": [100, 300, 2000]}
     objects = [
         thing(1, category=90), thing(2, iscrowd=1, segmentation=runs), thing(3),
@@ -111,7 +111,7 @@ def test_coco_has_corners_and_labels_without_gaps(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("task", ["voc07", "coco"])
 def test_measures_of_what_is_there(task: Task, made: Path) -> None:
-    """Boxes of a share of each object's width: so many of ten thresholds are below the overlap."""
+    """Detect a share of each object's width; AP counts the IoU thresholds below that share."""
     pytest.importorskip("pycocotools")
     assert len(open_detection("voc07", made / "voc/VOCdevkit", "train")) == 6
     assert len(open_detection("voc0712", made / "voc", "train")) == 12
@@ -178,7 +178,7 @@ BAD_MASKS: dict[str, Any] = {
 
 @pytest.mark.parametrize("crowd", [0, 1])
 def test_pycocotools_gets_no_mask_that_does_not_fit(crowd: int, tmp_path: Path) -> None:
-    """It checks nothing: most of these would give masks of what happens to be in memory."""
+    """pycocotools does not check masks: most of these would be filled from arbitrary memory."""
     message = r"^[^\n]*instances_val2017\.json .*annotation 918: [^\n]*$"
     for mask in BAD_MASKS.values():
         data = coco_set(tmp_path, thing(1), thing(918, segmentation=mask, iscrowd=crowd))
@@ -187,7 +187,7 @@ def test_pycocotools_gets_no_mask_that_does_not_fit(crowd: int, tmp_path: Path) 
 
 
 def test_masks_that_fit_are_as_pycocotools_has_them(tmp_path: Path) -> None:
-    """Run lengths, plain and compressed; an object without a mask is missed, not an error."""
+    """Plain and compressed run lengths; an object without a mask counts as missed."""
     tools = pytest.importorskip("pycocotools.mask")
     covered = np.asfortranarray(np.random.default_rng(0).random((40, 60)) < 0.3, np.uint8)
     covered[5:25, 10:30] = 1
@@ -204,7 +204,7 @@ def test_masks_that_fit_are_as_pycocotools_has_them(tmp_path: Path) -> None:
 
 
 def test_what_pycocotools_needs_at_the_end_is_there(tmp_path: Path) -> None:
-    """A number above 0 of each object, its area, and whether it is a crowd."""
+    """Fields that pycocotools needs are filled in: a positive id, the area and iscrowd."""
     odd: list[tuple[Any, Any]] = [(0, 1), (1, 1), ("a7", "b")]
     for ids in odd:
         objects = [thing(key, bbox=[x, 5, 10, 20]) for key, x in zip(ids, (10, 40), strict=True)]

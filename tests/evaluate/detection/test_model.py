@@ -1,4 +1,4 @@
-"""Detectors of torchvision's parts: shapes, what is trained, what the C4 design shares."""
+"""Detectors built from torchvision's modules: shapes, dtypes, trained weights, the C4 design."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def targets() -> list[dict[str, Tensor]]:
 
 @pytest.mark.parametrize("kind", ["c4", "fpn"])
 def test_every_weight_is_trained_and_boxes_are_float32_under_autocast(kind: str) -> None:
-    """bfloat16 would move anchors and boxes by pixels. What is found lies within its image."""
+    """bfloat16 would shift anchors and boxes by pixels. Detections lie within their image."""
     model = tiny(3, kind=kind, masks=True, dtype=torch.bfloat16).train()
     stages = {"anchors": model.rpn.anchor_generator, "deltas": model.roi_heads.box_predictor}
     stages |= {"body": model.backbone, "masks": model.roi_heads.mask_predictor}
-    if kind == "c4":  # most of a step's operations still run in the narrow type
+    if kind == "c4":  # most operations of a step still run in bfloat16
         stages |= {"stage": model.roi_heads.box_head.stage}
     types: dict[str, list[torch.dtype]] = {name: [] for name in stages}
 
@@ -53,7 +53,7 @@ def test_every_weight_is_trained_and_boxes_are_float32_under_autocast(kind: str)
     losses = model(images(), targets())
     expected = {"loss_objectness", "loss_rpn_box_reg", "loss_classifier", "loss_box_reg"}
     assert set(losses) == expected | {"loss_mask"}
-    if kind == "c4":  # masks share what the fourth stage made of their boxes
+    if kind == "c4":  # masks reuse the fourth stage's maps of their boxes
         assert len(types["stage"]) == 1
         assert int(model.roi_heads.box_head.norm.num_batches_tracked) == 1
     sum(losses.values()).backward()
@@ -73,7 +73,7 @@ def test_every_weight_is_trained_and_boxes_are_float32_under_autocast(kind: str)
 
 
 def test_c4_is_the_third_stage_for_proposals_and_the_fourth_for_boxes() -> None:
-    """The parts by hand: strides, the extra BN, means of the maps, anchors."""
+    """Check the modules one by one: strides, the extra BN, pooling, anchors."""
     model = tiny().eval()
     x = torch.rand(1, 3, 64, 96)
     features = model.backbone(x)["0"]
@@ -85,17 +85,17 @@ def test_c4_is_the_third_stage_for_proposals_and_the_fourth_for_boxes() -> None:
     by_hand = head.norm(head.stage(cut)).mean((2, 3))
     assert torch.equal(head(cut), by_hand) and by_hand.shape == (1, 64)
     head.train()(cut)
-    assert head.maps is None  # without masks nothing needs them
+    assert head.maps is None  # only masks need them
     names = set(model.state_dict())
     assert {"backbone.layer3.0.conv1.weight", "roi_heads.box_head.norm.weight"} <= names
-    assert not any(name.startswith("backbone.layer4") for name in names)  # once, in the head
+    assert not any(name.startswith("backbone.layer4") for name in names)  # it is only in the head
     assert tiny(stem="cifar").backbone(x)["0"].shape == (1, 32, 16, 24)
 
 
 @pytest.mark.parametrize(("stem", "stride"), [("imagenet", 16), ("cifar", 4)])
 @pytest.mark.parametrize("width", [96, 107])
 def test_anchors_are_a_stride_apart(stem: str, stride: int, width: int) -> None:
-    """Also on images of sides that the stride does not divide. Their own sides are not rounded."""
+    """This includes image sides not divisible by the stride. Anchor sides are not rounded."""
     model = tiny(stem=stem)
     images = ImageList(torch.zeros(1, 3, 64, width), [(64, width)])
     features = model.backbone(images.tensors)["0"]
@@ -110,7 +110,7 @@ def test_anchors_are_a_stride_apart(stem: str, stride: int, width: int) -> None:
 
 
 def test_aligned_cuts_have_no_half_pixel_shift() -> None:
-    """A ramp over the columns, cut out at stride 16, is the ramp at the samples' centres."""
+    """Pooling a ramp over the columns at stride 16 gives the ramp at the samples' centres."""
     model = tiny()
     ramp = torch.arange(8.0).expand(1, 1, 8, 8)
     box = torch.tensor([[32.0, 32.0, 88.0, 88.0]])  # columns 2 to 5.5 of the map

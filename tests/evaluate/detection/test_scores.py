@@ -1,4 +1,4 @@
-"""Average precision: against figures by hand and against a slow implementation."""
+"""Average precision against hand-computed values and a slow implementation."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def ap50(truth: DetectionSet, found: list[Detections], rule: Rule = "area") -> f
 
 
 def test_voc_by_hand() -> None:
-    """Three objects; found right, wrong, right: recalls 1/3, 1/3, 2/3, precisions 1, 1/2, 2/3."""
+    """Three objects; right, wrong, right: recall 1/3, 1/3, 2/3 and precision 1, 1/2, 2/3."""
     truth = truth_of(picture(1, [BOX, FAR]), picture(2, [BOX]))
     found = [detections(1, [BOX, OTHER, FAR], [0.9, 0.8, 0.7])]
-    # At recalls 0 to .3 the best precision is 1, at .4 to .6 it is 2/3, beyond that 0.
+    # The best precision is 1 at recalls 0 to 0.3, 2/3 at 0.4 to 0.6 and 0 beyond.
     assert ap50(truth, found, "11 points") == pytest.approx(100 * (4 + 3 * 2 / 3) / 11)
     assert ap50(truth, found) == pytest.approx(100 * (1 / 3 + 1 / 3 * 2 / 3))
-    # Half of BOX covered by its left half, 0.5 exactly, is not above VOC's threshold.
+    # The left half of BOX has an IoU of exactly 0.5, which is not above VOC's threshold.
     truth = truth_of(picture(1, [BOX]))
     assert ap50(truth, [detections(1, [(10, 10, 20, 30)], [0.5])]) == 0
     assert ap50(truth, [detections(1, [(10, 10, 20.01, 30)], [0.5])]) == 100
@@ -62,9 +62,9 @@ def test_difficult_objects_and_classes_without_objects() -> None:
 
 
 def random_case(seed: int) -> tuple[DetectionSet, list[Detections]]:
-    """Draw pictures of three classes, and detections: objects moved about, and false ones.
+    """Draw pictures with three classes, and detections: shifted objects and false positives.
 
-    Scores have two decimals, so that some are equal.
+    Scores are rounded to two decimals so that some are equal.
     """
     generator = np.random.default_rng(seed)
 
@@ -88,7 +88,7 @@ def random_case(seed: int) -> tuple[DetectionSet, list[Detections]]:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_voc_is_what_a_slow_implementation_says(seed: int) -> None:
-    """One detection after the other."""
+    """The slow implementation matches one detection at a time."""
     truth, found = random_case(seed)
     rules: tuple[Rule, ...] = ("11 points", "area")
     for rule in rules:
@@ -130,7 +130,7 @@ def _slow_average(
         else:
             wrong += 1
         points.append((right / wanted, right / (right + wrong)))
-    if rule == "11 points":  # as numpy counts: three tenths are 0.30000000000000004
+    if rule == "11 points":  # like numpy's multiples: 3 * 0.1 is 0.30000000000000004
         return sum(max((p for r, p in points if r >= n * 0.1), default=0) for n in range(11)) / 11
     area = before = 0.0
     for recall, _ in points:

@@ -1,4 +1,4 @@
-"""Training of detectors: batches by seed and step, rates, precise BN, resuming, learning."""
+"""Training of detectors: reproducible batches, learning rates, precise BN, convergence."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_each_pass_shows_every_image_once_in_another_order() -> None:
 
 
 def test_the_protocols_rates() -> None:
-    """MoCo's VOC: 100 steps up, drops at 18,000 and 22,000 of 24,000; a shorter one alike."""
+    """MoCo's VOC: 100 warm-up steps, drops at 18,000 and 22,000 of 24,000, or in proportion."""
     own = PROTOCOL["voc07"]
     rates = [own.rate(0.02, step) for step in (0, 50, 100, 17_999, 18_000, 22_000)]
     assert rates == pytest.approx([2e-5, 0.01001, 0.02, 0.02, 0.002, 0.0002])
@@ -99,7 +99,7 @@ def test_a_batch_is_a_function_of_seed_and_step(data: DetectionSet) -> None:
 
 
 def test_objects_follow_their_image(made: Path) -> None:
-    """Boxes are around what masks cover, resized and flipped; sides are of the shape asked for."""
+    """Boxes still enclose their masks after resizing and flipping; image sides are as requested."""
     pytest.importorskip("pycocotools")
     data = open_detection("coco", made / "coco", "train")
     images = images_of(data, short_side="96-128", long_side=150)
@@ -119,7 +119,7 @@ def test_objects_follow_their_image(made: Path) -> None:
 
 
 def test_images_without_objects_are_not_trained_on(data: DetectionSet) -> None:
-    """Boxes are cut at the image's edge; one that vanishes when its image shrinks is left out."""
+    """Boxes are clipped to the image; boxes that vanish when the image shrinks are left out."""
     images = images_of(data)
     assert images.used == [0, 1, 2, 3, 4, 5]
     empty = DetectionSet("empty", ("a",), data.pictures[-1:])
@@ -134,7 +134,7 @@ def test_images_without_objects_are_not_trained_on(data: DetectionSet) -> None:
 
 
 def test_every_weight_is_trained_and_the_loss_falls(data: DetectionSet) -> None:
-    """BN does not decay."""
+    """Weight decay does not apply to BN."""
     made, batch = training(), batches(data, 0, 1)[0]
     before = {name: value.clone() for name, value in made.network.named_parameters()}
     losses = [float(made.step(step, batch)) for step in range(7)]
@@ -148,7 +148,7 @@ def test_every_weight_is_trained_and_the_loss_falls(data: DetectionSet) -> None:
 
 
 def test_precise_batch_norm_is_the_mean_over_batches(data: DetectionSet) -> None:
-    """The first BN by hand, on inputs whose statistics differ; the weights stay."""
+    """Recompute the first BN on batches with different statistics; weights do not change."""
     made = training()
     first: Any = made.network.get_submodule("backbone.bn1")
     seen: list[Tensor] = []
@@ -158,7 +158,7 @@ def test_precise_batch_norm_is_the_mean_over_batches(data: DetectionSet) -> None
 
     handle = first.register_forward_pre_hook(note)
     before = first.weight.clone()
-    made.settle_batch_norm(batches(data, 0, 3))
+    made.compute_precise_bn(batches(data, 0, 3))
     handle.remove()
     mean = torch.stack([x.mean((0, 2, 3)) for x in seen]).mean(0)
     var = torch.stack([x.var((0, 2, 3)) for x in seen]).mean(0)
@@ -188,5 +188,5 @@ def test_a_detector_learns(tmp_path: Path) -> None:
     images = TrainingImages(data, config, seed=0, place=HERE)
     for step, batch in enumerate(images.from_step(0, steps)):
         made.step(step, batch)
-    made.settle_batch_norm(images.from_step(steps, steps + 10))
+    made.compute_precise_bn(images.from_step(steps, steps + 10))
     assert voc_scores(data, made.detections(data))["AP50"] > 80

@@ -1,4 +1,4 @@
-"""A tiny detection set whose one object's colour is its class, and a tiny detector."""
+"""A tiny detection set of single objects classified by colour, and a tiny detector."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SIDE = 64
 def picture(
     image_id: int, boxes: Any, labels: Any = None, *, difficult: Any = (), file: Path = Path("a")
 ) -> Picture:
-    """Return a picture; ``difficult`` are positions of boxes."""
+    """Build a picture; ``difficult`` are the indices of difficult boxes."""
     corners = np.array(boxes, np.float32).reshape(-1, 4)
     return Picture(
         file=file,
@@ -34,7 +34,7 @@ def picture(
 
 
 def squares(folder: Path, images: int = 6) -> DetectionSet:
-    """Write images of one coloured square each; the last has no object."""
+    """Write images with one coloured square each, and a last one without objects."""
     corners = np.random.default_rng(0).integers(0, SIDE - 32, (images, 2))
     pictures = []
     for index in range(images + 1):

@@ -1,4 +1,4 @@
-"""A data set into files and back: splits, samples, parts, and the same views as before."""
+"""Conversion of data sets: splits, samples and parts, with the same images afterwards."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_folder_with_two_splits(images: Path, tmp_path: Path) -> None:
 def test_a_conversion_goes_beside_its_source(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However the source is named: so the originals stay what ``--data`` of their folder means."""
+    """However the source is named. So ``--data`` with its folder still means the originals."""
     monkeypatch.chdir(images)
     for source in (str(images), ".", "train/..", f"{images}/"):
         written = convert("folder", ConvertConfig(source=source, limit=3), Console(quiet=True))
@@ -56,7 +56,7 @@ def test_a_conversion_goes_beside_its_source(
     archive = tar(tmp_path / "my.shards.tar", [("a/0.jpg", jpeg(0))])
     (made,) = convert("folder", ConvertConfig(source=str(archive)), Console(quiet=True))
     assert made.path == tmp_path / "my-beton" / "train.beton"
-    with pytest.raises(DataError, match="nothing beside /: name a folder with --out"):
+    with pytest.raises(DataError, match="next to /; choose a folder with --out"):
         beside(Path("/"))
 
 
@@ -75,13 +75,13 @@ def test_limit_keeps_the_balance_and_the_seed_chooses(tmp_path: Path) -> None:
 
 
 def test_a_part_may_have_no_images(tmp_path: Path) -> None:
-    """As the split has too few, or all are bad: its file belongs to the data set like others."""
+    """If the split has too few, or all are bad. An empty part belongs to the data set as well."""
     train = write_images(tmp_path / "images" / "train", classes=2, each=2)
     write_images(tmp_path / "images" / "val", classes=1, each=1)
     for number in range(2):
         (train / "class0" / f"00{number}.jpg").write_bytes(b"")
     out = tmp_path / "parts"
-    with pytest.raises(BadImagesError, match=r"2 of 2 images .* are bad: .* --skip-bad"):
+    with pytest.raises(BadImagesError, match=r"2 of 2 images .* are bad; .* --skip-bad"):
         run("folder", tmp_path / "images", out, part="1/2")
     for number in (1, 2, 1):
         run("folder", tmp_path / "images", out, part=f"{number}/2", skip_bad=True)
@@ -97,7 +97,7 @@ def test_a_part_may_have_no_images(tmp_path: Path) -> None:
 
 
 def test_parts_are_one_data_set(images: Path, tmp_path: Path) -> None:
-    """As a SLURM array makes them; then merged into one file."""
+    """As converted by a SLURM array; then merged into one file."""
     source, out = images / "train", tmp_path / "parts"
     for number in (2, 1):
         run("folder", source, out, part=f"{number}/3")
@@ -113,11 +113,11 @@ def test_parts_are_one_data_set(images: Path, tmp_path: Path) -> None:
     for part in ("3/3", "03/03"):
         assert all(file.there == (part != "3/3") for file in run("folder", source, out, part=part))
     assert checked(out) == []
-    with pytest.raises(DataError, match=r"of-00003\.beton is a part of another conversion, and 2"):
+    with pytest.raises(DataError, match=r"of-00003\.beton is a part of another conversion and"):
         run("folder", source, out, part="1/2")
     run("folder", out, tmp_path / "merged")
     run("folder", source, tmp_path / "whole")
-    with pytest.raises(DataError, match=r"train\.beton is there, and pipelines read it instead"):
+    with pytest.raises(DataError, match=r"train\.beton exists, and pipelines would read it"):
         run("folder", source, tmp_path / "whole", part="1/3")
     parts, merged, whole = (open_store(tmp_path / n, "train") for n in ("parts", "merged", "whole"))
     for store in (parts, merged):
@@ -130,10 +130,10 @@ def test_parts_are_one_data_set(images: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"part": "0/8"}, "part must be such as 2/8"),
+        ({"part": "0/8"}, "part must be a part such as 2/8"),
         ({"workers": 0}, "workers must be -1 or at least 1"),
-        ({"scheduler": "tcp://x:1"}, "--scheduler converts parts: say how many by --parts"),
-        ({"parts": 3, "part": "1/3"}, "--part is one of --parts"),
+        ({"scheduler": "tcp://x:1"}, "--scheduler needs --parts: pass their number"),
+        ({"parts": 3, "part": "1/3"}, "choose one of --part and --parts"),
     ],
 )
 def test_settings_that_make_no_sense(options: dict[str, Any], message: str) -> None:
@@ -144,7 +144,7 @@ def test_settings_that_make_no_sense(options: dict[str, Any], message: str) -> N
 @pytest.mark.alone
 @pytest.mark.parametrize("count", rest_slow([25_000, 100_000]))
 def test_memory_does_not_grow_with_the_data(count: int, tmp_path: Path) -> None:
-    """An image more costs less than its bytes, in the parent and its worker, beside the tar."""
+    """Parent and worker need less memory per image than its bytes, without the mapped tar."""
     few, many = (tmp_path / name / "t.tar" for name in ("few", "many"))
     before, after = peaks_of_images(5_000, few), peaks_of_images(count, many)
     mapped = many.stat().st_size - few.stat().st_size
@@ -153,11 +153,11 @@ def test_memory_does_not_grow_with_the_data(count: int, tmp_path: Path) -> None:
         (end - start - mapped) / more for start, end in zip(before, after, strict=True)
     )
     assert parent < 1024 and worker < 512
-    assert max(after) < 400_000 * 1024  # of 100,000 images, 154,000 kB are the mapped tar
+    assert max(after) < 400_000 * 1024  # with 100,000 images, the mapped tar is 154,000 kB
 
 
 def peaks_of_images(count: int, path: Path) -> tuple[int, ...]:
-    """Convert small images from a tar; return the parent's peak and the worker's, in bytes."""
+    """Convert small images from a tar; return the peak memory of parent and worker in bytes."""
     data = [jpeg(i) for i in range(50)]
     tar(path, [(f"c{i % 7}/{i:06d}.jpg", data[i % 50]) for i in range(count)])
     script = (
@@ -194,7 +194,7 @@ def test_what_training_cannot_tell_any_more_is_told_before(tmp_path: Path) -> No
 
 
 def test_the_official_archives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With no options: found under the data root, converted beside it, read from there."""
+    """Without options: found in the data root, converted next to it and read from there."""
     root, out = tmp_path / "my data", tmp_path / "my data-beton"
     monkeypatch.setenv("FASTSIAM_DATA", str(root))
     imagenet(root)
@@ -208,10 +208,10 @@ def test_the_official_archives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert isinstance(train, BetonStore) and train.classes == val.classes == WNIDS
     assert [val.classes[label] for label in val.labels] == list(VAL_WNIDS)
     again = fastsiam("convert", "imagenet")
-    files = f"rm '{out}/train.beton' '{out}/val.beton'; or choose another --out\n"
-    assert again.stdout.startswith(f"there already: {out}/train.beton: 9 images of 3 classes, ")
-    assert again.stdout.endswith(f"nothing done; to do it again, delete it first: {files}")
-    assert "whole" in fastsiam("convert", "verify", str(out), "--decode").stdout
+    files = f"`rm '{out}/train.beton' '{out}/val.beton'` first, or choose another --out\n"
+    assert again.stdout.startswith(f"already exists: {out}/train.beton: 9 images of 3 classes, ")
+    assert again.stdout.endswith(f"nothing to do; to convert again, run {files}")
+    assert ": intact; " in fastsiam("convert", "verify", str(out), "--decode").stdout
 
 
 def test_the_demos_images(

@@ -51,9 +51,9 @@ def convert_slowly(arguments: tuple[str, ...]) -> None:
 def test_killed_and_started_again_it_goes_on(
     number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """SIGKILL hits the parent alone; Ctrl-C and a scheduler's SIGTERM hit the workers too.
+    """SIGKILL hits only the parent. Ctrl-C and a scheduler's SIGTERM hit the workers too.
 
-    The file is the same as one that was made straight, by another number of workers.
+    The file equals that of an uninterrupted conversion with another number of workers.
     """
     write_images(tmp_path / "images", classes=3, each=60, side=60)
     out = tmp_path / "out"
@@ -64,7 +64,7 @@ def test_killed_and_started_again_it_goes_on(
         process.send(number)
     else:
         os.killpg(process.pid, number)
-    with journal.open("a") as file:  # the workers hold the lock too, until they have said all
+    with journal.open("a") as file:  # workers hold the lock too, until their last output
         fcntl.flock(file, fcntl.LOCK_EX)
     done = process.wait(60)
     errors = done.stderr
@@ -87,7 +87,7 @@ def test_killed_and_started_again_it_goes_on(
 
 
 def resumed(source: Path, out: Path, **options: Any) -> str:
-    """Convert, and return the one message about what was done before."""
+    """Convert; return the only message, which says if the conversion was resumed."""
     console = Said()
     convert("folder", ConvertConfig(source=str(source), out=str(out), **options), console)
     (said,) = console.lines

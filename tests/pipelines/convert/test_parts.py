@@ -1,4 +1,4 @@
-"""Conversions in parts by dask: the same bytes, whatever is killed on the way."""
+"""Conversion in parts with dask writes the same bytes, whichever process is killed meanwhile."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ pytestmark = pytest.mark.skipif(find_spec("distributed") is None, reason="needs 
 
 @pytest.fixture(autouse=True)
 def _forked_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have dask fork its workers in the tests' commands."""
+    """Make dask fork its workers in the tests' commands."""
     monkeypatch.setenv("DASK_DISTRIBUTED__WORKER__MULTIPROCESSING_METHOD", "fork")
 
 
 def test_the_parts_are_those_that_are_made_by_hand(images: Path, tmp_path: Path) -> None:
-    """An error ends its part alone; what is there is not made again; dask is not recorded."""
+    """An error ends only its part, existing parts are not converted again, dask is not recorded."""
     bad = images / "train" / "class0" / "004.jpg"
     bad.write_bytes(bad.read_bytes()[:300])
     by_hand, out = tmp_path / "by-hand", tmp_path / "out"
@@ -46,14 +46,14 @@ def test_the_parts_are_those_that_are_made_by_hand(images: Path, tmp_path: Path)
     asked = ["convert", "folder", "--source", str(images), "--out", str(out), "--parts", "2"]
     done = fastsiam(*asked, code=1)
     last = done.stderr.splitlines()[-1]
-    assert re.fullmatch(r"error: part 1 of 2: .* 1 of 2 parts are missing, and the same .*", last)
+    assert re.fullmatch(r"error: part 1 of 2: .* 1 of 2 parts are missing; run the same .*", last)
     assert re.search(r"^part 1: \S*class0/004\.jpg: ", done.stderr, re.M)
     second = out / "train-00002-of-00002.beton"
     assert [*out.glob("train*.beton")] == [second]
     before = second.stat().st_mtime_ns
     done = fastsiam(*asked, "--skip-bad")
     assert f"2 parts in {out} are one data set: use it with --data " in done.stdout
-    assert len(re.findall(r"^part \d of 2 is made$", done.stderr, re.M)) == 2, done.stderr
+    assert len(re.findall(r"^part \d of 2 is done$", done.stderr, re.M)) == 2, done.stderr
     assert second.stat().st_mtime_ns == before
     assert "Nanny" not in done.stderr and "scheduler" not in done.stderr
     assert dict(folder_members(out)) == dict(folder_members(by_hand))
@@ -68,7 +68,7 @@ def test_dask_restarts_a_part_that_is_killed(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """Its worker is killed at the first try, or its own process at every one."""
+    """Its dask worker is killed at the first try, or its own process at every try."""
     tried = tmp_path / "tried"
     script = (
         f"import os, pathlib, time; tried = pathlib.Path({str(tried)!r})\n"
@@ -79,7 +79,7 @@ def test_dask_restarts_a_part_that_is_killed(
     failed = parts.run_by_dask(ConvertConfig(parts=1), [])
     said = capfd.readouterr().err
     if times == 1:
-        assert not failed and "part 1 of 1 is made" in said
+        assert not failed and "part 1 of 1 is done" in said
         assert tried.read_text() == "xx"
     else:
         assert failed[1] == "its process was killed (exit code -9)"
@@ -99,7 +99,7 @@ def test_a_signal_ends_all_and_the_same_command_resumes(
     process = command(*asked, session=True)
     until(process, lambda: list((tmp_path / "out").glob("*.partial")))
     os.killpg(process.pid, number)
-    done = process.wait(120)  # and all that share its output
+    done = process.wait(120)  # and for all processes that share its output
     assert done.returncode == 128 + number, done.stderr
     assert "the same command" in done.stderr.splitlines()[-1]
     fastsiam(*asked)
@@ -109,14 +109,14 @@ def test_a_signal_ends_all_and_the_same_command_resumes(
 def test_workers_are_told_where_the_data_are(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They may have been started with another FASTSIAM_DATA, or none."""
+    """They may have been started with another FASTSIAM_DATA, or without one."""
     by_dask = Mock(return_value={1: "not made"})
     monkeypatch.setenv("FASTSIAM_DATA", str(images.parent))
     monkeypatch.setattr(parts, "run_by_dask", by_dask)
     images.rename(images.with_name("imagenet"))
     with pytest.raises(FastSiamError, match="part 1 of 2: not made; 1 of 2 parts are missing"):
         parts.convert_parts("imagenet", ConvertConfig(parts=2), ["convert", "imagenet"])
-    beside = f"{images.with_name('imagenet-beton')}"  # where a whole conversion writes
+    beside = f"{images.with_name('imagenet-beton')}"  # where a conversion without parts writes
     _, asked = by_dask.call_args.args
     assert asked == ["convert", "imagenet", "--source", str(images.parent), "--out", beside]
 
@@ -131,7 +131,8 @@ def test_dask_that_is_not_there_is_one_line(monkeypatch: pytest.MonkeyPatch) -> 
         pytest.raises(FastSiamError, match=r"no dask scheduler answers at tcp://127.0.0.1:1"),
     ):
         parts.run_by_dask(config, [])
-    # Clients of a web server and of such an address would end a minute later, with a traceback.
+    # With a web server or an incomplete address, dask's client would fail a minute later, with a
+    # traceback.
     with socket.create_server(("127.0.0.1", 0)) as server:
         web = f"tcp://127.0.0.1:{server.getsockname()[1]}"
         threading.Thread(target=lambda: server.accept()[0].send(b"HTTP/1.1 400 No\r\n")).start()
@@ -145,7 +146,7 @@ def test_dask_that_is_not_there_is_one_line(monkeypatch: pytest.MonkeyPatch) -> 
         pytest.raises(FastSiamError, match=r"dask cannot start \(.*'/dev/null/no'"),
     ):
         parts.run_by_dask(ConvertConfig(parts=2), [])
-    # Which logs a traceback if the scheduler is lost later.
+    # This logger would print a traceback if the scheduler is lost later.
     assert not logging.getLogger("distributed.client").isEnabledFor(logging.ERROR)
     monkeypatch.setitem(sys.modules, "distributed", None)
     with pytest.raises(FastSiamError, match=r"fastsiam\[dask\]"):

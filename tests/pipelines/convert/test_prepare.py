@@ -1,4 +1,4 @@
-"""One image on its way into a .beton: what is kept, re-encoded or refused."""
+"""Preparation of an image for a .beton file: it is kept, re-encoded or rejected."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ BEST = encoded(picture(0), "JPEG", quality=100, subsampling=0)
 def test_others_look_the_same(
     data: bytes, done: str, options: dict[str, int], size: tuple[int, int]
 ) -> None:
-    """Encoded once, or, where a rotation is left out, not at all."""
+    """They are encoded once, or not at all if only an EXIF rotation is removed."""
     record = prepare(data, None, ConvertConfig(quality=100 if options else 90, **options))  # type: ignore[arg-type]
     image = Image.open(io.BytesIO(record.data))
     assert record.how == done and image.format == "JPEG" and image.mode == "RGB"
@@ -72,7 +72,7 @@ def test_others_look_the_same(
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        # As a power cut leaves it: Pillow decodes it without a word.
+        # As after a power cut: Pillow decodes it without an error.
         (jpeg(0)[: len(jpeg(0)) * 3 // 4] + bytes(len(jpeg(0)) // 4), "it has no end marker"),
         (encoded(Image.new("RGB", (65_520, 1)), "PNG"), "a side above 65,500"),
     ],
@@ -87,7 +87,7 @@ def test_what_is_refused(data: bytes, words: str) -> None:
 def test_a_damaged_jpeg_is_bad_if_pillow_refuses_it(
     progressive: bool, compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whether its header, its tables or its code is damaged; what Pillow reads keeps its bytes."""
+    """Whether its header, tables or code are corrupt. JPEGs that Pillow reads keep their bytes."""
     if not compiled:
         monkeypatch.setattr(library, "kernels_if_any", lambda: None)
     whole, rng, refused = jpeg(0, progressive=progressive), random.Random(0), 0

@@ -1,4 +1,4 @@
-"""What is found of damage to converted files."""
+"""Detection of corrupt converted files."""
 
 from __future__ import annotations
 
@@ -17,43 +17,43 @@ from tests.processes import fastsiam
 def test_damage_inside_a_jpeg_is_found_by_decoding(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By a conversion, and in files of versions that kept such images by verify --decode."""
+    """By a conversion, and by verify --decode in files of versions that kept such images."""
     write_images(tmp_path / "images", classes=1, each=3)
     bad = tmp_path / "images" / "class0" / "001.jpg"
     data = bad.read_bytes()
-    # Without its tables the header is whole and the end is there, but nothing can be decoded.
+    # Without tables, the header and the end marker are intact, but the image cannot be decoded.
     start = data.index(b"\xff\xdb")
     end = data.index(b"\xff\xc0")
     bad.write_bytes(data[:start] + data[end:])
     (made,) = run("folder", tmp_path / "images", tmp_path / "left", skip_bad=True)
     assert [own["name"] for own in made.about["left_out"]] == ["class0/001.jpg"]
     assert checked(tmp_path / "left", decode=True) == []
-    monkeypatch.setattr(prepare, "surely_decodes", lambda *_: True)
+    monkeypatch.setattr(prepare, "is_certain_to_decode", lambda *_: True)
     run("folder", tmp_path / "images", tmp_path / "out")
     assert checked(tmp_path / "out", decode=False) == []
     (line,) = checked(tmp_path / "out", decode=True)
     assert "image 1 of" in line and "class0/001.jpg" in line
     done = fastsiam("convert", "verify", str(tmp_path / "out"), "--decode", code=1)
-    assert "class0/001.jpg" in done.stderr and "NOT whole (1 fault)" in done.stdout
+    assert "class0/001.jpg" in done.stderr and "NOT intact (1 fault)" in done.stdout
 
 
 def test_verify_holds_files_against_the_manifest(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And says in a line if there is nothing that it can verify."""
+    """It also says in one line if there is nothing to verify."""
     out = tmp_path / "out"
     run("folder", images, out)
     run("folder", images, tmp_path / "other", limit=9)
     shutil.copy(tmp_path / "other" / "train.beton", out / "train.beton")
-    assert checked(out) == [f"{out / 'train.beton'} is another file than its manifest describes"]
+    assert checked(out) == [f"{out / 'train.beton'} does not match its description in the manifest"]
     (out / "val.beton").unlink()
-    assert f"{out / 'val.beton'} is in the manifest and not there" in checked(out)
+    assert f"{out / 'val.beton'} is in the manifest but missing" in checked(out)
     (out / "manifest.json").write_text("{")
-    assert "cannot be read" in checked(out)[0]
+    assert "cannot read" in checked(out)[0]
     (out / "manifest.json").unlink()
     (out / "manifest.json").mkdir()
     for path, words in (
-        (out, "manifest.json cannot be read"),
+        (out, f"cannot read {out / 'manifest.json'}"),
         (images, "no .beton files"),
         (tmp_path / "nowhere", "does not exist: name a .beton file or a folder"),
         (tmp_path / ("x" * 300), ": File name too long; choose a shorter path"),

@@ -1,4 +1,4 @@
-"""Bad images of every kind, existing files, and what cannot be written."""
+"""Writing of .beton files: bad images of every kind, existing files and write errors."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ def test_an_existing_file_is_never_overwritten(images: Path, tmp_path: Path) -> 
     out = tmp_path / "out"
     run("folder", images, out)
     before = (out / "train.beton").read_bytes()
-    with pytest.raises(DataError, match=r"exists already and was made with other options"):
+    with pytest.raises(DataError, match=r"already exists, but was converted with other options"):
         run("folder", images, out, max_side=10)
     os.utime(images / "train" / "class0" / "000.jpg", (1, 1))
-    with pytest.raises(DataError, match="of other images, or of files with other times"):
+    with pytest.raises(DataError, match="from other images, or from files with other modification"):
         run("folder", images, out)
     assert (out / "train.beton").read_bytes() == before
     assert sorted(os.listdir(out)) == ["manifest.json", "train.beton", "val.beton"]
 
 
 def test_a_full_disk_is_one_line_and_no_half_file(tmp_path: Path) -> None:
-    """A limit on the size of files stands for the disk's end; afterwards it continues."""
+    """A file size limit simulates a full disk. Without it, the conversion resumes."""
     write_images(tmp_path / "images", classes=2, each=100, side=80)
     out = tmp_path / "out"
     arguments = ("convert", "folder", "--source", str(tmp_path / "images"), "--out", str(out))
@@ -51,7 +51,7 @@ def test_a_full_disk_is_one_line_and_no_half_file(tmp_path: Path) -> None:
 def test_what_the_disk_does_not_take_is_not_done(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The system may say so only when it is asked to synchronise the file."""
+    """The operating system may report a write error only at fsync."""
     out = tmp_path / "out"
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", failing(errno.EIO))
@@ -63,7 +63,7 @@ def test_what_the_disk_does_not_take_is_not_done(
 
 
 def with_small_files(arguments: tuple[str, ...]) -> None:
-    """Run a command that may not write a file of more than 200 kB."""
+    """Run a command with a file size limit of 200 kB."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, resource.RLIM_INFINITY))
     sys.argv = ["fastsiam", *arguments]
     cli.main()
@@ -94,7 +94,7 @@ BAD = {
     "damaged.jpg": (jpeg(0)[:-99] + b"\xff\xd8" + jpeg(0)[-97:], "broken data stream"),
     "cut.png": (encoded(picture(0), "PNG")[:300], "truncated|broken|unrecognized"),
 }
-"""Bad images of every kind, and the reason that each is reported with."""
+"""Bad images of every kind, and a pattern for the reported reason."""
 
 
 def test_bad_images_are_all_listed_and_can_be_left_out(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_bad_images_are_all_listed_and_can_be_left_out(tmp_path: Path) -> None:
     assert not (out / "train.beton").exists() and "Traceback" not in done.stderr
     done = fastsiam(*arguments, "--skip-bad")
     assert "resuming train.beton: 19 images are done and verified" in done.stderr
-    assert "bad and left out: 7" in done.stdout
+    assert "bad images left out: 7" in done.stdout
     manifest = json.loads((out / "manifest.json").read_text())
     left_out = manifest["files"]["train.beton"]["left_out"]
     assert {Path(item["name"]).name for item in left_out} == set(BAD)

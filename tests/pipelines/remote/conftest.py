@@ -1,4 +1,4 @@
-"""One S3 for all tests here, and a data set in it."""
+"""Fixtures for tests of remote data: an S3 server for the session, and a data set on it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.forms import as_shards
 
 @pytest.fixture(scope="session")
 def s3() -> Iterator[str]:
-    """The address of an S3 of loopback."""
+    """The address of an S3 server on loopback."""
     pytest.importorskip("obstore", reason="needs obstore: pip install 'fastsiam[cloud]'")
     pytest.importorskip("moto.server", reason="needs moto: pip install 'moto[server]'")
     with s3_server() as endpoint:
@@ -23,7 +23,7 @@ def s3() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """WebDataset shards: 24 images in three to train on, 12 in one to validate."""
+    """WebDataset shards: three with 24 training images, and one with 12 validation images."""
     folder = tmp_path_factory.mktemp("shards")
     for split, each, seed, count in (("train", 8, 0, 3), ("val", 4, 1, 1)):
         images = write_images(folder / "images" / split, each=each, seed=seed)
@@ -33,7 +33,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def cloud(s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The address of S3, which this process finds by its environment."""
+    """The address of the S3 server, which this process's environment points to."""
     for name, value in environment(s3, tmp_path / "cache").items():
         monkeypatch.setenv(name, value)
     reconnect()
@@ -43,5 +43,5 @@ def cloud(s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
 @pytest.fixture
 def data(cloud: str, shards: Path, request: pytest.FixtureRequest) -> str:
-    """The shards' address in S3, below a prefix of the test's own."""
+    """The address of the shards in S3, below a prefix for this test."""
     return upload(cloud, shards, request.node.name)

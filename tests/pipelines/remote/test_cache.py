@@ -1,4 +1,4 @@
-"""The cache of remote data: what it returns, what it keeps, and what it survives."""
+"""The cache of remote data: reads, eviction, and behaviour on errors."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ from tests.sources import folder_members, tar
 CHUNK = 1 << 14
 """Bytes of a chunk in these tests."""
 SIZE = 20 * CHUNK + 1000
-"""Bytes of the tests' objects, whose last chunk is short."""
+"""Bytes of each test object, whose last chunk is short."""
 
 
 @lru_cache
 def content(key: str) -> bytes:
-    """Return an object's bytes: others for each key."""
+    """Return an object's bytes, which depend on its key."""
     seed = np.frombuffer(key.encode().ljust(8, b"_")[:8], np.uint8)
     return np.random.default_rng(seed.tolist()).integers(0, 256, SIZE, np.uint8).tobytes()
 
 
 class Server:
-    """Objects that are fetched, and what was asked for."""
+    """A fake server that records the requested ranges."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[int, int]] = []
@@ -60,7 +60,7 @@ class Server:
 
 
 def serve() -> Server:
-    """Have this process read from a fake server, in small chunks."""
+    """Make this process read from a fake server, in small chunks."""
     server = Server()
     storage.get, cache.CHUNK = server.get, CHUNK
     return server
@@ -83,7 +83,7 @@ def remote(kept: Cache, key: str = "a", etag: str = "x") -> RemoteFile:
 
 
 def read(kept: Cache, server: Server, *numbers: int, key: str = "a", etag: str = "x") -> list[int]:
-    """Read some bytes of chunks, check them, and return which chunks were fetched."""
+    """Read and check a range of each given chunk; return the chunks that were fetched."""
     there = remote(kept, key, etag)
     ranges = [(n * CHUNK + 5, min((n + 1) * CHUNK - 5, SIZE)) for n in numbers]
     there.ahead(ranges)
@@ -95,7 +95,7 @@ def read(kept: Cache, server: Server, *numbers: int, key: str = "a", etag: str =
 
 
 def files(folder: Path) -> list[Path]:
-    """Return the files of chunks, and what a killed process left of one."""
+    """Return the chunk files, and the incomplete ones that a killed process left."""
     return sorted(path for path in (folder / "chunks-1").iterdir() if path.name != "lock")
 
 
@@ -116,7 +116,7 @@ def test_what_was_read_once_needs_no_server(tmp_path: Path, server: Server) -> N
         remote(kept).read(2 * CHUNK, 2 * CHUNK + 5)
     server.is_down = False
     server.asked.clear()
-    assert read(kept, server, 1, 2) == [2]  # what could not be fetched was not kept
+    assert read(kept, server, 1, 2) == [2]  # a chunk that could not be fetched was not kept
 
 
 def test_another_version_of_an_object_is_another(tmp_path: Path, server: Server) -> None:
@@ -184,11 +184,11 @@ def test_a_folder_that_cannot_be_written(
         assert not server.asked
         for _ in range(2):
             read(kept, server, 1, 2)
-        assert len(caplog.records) == 1 and "cannot be written" in caplog.text
+        assert len(caplog.records) == 1 and "cannot write to the cache" in caplog.text
 
 
 def work(folder: Path, most: int, seed: int, rounds: int) -> None:
-    """Read chunks at random, as a loader process does; what is wrong ends the process."""
+    """Read random chunks like a loader process; fail if a byte is wrong."""
     logging.basicConfig()
     kept, server, drawn = cache_of(folder, most), serve(), np.random.default_rng(seed)
     for _ in range(rounds):
@@ -196,7 +196,7 @@ def work(folder: Path, most: int, seed: int, rounds: int) -> None:
 
 
 def test_processes_share_it(tmp_path: Path) -> None:
-    """What each reads is right, whatever the others remove meanwhile, by two limits."""
+    """Each reads the right bytes, whatever the others evict meanwhile under different limits."""
     begun = [Forked(work, tmp_path / "cache", 6 + 6 * (seed % 2), seed, 25) for seed in range(3)]
     for done in [one.wait(120) for one in begun]:
         assert done.returncode == 0 and not done.stderr, done.stderr
@@ -204,7 +204,7 @@ def test_processes_share_it(tmp_path: Path) -> None:
 
 
 def fetch_all(folder: Path) -> None:
-    """Fetch all chunks, one at a time; that takes longer than a claim to a chunk is heeded."""
+    """Fetch all chunks one at a time, for longer than other processes respect a chunk's claim."""
     storage.PARALLEL, cache._LONGEST_WAIT = 1, 1.0
     kept, server = cache_of(folder, 100), serve()
     get = server.get
@@ -219,7 +219,7 @@ def fetch_all(folder: Path) -> None:
 
 
 def test_processes_fetch_a_chunk_once(tmp_path: Path) -> None:
-    """Those that come second wait for the first."""
+    """The process that comes second waits for the first."""
     begun = [Forked(fetch_all, tmp_path) for _ in range(2)]
     assert sum(int(one.wait(120).stdout) for one in begun) == 21
 
@@ -239,7 +239,7 @@ def killed_writing(folder: Path) -> None:
 def test_what_a_killed_process_leaves_is_not_read(
     tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Half a chunk, and the claim to it, which others heed for a while."""
+    """Half a chunk, and a claim to it, which other processes respect for a while."""
     killed = Forked(killed_writing, tmp_path).wait(60)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert sorted(path.suffix for path in files(tmp_path)) == [".claim", ".part"]
@@ -262,7 +262,7 @@ def test_a_process_that_is_stopped_while_it_adds_a_chunk_is_not_waited_for(
 def test_memory_is_bounded_if_the_disk_is_slower_than_the_network(
     tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Chunks that were fetched, but are not yet on the disk, are in memory."""
+    """Chunks that have been fetched but not yet written to disk are in memory."""
     kept, keys, keep = cache_of(tmp_path, 400), "abcdefghijklmnop", Cache._keep
     in_memory, done = list[int](), list[str]()
 
@@ -298,7 +298,7 @@ def test_a_range_that_could_not_be_fetched_ahead_is_requested_again(server: Serv
 
 
 def test_what_is_not_kept_is_fetched_once(tmp_path: Path, server: Server) -> None:
-    """Also across the edge of two chunks, one of which may be there."""
+    """Also across the boundary of two chunks, one of which may be cached."""
     kept = cache_of(tmp_path, 100)
     assert read(kept, server, 4) == [4]
     kept.keeps = False
@@ -310,12 +310,12 @@ def test_what_is_not_kept_is_fetched_once(tmp_path: Path, server: Server) -> Non
     assert sorted(server.asked) == ranges and not file._ahead.bytes
 
 
-# Data sets that are read through it.
+# Data sets that are read through the cache.
 
 
 @pytest.fixture
 def web(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The folder of a web server that the tests end: a request without an answer gives up soon."""
+    """The folder for a web server that tests stop. Requests then give up quickly."""
     pytest.importorskip("obstore", reason="needs obstore: pip install 'fastsiam[cloud]'")
     monkeypatch.setenv("FASTSIAM_CLOUD_PATIENCE", "0.5")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
@@ -326,7 +326,7 @@ def web(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def test_a_second_epoch_needs_no_server(web: Path, loaders: Loaders) -> None:
-    """All of it is read in the first, as far as whole batches go, and is the same as on a disk."""
+    """The first epoch reads all full batches. Batches equal those of data on a disk."""
     expected = batches("torchvision", str(web / "train.tar"), 0, 1)
     with web_server(web) as address:
         cache: Any = {"cache": str(web.parent / "cache"), "cache_gb": 0.1}

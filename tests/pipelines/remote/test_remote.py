@@ -1,4 +1,4 @@
-"""Data in object storage are what they are on a disk: images, names, order, views, losses."""
+"""Data sets in object storage equal those on a disk: images, names, order and views."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def assert_same(one: Store, other: Store) -> None:
 
 
 PLACED = ("shards", "tar of tars", "tar", "converted", "parts")
-"""Forms that are read in place on another machine."""
+"""Forms that are read in place from remote storage."""
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ PLACED = ("shards", "tar of tars", "tar", "converted", "parts")
 def test_every_form_is_what_it_is_on_a_disk(
     form: str, at: str, cloud: str, images: Path, tmp_path: Path
 ) -> None:
-    """In a bucket, and on a web server, which lists nothing: there a file is named, or found."""
+    """In a bucket, and on a web server, which has no listings, so the address names the files."""
     here = FORMS[form](images / "train", tmp_path / "made")
     with contextlib.ExitStack() as stack:
         if at == "s3":
@@ -68,7 +68,7 @@ def test_every_form_is_what_it_is_on_a_disk(
     "name", ["torchvision", "native", pytest.param("dali", marks=NEEDS["dali"])]
 )
 def test_views_are_those_of_a_disk(name: str, data: str, shards: Path) -> None:
-    """Two epochs, the first from its second step on, and central crops."""
+    """Two epochs, the first from its second step, and central crops."""
     made, crops = [], []
     for address in (str(shards), data):
         made.append(batches(name, address, 1, 0, skip=1, workers=2))
@@ -83,7 +83,7 @@ def test_views_are_those_of_a_disk(name: str, data: str, shards: Path) -> None:
 def test_a_forked_process_is_refused(
     begun: bool, data: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """obstore would wait for ever in it, and in its child, as for a request of its parent's."""
+    """obstore would wait forever in it and in its child, also for a request of the parent."""
     store = opened(data)
     with monkeypatch.context() as patch:
         patch.setattr(storage, "submit", lambda _: Future[memoryview]())
@@ -113,7 +113,7 @@ def test_the_index_is_kept_and_made_anew_when_an_object_changes(
 
 
 def test_parquet_is_converted(cloud: str, images: Path, tmp_path: Path) -> None:
-    """Read in order, by pyarrow, which asks for row groups."""
+    """pyarrow reads it in order, by row groups."""
     pytest.importorskip("pyarrow", reason="needs pyarrow: pip install 'fastsiam[convert]'")
     rows = [(d, name, int(name[5])) for name, d in folder_members(images / "train")]
     parquet(tmp_path / "table" / "data" / "train-0.parquet", rows, ["a", "b", "c"])
@@ -124,7 +124,7 @@ def test_parquet_is_converted(cloud: str, images: Path, tmp_path: Path) -> None:
 
 
 def test_no_more_is_kept_than_the_bound(data: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The oldest are let go of, and read when they are wanted."""
+    """The oldest prefetched images are dropped, and read when they are needed."""
     store = opened(data)
     monkeypatch.setattr(file, "MOST_AHEAD", int(store.sizes()[:4].sum()))
     store.ahead(range(24))
@@ -138,14 +138,14 @@ OTHERS = {
     "az": {"AZURE_STORAGE_ENDPOINT": "{at}", "AZURE_STORAGE_ACCOUNT_NAME": "someone",
            "AZURE_SKIP_SIGNATURE": "true"},
 }  # fmt: skip
-"""Variables by which clients of Google's and Azure's storage find a server of loopback."""
+"""Environment variables that point clients of Google's and Azure's storage at a local server."""
 
 
 @pytest.mark.parametrize("scheme", OTHERS)
 def test_objects_of_other_clouds(
     scheme: str, cloud: str, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A web server stands for them, which answers as they do but does not list."""
+    """A web server stands in for them: it answers like they do, but has no listings."""
     (tmp_path / BUCKET).symlink_to(shards)
     with web_server(tmp_path) as at:
         for name, value in OTHERS[scheme].items():

@@ -1,4 +1,4 @@
-"""Runs from object storage, over a line that fails: the same losses, to the bit, and no secrets."""
+"""Runs from object storage over a bad connection: bit-identical losses and no leaked secrets."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tests.tiers import rest_slow
 from tests.train.runs import history, killed, kills_a_worker, resumed_after, trained
 
 BAD_LINE = {"errors": 0.1, "cuts": 0.1, "stalls": 0.02}
-"""Much worse than the one answer in a hundred that a busy day brings: a short run meets all."""
+"""Much worse than one failure in 100 requests, as on a busy day: a short run meets every fault."""
 
 
 def assert_no_secret(*folders: Path) -> None:
-    """No file holds a credential, whatever it is."""
+    """Check that no file contains a credential."""
     files = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
     assert files
     for path in files:
@@ -30,7 +30,7 @@ def assert_no_secret(*folders: Path) -> None:
 
 @pytest.fixture
 def bad_line(s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
-    """Variables by which S3 is found behind a line that fails; this process has them too."""
+    """Environment variables for S3 behind a faulty proxy, also set in this process."""
     with broken_proxy(s3, tmp_path / "log", delay=(0.02, 0.06), **BAD_LINE) as address:
         variables = environment(address, tmp_path / "cache")
         for name, value in variables.items():
@@ -53,7 +53,7 @@ def test_a_run_over_a_bad_line_is_the_run_from_a_disk(
     small: TrainConfig,
     tmp_path: Path,
 ) -> None:
-    """Killed in its second epoch, and resumed."""
+    """The run is killed in its second epoch, and resumed."""
     config = with_settings(small, pipeline="torchvision", workers=workers, epochs=3, save_every=2)
     expected = history(trained(config, data=shards, out=tmp_path / "here"))
     config = with_settings(config, data=upload(s3, shards, f"bad-line-{workers}"))
@@ -72,9 +72,9 @@ def test_commands_over_a_bad_line(
     small: TrainConfig,
     tmp_path: Path,
 ) -> None:
-    """A run is stopped within an epoch, resumed and evaluated; nothing tells a secret.
+    """A run is stopped mid-epoch, resumed and evaluated, and nothing leaks a secret.
 
-    The run's folder has the address, and the losses of a run from a disk.
+    The run's folder contains the address, and the losses equal those of a run from a disk.
     """
     data = upload(s3, shards, f"commands-{pipeline}")
     config = with_settings(small, pipeline=pipeline, workers=1, epochs=3, save_every=5)
@@ -99,7 +99,7 @@ def test_commands_over_a_bad_line(
 def test_a_loader_process_of_remote_data_is_killed(
     data: str, small: TrainConfig, tmp_path: Path
 ) -> None:
-    """A server forked it: it is one line all the same, and the run resumes."""
+    """A fork server started it. The error is still one line, and the run resumes."""
     config = with_settings(small, pipeline="torchvision", workers=2, knn_every=0, data=data)
     error = resumed_after(config, tmp_path, kills_a_worker())
     assert str(error).startswith("a worker process died (")

@@ -1,4 +1,4 @@
-"""Requests to object storage: what is repeated, what is refused, and what ends them."""
+"""Requests to object storage: which are retried, which are rejected, and what ends them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.sources import folder_members, parquet, tar
     ],
 )
 def test_what_is_not_repeated(text: str, kind: type[FastSiamError], said: str) -> None:
-    """And nothing of the library's own words is in the message: they may hold a signature."""
+    """The error message leaves out the library's text, which may contain a signature."""
     asked: list[str] = []
 
     async def fails(store: Any, key: str) -> None:
@@ -49,7 +49,7 @@ def test_what_is_not_repeated(text: str, kind: type[FastSiamError], said: str) -
 def test_what_obstore_does_not_repeat(
     data: str, cloud: str, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Half of the lists, and of the objects of a server without ETags, are cut off."""
+    """Half of the listings, and of the objects of a server without ETags, are truncated."""
     with (
         web_server(shards, etags=False) as web,
         broken_proxy(web, tmp_path / "log", cuts=0.5) as at,
@@ -86,7 +86,7 @@ def wait_for_ever(address: str) -> None:
 
 
 def test_ctrl_c_ends_a_program_that_waits(cloud: str, data: str, tmp_path: Path) -> None:
-    """At once, though the requests under way would be repeated for two minutes."""
+    """At once, although pending requests would be retried for two minutes."""
     with broken_proxy(cloud, tmp_path / "log", stalls=1) as address:
         environment = {"AWS_ENDPOINT_URL": address, "FASTSIAM_CLOUD_STALL": "60"}
         process = Forked(wait_for_ever, data, environment=environment)
@@ -97,7 +97,7 @@ def test_ctrl_c_ends_a_program_that_waits(cloud: str, data: str, tmp_path: Path)
 
 
 def test_a_program_ends_with_requests_under_way(cloud: str, shards: Path, tmp_path: Path) -> None:
-    """obstore's threads would use the interpreter while it is taken apart."""
+    """Otherwise obstore's threads would use the interpreter while it shuts down."""
     program = (
         "import sys; from fastsiam.pipelines.remote import RemoteFile, RemotePath\n"
         "file = RemoteFile(RemotePath('http', sys.argv[1], 'train-0000.tar'))\n"
@@ -108,7 +108,7 @@ def test_a_program_ends_with_requests_under_way(cloud: str, shards: Path, tmp_pa
     assert done.returncode == 0 and not done.stderr, done.stderr
 
 
-# What cannot be read is one line that says what to do, and holds no secret.
+# Errors are one line that says what to do, without secrets.
 
 
 def refusal(address: str) -> str:
@@ -126,13 +126,13 @@ def web(cloud: str, images: Path, tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("address", "said"),
     [
-        ("s3://user:PASSWORD@bucket/photos", "s3://bucket/... holds a password, a signature"),
-        ("https://u:PASSWORD@host/a.tar", "https://host/... holds a password, a signature"),
-        ("https://host/a.tar?X-Amz-Signature=PASSWORD", "https://host/... holds a password"),
-        ("https://host?sig=PASSWORD", "https://host/... holds a password"),
-        ("ftp://host/a.tar", "data at ftp:// cannot be read: only at s3://, gs://, az://"),
-        ("s3:///a", "s3:// names no bucket"),
-        ("s3://bucket/a/../b", "s3://bucket/a/../b has a part . or .., which an address cannot"),
+        ("s3://user:PASSWORD@bucket/photos", "s3://bucket/... contains a password, a signature"),
+        ("https://u:PASSWORD@host/a.tar", "https://host/... contains a password, a signature"),
+        ("https://host/a.tar?X-Amz-Signature=PASSWORD", "https://host/... contains a password"),
+        ("https://host?sig=PASSWORD", "https://host/... contains a password"),
+        ("ftp://host/a.tar", "cannot read data at ftp://; pass a path or a URL s3://, gs://"),
+        ("s3:///a", "s3:// has no bucket"),
+        ("s3://bucket/a/../b", "s3://bucket/a/../b contains . or .., which URLs do not"),
     ],
 )
 def test_addresses_that_are_refused(address: str, said: str) -> None:
@@ -142,7 +142,7 @@ def test_addresses_that_are_refused(address: str, said: str) -> None:
 
 
 def test_addresses_may_be_encoded() -> None:
-    """Except for what would be another address when it is parsed again, as a run's is."""
+    """Characters that would change the address stay encoded: a run's address is parsed again."""
     for text, key in (("a%20b/%c3%A9.tar", "a b/é.tar"), ("a%3fb%25%23c.tar", "a%3fb%25%23c.tar")):
         address = place(f"https://host/{text}")
         assert isinstance(address, Url) and address.key == key and place(str(address)) == address
@@ -156,7 +156,7 @@ def test_what_is_not_there_or_not_given(cloud: str, data: str, web: Path) -> Non
     tar(web / "a folder.2" / "train.tar", [("0.jpg", b"")])
     with web_server(web) as address:
         assert len(open_store(place(f"{address}/a%20folder.2/{{train}}.tar"), "train")) == 1
-        with pytest.raises(NoSplitError):  # and not that access to a val.beton is denied
+        with pytest.raises(NoSplitError):  # not that access to val.beton is denied
             open_store(place(f"{address}/a folder.2/train.tar"), "val")
         assert "train-{0000..0012}.tar" in refusal(f"{address}/none")
         said = refusal(f"{address}/forbidden.tar")
@@ -171,7 +171,7 @@ def test_what_is_not_there_or_not_given(cloud: str, data: str, web: Path) -> Non
 def test_patience_ends(
     what: str, said: str, cloud: str, web: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a server that fails always."""
+    """With a server that always fails."""
     monkeypatch.setenv("FASTSIAM_CLOUD_PATIENCE", "0.5")
     monkeypatch.setenv("FASTSIAM_CLOUD_STALL", "0.3")
     with web_server(web) as address:
@@ -226,11 +226,11 @@ def test_profiles_of_aws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     (tmp_path / "credentials").write_text(
         f"[other]\naws_access_key_id = {KEY}\naws_secret_access_key = {SECRET}\n"
     )
-    assert storage.aws_profile() == {"region": "r"}  # obstore looks for the machine's keys
+    assert storage.aws_profile() == {"region": "r"}  # obstore finds the machine's keys
     monkeypatch.setenv("AWS_PROFILE", "other")
     found = storage.aws_profile()
     provider = found.pop("credential_provider")
-    assert provider.ttl <= timedelta(minutes=15)  # a role's may expire then: obstore asks again
+    assert provider.ttl <= timedelta(minutes=15)  # a role's keys expire: obstore asks again
     keys = provider()
     assert (keys["access_key_id"], keys["secret_access_key"]) == (KEY, SECRET)
     assert found == {"region": "o"}

@@ -1,4 +1,4 @@
-"""Tars in place: odd members and names, their index; what every store promises is in test_store."""
+"""Tars read in place: unusual members and names, and their index; see also test_store."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.sources import encoded, huge_tar, imagenet_train_tar, jpeg, tar, tar_
 
 
 def test_more_shards_than_files_may_be_open(tmp_path: Path) -> None:
-    """The limit is raised for them, and for what opens files after them."""
+    """The limit is raised for them, and for files that are opened later."""
     for i in range(80):
         tar(tmp_path / f"train-{i:04d}.tar", [(f"{i}.jpg", jpeg(0)), (f"{i}.cls", b"0")])
     for limit in (40, 100):
@@ -32,7 +32,7 @@ def test_more_shards_than_files_may_be_open(tmp_path: Path) -> None:
 
 
 def count_with_few_files(folder: Path, limit: int) -> None:
-    """Print how many images there are, where few files may be open at once; then open 60 more."""
+    """Count a store's images under a limit on open files, open 60 more files, print the count."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, 400))
     store = open_store(folder, "train")
     more = [os.open(os.devnull, os.O_RDONLY) for _ in range(60)]
@@ -65,7 +65,7 @@ def test_the_index_is_built_once(
 
 
 def test_of_processes_one_builds_the_index(tmp_path: Path) -> None:
-    """Also in processes of its own, which it forks while it holds the lock."""
+    """It uses worker processes, which it forks while it holds the lock."""
     path = imagenet_train_tar(
         tmp_path / "t.tar", [(f"n{i % 5:08d}/{i}.jpg", jpeg(i)) for i in range(40)]
     )
@@ -80,7 +80,7 @@ def test_of_processes_one_builds_the_index(tmp_path: Path) -> None:
 
 
 def index_slowly(folder: Path) -> None:
-    """Print how many images a tar has; note in a file that its index was built here."""
+    """Print a tar's number of images; record in a file if this process built the index."""
 
     def build(files: Sequence[File], source: str) -> index.Index:
         with (folder / "built").open("a") as file:
@@ -95,14 +95,14 @@ def index_slowly(folder: Path) -> None:
 
 def test_a_folder_that_takes_no_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tar(tmp_path / "data" / "t.tar", [("a/0.jpg", jpeg(0))])
-    (tmp_path / "data" / ".t.fastsiam-index").mkdir()  # in its way, for root may write anywhere
+    (tmp_path / "data" / ".t.fastsiam-index").mkdir()  # root may write, but not over a folder
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     ArchiveStore([path])
     assert len(list((tmp_path / "cache" / "fastsiam").glob("*.index"))) == 1
 
 
 def test_numbers_of_webdataset_shards(tmp_path: Path) -> None:
-    """Samples are told by the name up to its first dot; some numbers have no image."""
+    """Samples are identified by the name up to its first dot. Some numbers have no images."""
     members = [("0.v1.jpg", jpeg(0)), ("0.cls", b"-1"), ("1.jpg", jpeg(1)), ("1.cls", b"20")]
     store = ArchiveStore([tar(tmp_path / "t.tar", [*members, ("1.json", b"{}")])])
     assert store.labels.tolist() == [-1, 20] and store.classes == tuple(map(str, range(21)))
@@ -119,10 +119,10 @@ def test_a_size_that_an_index_cannot_hold_is_unknown(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("members", "images"),
     [
-        # Of images and tars, the images are read, whatever comes first.
+        # If there are images and tars, the images are read, whichever come first.
         ([("a.tar", tar_bytes([("0.jpg", jpeg(0))])), ("b/1.jpg", jpeg(1))], {"b/1.jpg": jpeg(1)}),
         ([("b/1.jpg", jpeg(1)), ("c.tar", b"")], {"b/1.jpg": jpeg(1)}),
-        # Of members with one name the last counts, as for ``tar -x``.
+        # Of members with the same name, the last one counts, as for ``tar -x``.
         (
             [("a/0.jpg", jpeg(0)), ("a/1.jpg", jpeg(1)), ("./a/0.jpg", jpeg(2))],
             {"a/0.jpg": jpeg(2), "a/1.jpg": jpeg(1)},
@@ -137,7 +137,7 @@ def test_which_members_are_read(
 
 
 def test_what_is_hidden_is_skipped(tmp_path: Path) -> None:
-    """Images, tars, and links to images, which are refused elsewhere."""
+    """Images, tars, and links to images, which are rejected if they are not hidden."""
     members = [(".a/0.jpg", jpeg(0)), ("b/.c/1.tar", b""), ("b/2.tar", tar_bytes([("2.jpg", b"")]))]
     path = tar(tmp_path / "t.tar", members)
     with tarfile.open(path, "a") as file:

@@ -1,4 +1,4 @@
-"""The file format: FFCV reads ours, we read FFCV's, and no damage passes."""
+"""The .beton format: FFCV and fastsiam read each other's files, and corruption is detected."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.sources import encoded, gray_jpeg, jpeg, picture
 
 
 def converted(root: Path, *, more: Sequence[bytes] = (), **options: object) -> Path:
-    """Convert twelve small JPEGs, two of another size, and more as the last class."""
+    """Convert 12 small JPEGs, two of another size, and ``more`` as the last class."""
     images = write_images(root / "images", classes=3, each=4)
     for number in range(2):
         picture(number, width=70, height=50).save(images / "class1" / f"big{number}.jpg")
@@ -45,7 +45,7 @@ def converted(root: Path, *, more: Sequence[bytes] = (), **options: object) -> P
 
 @pytest.fixture(scope="module")
 def ffcv() -> Iterator[Callable[..., Any]]:
-    """Calls a function of ``read_with_ffcv`` in a process that is killed at the end."""
+    """Call functions of ``read_with_ffcv`` in a process that is killed at the end."""
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
         yield lambda function, *given: pool.submit(function, *given).result(300)
         for process in list(pool._processes.values()):
@@ -54,9 +54,9 @@ def ffcv() -> Iterator[Callable[..., Any]]:
 
 @pytest.mark.ffcv
 def test_ffcv_reads_our_files(ffcv: Callable[..., Any], tmp_path: Path) -> None:
-    """With its plain decoders and without fastsiam; by the system's page cache and its own.
+    """With FFCV's plain decoders and without fastsiam; with the OS page cache and FFCV's own.
 
-    A conversion keeps the bytes of gray JPEGs: libjpeg-turbo makes RGB of them if it is asked to.
+    A conversion keeps the bytes of gray JPEGs: libjpeg-turbo converts them to RGB on request.
     """
     kinds: tuple[dict[str, Any], ...] = ({}, {"progressive": True}, {"sampling": 0x22})
     gray = [gray_jpeg(number, **options) for number, options in enumerate(kinds)]
@@ -71,13 +71,13 @@ def test_ffcv_reads_our_files(ffcv: Callable[..., Any], tmp_path: Path) -> None:
             image = store.decode(i)
             side, left = image.height, (image.width - image.height) // 2
             square = image.crop((left, 0, left + side, side)).resize((16, 16))
-            # Its fast DCT and area filter differ a little; another image's mean differs a lot.
+            # FFCV's fast DCT and area filter differ slightly. Another image's mean differs a lot.
             assert abs(mean - np.asarray(square).mean()) < 1.5
 
 
 @pytest.mark.ffcv
 def test_we_read_files_of_ffcvs_own_writer(ffcv: Callable[..., Any], tmp_path: Path) -> None:
-    """Of pixels and of JPEGs, in the engine by either page cache."""
+    """Raw pixels and JPEGs, with either page cache."""
     pixels = [np.asarray(picture(i, width=20 + i)) for i in range(24)]
     np.savez(tmp_path / "pixels.npz", *pixels)
     path = tmp_path / "both.beton"
@@ -96,7 +96,7 @@ def test_we_read_files_of_ffcvs_own_writer(ffcv: Callable[..., Any], tmp_path: P
 
 
 def test_a_foreign_file_with_other_fields(tmp_path: Path) -> None:
-    """Floats, more labels, the image not first, and the table in another order."""
+    """With a float field, two labels, the image not first, and the table in another order."""
     data = [encoded(picture(i)) for i in range(3)]
     row = np.dtype([("f0", "<f8"), ("f1", "<i8"), ("f2", IMAGE), ("f3", "<i8")], align=True)
     at = HEADER.itemsize + 4 * FIELD.itemsize + 3 * row.itemsize
@@ -123,7 +123,7 @@ def test_a_foreign_file_with_other_fields(tmp_path: Path) -> None:
     other.write_bytes(path.read_bytes())
     fields[3]["name"] = b"label"
     rewrite()
-    assert BetonStore(path).labels.tolist() == [9, 9, 9]  # by its name, not its place
+    assert BetonStore(path).labels.tolist() == [9, 9, 9]  # by its name, not its position
     with pytest.raises(DataError, match="have different classes"):
         BetonStore(other, path)
     for number, kind, words in ((3, 255, "fields of custom types"), (2, 1, "no image field")):
@@ -137,7 +137,7 @@ def test_a_foreign_file_with_other_fields(tmp_path: Path) -> None:
 
 
 def test_every_flipped_bit_outside_the_records_is_found(tmp_path: Path) -> None:
-    """In header, fields, metadata, annex and table: refused at the opening."""
+    """In header, fields, metadata, annex and table: the file is rejected when it is opened."""
     path = converted(tmp_path)
     store = BetonStore(path)
     whole = path.read_bytes()
@@ -157,5 +157,5 @@ def test_every_flipped_bit_outside_the_records_is_found(tmp_path: Path) -> None:
         with contextlib.suppress(DataError):
             BetonStore(path)
             missed.append(place)
-    # Only the few bytes that fill the annex up to a multiple of 8 mean nothing.
+    # Only the few bytes that pad the annex to a multiple of 8 are unused.
     assert all(whole[place] == 0 for place in missed) and len(missed) < 8

@@ -1,4 +1,4 @@
-"""Columns of tables by name: ``--image-column`` and ``--label-column``."""
+"""Selection of table columns by name: ``--image-column`` and ``--label-column``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PHOTO, MASK = ColumnNames("photo", "species"), ColumnNames("mask", "genus")
 
 
 def table(image: str = "photo", rows: int = 6) -> Any:
-    """Return rows of two images each, with two numbered labels, a text and a fraction."""
+    """Return a table with two image columns, two class labels, a string and a float column."""
     import datasets
 
     datasets.disable_progress_bars()
@@ -45,7 +45,7 @@ def table(image: str = "photo", rows: int = 6) -> Any:
 def test_columns_are_taken_by_name(write: Callable[..., Path], tmp_path: Path) -> None:
     root = write(tmp_path / "two", {"train": table()})
     stores: list[Store] = []
-    for names, first in ((PHOTO, 0), (MASK, 100), (PHOTO, 0)):  # kept indexes are not mixed up
+    for names, first in ((PHOTO, 0), (MASK, 100), (PHOTO, 0)):  # cached indexes are not mixed up
         for sources in (False, True):
             store = open_store(root, "train", columns=names, sources=sources)
             assert bytes(store.read(2)) == jpeg(first + 2)

@@ -1,4 +1,4 @@
-"""Bit depths, transparency, orientation, channels and pages: what each becomes (docs/data.md)."""
+"""Decoding of bit depths, transparency, orientation, channels and pages (see docs/data.md)."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def tiff(
     strips: int = 1,
     tags: Mapping[int, Any] | None = None,
 ) -> bytes:
-    """Write a TIFF.
+    """Return an uncompressed TIFF of the given samples.
 
     Args:
-        bits: of each channel.
+        bits: Bits of each channel.
         kind: PhotometricInterpretation; 0 is "white is zero", 1 "black is zero", 2 RGB.
-        strips: how many of equal size.
-        tags: values of further tags, such as ``EXTRA``.
+        strips: Number of strips of equal size.
+        tags: Values of additional tags, such as ``EXTRA``.
     """
     size, directory = len(samples) // strips, TiffImagePlugin.ImageFileDirectory_v2()
     values = {256: width, 257: height, 258: bits, 259: 1, 262: kind, 277: len(bits), 278: height}
@@ -61,14 +61,14 @@ def gray(values: NDArray[Any]) -> NDArray[np.uint8]:
 
 
 def planes(values: NDArray[Any]) -> bytes:
-    """Write colours (H, W, 3) whose channels lie in planes of their own."""
+    """Return a TIFF of colours (H, W, 3) with a separate plane for each channel."""
     own = np.moveaxis(values[..., :3], -1, 0)
     bits = (8 * values.itemsize,) * 3
     return tiff(own.tobytes(), 4, 5, bits=bits, kind=2, strips=3, tags={PLANAR: 2})
 
 
 def integers(kind: type[np.integer]) -> bytes:
-    """Write two integers of a type whose range is unknown."""
+    """Return a TIFF of two integers of a type whose range is unknown."""
     values, signed = np.array([[1, 100]], kind), 1 + np.issubdtype(kind, np.signedinteger)
     bits = (8 * values.itemsize,)
     return tiff(values.tobytes(), 1, 2, bits=bits, kind=1, tags={FORMAT: int(signed)})
@@ -134,7 +134,7 @@ REFUSED: dict[str, tuple[bytes, str]] = {
 
 @pytest.mark.parametrize("kind", DECODED)
 def test_pixels(kind: str) -> None:
-    """Each bit depth has a range of its own; channels beyond the colours are left out."""
+    """Each bit depth has its own range. Channels beyond the colours are dropped."""
     data, expected = DECODED[kind]
     for alpha in ("drop", "white"):
         rules = ImageRules(alpha=alpha)
@@ -151,7 +151,7 @@ def test_what_is_refused_with_the_way_out(
     (tmp_path / "x.tif").write_bytes(data)
     with pytest.raises(DataError, match=words):
         open_split(DataConfig(data=str(tmp_path)), "train").decode(0)
-    assert not caplog.records  # of Pillow's own
+    assert not caplog.records  # Pillow's warnings are suppressed
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_orientation_is_applied_on_request(form: str, orientation: int) -> None:
     rules = ImageRules(exif="apply")
     assert np.array_equal(np.asarray(decode(data, rules=rules)), np.asarray(upright))
     assert rules.size(probe(data)) == (upright.height, upright.width)
-    if form != "TIFF":  # Pillow itself turns these
+    if form != "TIFF":  # Pillow itself applies it to TIFFs
         assert decode(data).size == (60, 40)
         assert np.array_equal(
             np.asarray(decode(data)), np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
@@ -196,7 +196,7 @@ def test_orientation_is_applied_on_request(form: str, orientation: int) -> None:
 
 
 def test_a_transparent_value_of_16_bits_is_laid_over_a_colour() -> None:
-    """As GDAL marks pixels without data; other values with the same high byte are not meant."""
+    """GDAL marks missing pixels like this. Other values with the same high byte are opaque."""
     data = encoded(Image.fromarray(ALL_16_BITS), "PNG", transparency=0x1234)
     assert probe(data).flags & Flags.TRANSPARENT
     for alpha, value in (("drop", 18), ("white", 255), ("black", 0)):

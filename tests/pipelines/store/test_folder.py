@@ -1,4 +1,4 @@
-"""Folders of every shape, lists of files, and the message for a broken image."""
+"""Folders of every layout, lists of files, and the message for a bad image."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.sources import jpeg, put, tar
 
 
 def test_the_way_out_of_a_broken_image_is_one(tmp_path: Path) -> None:
-    """The command that its message names is typed as it stands."""
+    """The command in its message can be pasted into a shell."""
     data = tmp_path / "it's mine"
     write_images(data / "train", classes=1, each=3)
     bad = data / "train" / "class0" / "001.jpg"
@@ -40,7 +40,7 @@ def test_the_way_out_of_a_broken_image_is_one(tmp_path: Path) -> None:
 def test_links_that_lead_back_and_pipes_are_left_out(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Links to images that are gone, too, which a warning counts."""
+    """So are broken links to images, which a warning counts."""
     image = put(tmp_path / "a" / "0.jpg", jpeg(0))
     (tmp_path / "a" / "loop").symlink_to(tmp_path)
     (tmp_path / "b").symlink_to(image)
@@ -87,5 +87,5 @@ def test_csv_as_spreadsheets_write_it(images: Path) -> None:
     blank = [["train/class0/000.jpg", "3 "], ["train/class0/001.jpg", "-1"]]
     store = open_store(write_list(images / "c.csv", "path,label", blank), "train")
     assert store.labels.tolist() == [3, -1] and store.classes == ("0", "1", "2", "3")
-    numbered = write_list(images / "b.csv", ",path", [[0, "train/class0/000.jpg"]])  # as pandas
+    numbered = write_list(images / "b.csv", ",path", [[0, "train/class0/000.jpg"]])  # like pandas
     assert open_store(numbered, "train").labels.tolist() == [-1]

@@ -1,4 +1,4 @@
-"""What is read of an image's header equals what Pillow says, on every kind there is."""
+"""The parser of image headers agrees with Pillow on every kind of image."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from fastsiam.kernels import library
-from fastsiam.pipelines.store.probe import Flags, ends, is_all_code, probe
+from fastsiam.pipelines.store.probe import Flags, ends, has_only_entropy_data, probe
 from tests.sources import encoded, jpeg, picture, rotated_jpeg
 
 
@@ -35,7 +35,7 @@ def test_sizes_and_oddities(data: bytes, flags: int) -> None:
 
 
 def test_a_thumbnail_does_not_end_an_image() -> None:
-    """The picture within the EXIF data has an end marker of its own."""
+    """The thumbnail in the EXIF data has its own end marker."""
     body = jpeg(0)
     segment = b"Exif\x00\x00" + jpeg(1)
     data = body[:2] + b"\xff\xe1" + (len(segment) + 2).to_bytes(2, "big") + segment + body[2:]
@@ -67,20 +67,22 @@ def test_bad_headers_say_why(data: bytes, reason: str) -> None:
 def test_what_stands_in_the_midst_of_the_code(
     progressive: bool, compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An end, restarts, further scans of a progressive image are as they shall be; no other is."""
+    """Valid markers are the end, restarts and, in a progressive image, further scans."""
     if not compiled:
         monkeypatch.setattr(library, "kernels_if_any", lambda: None)
     data = jpeg(1, progressive=progressive, restart_marker_blocks=1)
     head = probe(data)
     assert b"\xff\xd3" in data[head.scan :]
     for whole in (data, data + b"padding", data[:-2] + b"\xff" + data[-2:]):
-        assert is_all_code(memoryview(whole), head)
-    assert not is_all_code(data[:-2], head) and not is_all_code(data[:-1], head)
-    assert not is_all_code(data[: len(data) // 2], head)
+        assert has_only_entropy_data(memoryview(whole), head)
+    assert not has_only_entropy_data(data[:-2], head) and not has_only_entropy_data(data[:-1], head)
+    assert not has_only_entropy_data(data[: len(data) // 2], head)
     middle = data.index(b"\xff\xd3", head.scan)
     for marker in (0x05, 0xC0, 0xD8, 0xE1, 0xFE):
-        assert not is_all_code(data[:middle] + bytes((0xFF, marker)) + data[middle:], head)
+        assert not has_only_entropy_data(
+            data[:middle] + bytes((0xFF, marker)) + data[middle:], head
+        )
     table = data[:middle] + b"\xff\xc4\x00\x02" + data[middle:]
-    assert is_all_code(table, head) == progressive
-    assert not is_all_code(data[:middle] + b"\xff\xc4", head)
-    assert not is_all_code(data[:middle] + b"\xff\xc4\xff\xff", head)
+    assert has_only_entropy_data(table, head) == progressive
+    assert not has_only_entropy_data(data[:middle] + b"\xff\xc4", head)
+    assert not has_only_entropy_data(data[:middle] + b"\xff\xc4\xff\xff", head)

@@ -1,4 +1,4 @@
-"""Which data set lies at a path: its images, their classes, its splits."""
+"""Recognition of the data set at a path: its images, classes and splits."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from tests.sources import WNIDS, jpeg, put, tar
 DEEP = ["a/aa.jpg", "a/z.jpg", "a/sub/a.jpg", "a/sub/b.jpg", "a-b/c.jpg", "b/x/y/z.jpg"]
 KAGGLE = [f"ILSVRC/Data/CLS-LOC/train/{wnid}/0.JPEG" for wnid in WNIDS]
 CASES: dict[str, tuple[dict[str, Any], dict[str, list[str]]]] = {
-    "class folders may be deep, and others hidden or empty": (
+    "deep class folders, hidden and empty folders": (
         {"zebra/a.jpg": "", "ant/deep/deeper/b.JPEG": "", "ant/c.PNG": "", "empty/x.txt": "",
          "ant/notes.txt": "", ".hidden/x.jpg": "", "ant/._c.jpg": "", ".cache/x.parquet": ""},
         {"train": ["ant/c.PNG", "ant/deep/deeper/b.JPEG", "zebra/a.jpg"]},
     ),
     "deep folders": (dict.fromkeys(DEEP, ""), {"train": DEEP}),
     "deep folders in a tar": ({"t.tar": DEEP[::-1]}, {"train": DEEP}),
-    "a word within a name tells no split": (
+    "a word within a name is not a split": (
         {"carnival.tar": ["a/0.jpg"], "._train.tar": ""}, {"train": ["a/0.jpg"]}
     ),
     "Kaggle's": (dict.fromkeys(KAGGLE, ""), {"train": [f"{wnid}/0.JPEG" for wnid in WNIDS]}),
@@ -32,7 +32,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, list[str]]]] = {
         {"Train/a/0.jpg": "", "Validation/a/1.jpg": ""},
         {"train": ["a/0.jpg"], "val": ["a/1.jpg"]},
     ),
-    "still other names of splits": (
+    "more names of splits": (
         {"training/a/0.jpg": "", "test/a/1.jpg": ""}, {"train": ["a/0.jpg"], "val": ["a/1.jpg"]}
     ),
     "a class called train": (
@@ -49,7 +49,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, list[str]]]] = {
         {"train": ["a/0.jpg"], "val": ["b/1.jpg"]},
     ),
 }  # fmt: skip
-"""Files, with the members of tars, and the images that are there by split."""
+"""Files (with members if a tar), and the expected images of each split."""
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -83,7 +83,7 @@ def test_a_file_has_the_validation_images_of_its_own_data(tmp_path: Path) -> Non
 
 
 def test_sources_are_what_was_converted_or_their_error(images: Path, tmp_path: Path) -> None:
-    """Whatever lies beside them: parts that are not whole, or a conversion of fewer images."""
+    """Whatever is next to them: incomplete parts, or a conversion of fewer images."""
     run("folder", images, tmp_path / "few", limit=2)
     few = (tmp_path / "few" / "train.beton").read_bytes()
     assert len(open_store(tmp_path / "few", "train", sources=True)) == 2
@@ -129,7 +129,7 @@ def test_folders_that_may_be_classes_or_splits_are_named(
 def test_the_system_is_not_asked_about_each_image_of_a_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a network file system each question takes time. Links are followed, or left out."""
+    """Each ``stat`` takes time on a network file system. Links are followed, loops are skipped."""
     root, elsewhere = tmp_path / "data", put(tmp_path / "elsewhere" / "0.jpg").parent
     for i in range(3):
         put(root / f"{i}.jpg")

@@ -1,4 +1,4 @@
-"""Data that cannot be read: what is wrong with it, and the words of the one line that says so."""
+"""Data that cannot be read, and the one-line error that says what is wrong."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.sources import tar_bytes as tarred
 from tests.tables import dataset
 
 Build = Callable[[Path], Path]
-"""Writes what cannot be read below a folder; returns what is opened."""
+"""Writes unreadable data below a folder; returns the path to open."""
 
 
 def images(root: Path) -> Path:
@@ -41,13 +41,13 @@ def tar_of(*names: str, more: Iterable[tuple[str, bytes]] = ()) -> Build:
 
 
 def tar_damaged(change: Callable[[bytes], bytes]) -> Build:
-    """A tar of two classes after some change of its bytes."""
+    """Build a tar of two classes with changed bytes."""
     members = [(f"{i // 5}/{i}.jpg", jpeg(i)) for i in range(10)]
     return lambda root: put(root / "train.tar", change(tarred(members)))
 
 
 def sparse_tar(name: str) -> Build:
-    """A tar of a file that is mostly a hole, as ``tar --sparse`` stores it."""
+    """Build a tar of a sparse file, as stored by ``tar --sparse``."""
 
     def build(root: Path) -> Path:
         member = tarfile.TarInfo(name)
@@ -72,7 +72,7 @@ def link_in_tar(kind: bytes) -> Build:
 
 
 def tar_with_a_huge_header(kind: bytes) -> Build:
-    """A long name (of GNU's tar, or POSIX's) that claims more bytes than any memory has."""
+    """Build a tar with a GNU or POSIX header that claims more bytes than any machine has memory."""
     header = tarfile.TarInfo("x")
     header.type, header.size = kind, 2**45
     return lambda root: put(root / "t.tar", header.tobuf(tarfile.GNU_FORMAT) + bytes(4096))
@@ -88,7 +88,7 @@ def index_outside(root: Path) -> Path:
 
 
 def damaged(form: str, pattern: str, change: Callable[[bytes], bytes] | None) -> Build:
-    """Images in a form of which the first file that a pattern finds is changed, or removed."""
+    """Build images in a form, and change or remove the first file that matches a pattern."""
 
     def build(root: Path) -> Path:
         path = FORMS[form](images(root), root / "data")
@@ -110,7 +110,7 @@ def labels(*columns: Sequence[object]) -> Build:
 
 
 def classes(*names: str) -> Build:
-    """Parquet files whose classes have these names, of a letter each."""
+    """Build a parquet file for each string, whose letters are the names of the classes."""
 
     def build(root: Path) -> Path:
         for number, own in enumerate(names):
@@ -139,7 +139,7 @@ def beton(change: Callable[[bytes], bytes]) -> Build:
 
 
 def foreign(change: Callable[[bytes], bytes]) -> Build:
-    """A .beton file without checksums, as FFCV writes it."""
+    """Build a changed .beton file without checksums, as written by FFCV."""
 
     def without(data: bytes) -> bytes:
         mark = data.index(b"fastsiam")
@@ -149,7 +149,7 @@ def foreign(change: Callable[[bytes], bytes]) -> Build:
 
 
 def with_images(data: bytes, count: int) -> bytes:
-    """Have the header of a .beton file count other images."""
+    """Change the number of images in the header of a .beton file."""
     return data[:8] + count.to_bytes(8, "little") + data[16:]
 
 
@@ -157,7 +157,7 @@ THERE = "images/class0/000.jpg"
 
 
 def listing(header: str, rows: list[list[object]]) -> Build:
-    """A list beside the folder of ``images``."""
+    """Build a CSV list next to the folder of ``images``."""
     return lambda root: write_list(images(root).parent / "list.csv", header, rows)
 
 
@@ -171,20 +171,20 @@ CASES: dict[str, tuple[Build, str]] = {
         "has folders Train/ and train/ for one split: move the images from one to the other",
     ),
     "one image": (lambda root: put(root / "a.jpg", jpeg(0)), "is neither a folder of images nor a"),
-    "images beside folders": (
+    "images next to folders": (
         lambda root: put(put(root / "c" / "two.jpg").parents[1] / "one.jpg").parent,
         r"both outside folders \(one.jpg\) and in folders \(c/\)",
     ),
-    "data sets beside each other": (
+    "several data sets": (
         lambda root: write_images(write_images(root / "b/train").parents[1] / "a/train").parents[1],
         r"separate data sets: pass one of them, such as .*a$",
     ),
-    "compressed as a whole": (lambda root: put(root / "t.tar.gz"), "is compressed: unpack it"),
+    "a compressed tar": (lambda root: put(root / "t.tar.gz"), "is compressed: unpack it"),
     # tars
     "a sparse image": (sparse_tar("a.jpg"), "a sparse file; create the tar without --sparse"),
     "another sparse file": (sparse_tar("a.bin"), "a sparse file; create the tar without"),
     "an empty tar": (lambda root: put(root / "t.tar"), "is empty"),
-    "gzip for a tar": (lambda root: put(root / "t.tar", gzip.compress(b"x")), "is compressed"),
+    "a gzip named tar": (lambda root: put(root / "t.tar", gzip.compress(b"x")), "is compressed"),
     "two splits in a tar": (
         tar_of("data/train/a/0.jpg", "data/train/b/1.jpg", "data/val/a/2.jpg"),
         "train/ and others: unpack it, or create one tar per",
@@ -192,7 +192,7 @@ CASES: dict[str, tuple[Build, str]] = {
     "a damaged header": (
         tar_damaged(lambda d: d.replace(b"1/5.jpg", b"1/5?jpg")), f"{WHOLE_TAR}.*or truncated"
     ),
-    "cut in a later image": (tar_damaged(lambda d: d[: d.index(b"1/5.jpg") + 900]), WHOLE_TAR),
+    "cut off in a later image": (tar_damaged(lambda d: d[: d.index(b"1/5.jpg") + 900]), WHOLE_TAR),
     "another tar behind it": (
         tar_damaged(lambda d: d + d), "another tar after its end, at .* or join them with tar --con"
     ),
@@ -204,19 +204,19 @@ CASES: dict[str, tuple[Build, str]] = {
     "a huge POSIX header": (tar_with_a_huge_header(tarfile.XHDTYPE), WHOLE_TAR),
     "a link to an image": (link_in_tar(tarfile.SYMTYPE), "a link to 0.jpg; .* tar --dereference$"),
     "an image's second name": (link_in_tar(tarfile.LNKTYPE), "0.jpg; .* tar --hard-dereference$"),
-    "a number that is no class": (
+    "a number that is not a class": (
         tar_of("0.jpg", more=[("0.cls", b"99999999999")]), "which is not a class number"
     ),
     "an index that leads outside": (index_outside, r"t\.tar is damaged: image 1 lies outside the"),
     # lists of files
-    "CSV without a line": (
+    "an empty CSV": (
         lambda root: put(root / "a.csv"), "has no column 'path', only none: name"
     ),
-    "Latin letters": (
+    "CSV in Latin-1": (
         lambda root: put(root / "a.csv", b"path,label\na.jpg,caf\xe9\n"),
         "is not UTF-8: save it as UTF-8",
     ),
-    "files of a list that are gone": (
+    "missing files of a list": (
         listing("path,label", [[THERE, "a"], ["x.jpg", "b"], ["y.jpg", "b"]]),
         "2 of 3 that were checked, the first .*x.jpg; paths",
     ),
@@ -230,10 +230,10 @@ CASES: dict[str, tuple[Build, str]] = {
     ),
     "an open quote": (lambda root: put(root / "a.csv", b'path\n"a.jpg\n'), "is damaged in line 2"),
     # tables
-    "a table that is cut": (
+    "a truncated table": (
         damaged("saved", "data-00001*", lambda d: d[:2000]), r"data-00001-of-00003.arrow"
     ),
-    "a table that is gone": (damaged("saved", "data-00001*", None), r"data-00001-of-00003.arrow"),
+    "a missing table": (damaged("saved", "data-00001*", None), r"data-00001-of-00003.arrow"),
     "a damaged state.json": (
         damaged("saved", "state.json", lambda _: json.dumps({"_data_files": "none"}).encode()),
         r"state.json cannot be read: .*; save the data set again",
@@ -242,31 +242,31 @@ CASES: dict[str, tuple[Build, str]] = {
         damaged("hub", "train-*", lambda d: d.replace(b"\x05image\x05by", b"\x05imagf\x05by")),
         r"\.parquet is damaged: row group 0 has no column 'image.b",
     ),
-    "no parquet": (
+    "not a parquet file": (
         lambda root: put(root / "a.parquet", b"PAR1 and no more"), "is not a complete parquet file"
     ),
-    "no column of images": (no_image_column, r"no column that can hold images .*, only 'la\\nbel'"),
+    "no image column": (no_image_column, r"no column that can hold images .*, only 'la\\nbel'"),
     "other classes in a second file": (
         classes("ab", "bc"), r"train-1.* and .*train-0.* have different classes: .* each"
     ),
     "numbers and names": (labels([0, 1], "ab"), "numbers in some files and names in others"),
     # .beton files
-    "a zip for a beton": (beton(lambda d: b"PK\x03\x04" + d[4:]), "its format is"),
+    "a zip named beton": (beton(lambda d: b"PK\x03\x04" + d[4:]), "its format is"),
     "half a beton": (beton(lambda d: d[:3000]), "annex is missing|incomplete"),
-    "a row less": (beton(lambda d: d[:-24]), "lacks images"),
+    "a missing row": (beton(lambda d: d[:-24]), "lacks images"),
     "a damaged mark": (
         beton(lambda d: d.replace(b"fastsiam", b"fastsial", 1)),
         "the arguments of its image field are not fastsiam's",
     ),
     "no images in a beton": (foreign(lambda d: with_images(d, 0)), "holds no images"),
-    "more images than there is room for": (
+    "more images than fit": (
         foreign(lambda d: with_images(d, 10**6)), "it ends before its metadata of 1,000,000 images"
     ),
-    "a table that is cut off": (foreign(lambda d: d[:-5]), "its allocation table is incomplete"),
-    "a table that is too long": (
+    "a cut-off allocation table": (foreign(lambda d: d[:-5]), "its allocation table is incomplete"),
+    "an oversized allocation table": (
         foreign(lambda d: d + bytes(1200)), "its allocation table is not at the end of the file"
     ),
-    # archives of others
+    # third-party archives
     "half of CIFAR": (
         lambda root: put(root / "cifar-10-python.tar.gz",
                          cifar(root / "whole.gz").read_bytes()[:1000]),
@@ -305,7 +305,7 @@ def test_a_split_that_is_not_there(build: Build, words: str, tmp_path: Path) -> 
 
 
 def test_paths_alone_are_refused(tmp_path: Path) -> None:
-    """A path of one image among others that have bytes is that image's fault."""
+    """If only some images lack bytes, the data set opens, and reading such an image fails."""
     import pyarrow as pa
     from pyarrow import parquet as pq
 
@@ -323,7 +323,7 @@ def test_paths_alone_are_refused(tmp_path: Path) -> None:
 
 
 def test_compressed_parquet_is_converted(tmp_path: Path) -> None:
-    """Read in order, it needs no places; an image that is not stored as it is has none either."""
+    """Compressed images have no offset in the file, so they can only be read in order."""
     root = as_compressed(images(tmp_path), tmp_path / "old ones")
     command = "fastsiam convert parquet --source '.*old ones' --out DIR, and pass --data DIR"
     refused(root, f"the images in .* are compressed, so they can only be .*: {command}")
@@ -344,7 +344,7 @@ def test_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         refused(root, r"needs pyarrow: pip install 'fastsiam\[convert\]'$")
 
 
-# What the operating system refuses.
+# Errors of the operating system.
 
 GONE = r"cannot read .*: No such file or directory; check the path$"
 
@@ -359,7 +359,7 @@ def test_a_folder_that_cannot_be_looked_into(
 
 
 def test_files_that_are_gone(tmp_path: Path) -> None:
-    """Their stamps are asked for when a run resumes; a file of a folder, when it is read."""
+    """A missing archive is an error when a resumed run checks it, an image file when it is read."""
     folder = images(tmp_path)
     packed = tar(tmp_path / "t.tar", folder_members(folder))
     converted = as_converted(folder, tmp_path / "out") / "train.beton"
@@ -378,11 +378,11 @@ def test_files_that_are_gone(tmp_path: Path) -> None:
             files.decode(index)
 
 
-# Names and contents that are made to mislead.
+# Malicious names and contents.
 
 
 def test_names_of_members_are_no_paths(tmp_path: Path) -> None:
-    """Neither reading nor converting writes where they lead to; hidden ones are skipped."""
+    """Neither reading nor converting writes to such paths. Hidden members are skipped."""
     source, out = tmp_path / "a" / "b", tmp_path / "a" / "out"
     names = ["../../evil/0.jpg", "/tmp/fastsiam-evil/1.jpg", "c/../../../evil/./2.jpg"]
     names += [".checkpoints/0.jpg", "a/._0.jpg", "b/.x/1.jpg"]

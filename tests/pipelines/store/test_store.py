@@ -1,4 +1,4 @@
-"""Every store returns what was put in, whatever the images and the form they are stored in."""
+"""Every store returns the images that were written, in any form and for any kind of image."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ from tests.pipelines.dali_cases import KINDS
 from tests.sources import cifar
 
 Images = list[tuple[str, bytes]]
-"""Names of images and their bytes, as they were put in."""
+"""Names and bytes of the images that were written."""
 
 SAMPLES = {kind: make(number) for number, (kind, make) in enumerate(KINDS.items())}
 STORES = {
     "folder": FolderStore, "csv": ListedStore, "saved": ArrowStore, "hub": ParquetStore,
     "converted": BetonStore, "parts": BetonStore, "pixels": BetonStore,
 }  # fmt: skip
-"""Types of stores by form; otherwise it is a tar's."""
+"""Store type of each form; the other forms are tars."""
 
 
 @st.composite
 def data_sets(draw: st.DrawFn) -> tuple[Images, list[int]]:
-    """Images in class folders, in their order, and positions to pick, some of them twice."""
+    """Draw sorted images in class folders, and positions to pick, possibly repeated."""
     images = []
     for number, name in enumerate(draw(st.lists(st.sampled_from(["ant", "b c", "ü"]), min_size=3))):
         images.append((f"{name}/{number:03} é.jpg", SAMPLES[draw(st.sampled_from([*SAMPLES]))]))
@@ -87,7 +87,7 @@ def test_every_store_returns_what_was_put_in(form: str, data_set: tuple[Images, 
 
 
 def assert_holds(store: Store, form: str, images: Images, *, in_order: bool = False) -> None:
-    """Check a store against what was put in; in_order: it was opened to be read from the start."""
+    """Check that a store has the written images; ``in_order`` if it was opened as a source."""
     every = np.arange(len(images))
     names = [name for name, _ in images]
     classes = sorted({name.split("/")[0] for name in names})
@@ -98,7 +98,7 @@ def assert_holds(store: Store, form: str, images: Images, *, in_order: bool = Fa
     else:
         assert store.classes == tuple(classes)
         found = [store.name(i) for i in every.tolist()]
-        if form == "csv":  # whose paths are absolute
+        if form == "csv":  # its paths are absolute
             found = [own[-len(name) :] for own, name in zip(found, names, strict=True)]
         assert found == names
     data = [bytes(store.read(i)) for i in every.tolist()]
@@ -110,7 +110,7 @@ def assert_holds(store: Store, form: str, images: Images, *, in_order: bool = Fa
         ]
     else:
         kept = [own for own, (_, put) in zip(data, images, strict=True) if own == put]
-        assert len(kept) == len(images) or form in ("converted", "parts")  # which encode PNGs
+        assert len(kept) == len(images) or form in ("converted", "parts")  # these re-encode PNGs
     known = store.dimensions()
     store.ahead(every.tolist())
     store.check()
@@ -127,7 +127,7 @@ def assert_holds(store: Store, form: str, images: Images, *, in_order: bool = Fa
 
 
 def assert_picked(store: Store, positions: np.ndarray) -> None:
-    """Check that a picked store is the same store at other positions."""
+    """Check that a picked store has the images of the given positions."""
     own = picked(store, positions)
     assert len(own) == len(positions) and str(own) == str(store) and own.classes == store.classes
     assert type(own) is type(store)

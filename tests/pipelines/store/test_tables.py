@@ -1,4 +1,4 @@
-"""Data sets of Hugging Face's ``datasets`` in place: saved to disk, and parquet of every kind."""
+"""Hugging Face data sets read in place: saved to disk, and parquet of every kind."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_one_parquet_file(images: Path, tmp_path: Path) -> None:
 
 
 def test_folders_that_are_called_like_files(tmp_path: Path) -> None:
-    """As Spark calls the folders of parts that it writes."""
+    """Spark gives such names to the folders of parts that it writes."""
     rows = dataset([(jpeg(i), None, i % 2) for i in range(3)], "ab")
     for name in ("train.parquet/0.parquet", "train.parquet/1.parquet", "val.parquet/0.parquet"):
         rows.to_parquet(put(tmp_path / name))
@@ -48,7 +48,7 @@ def test_folders_that_are_called_like_files(tmp_path: Path) -> None:
 
 
 def test_images_that_are_alike_are_found(tmp_path: Path) -> None:
-    """A dictionary holds one of them."""
+    """A dictionary stores identical images once."""
     import pyarrow as pa
     from pyarrow import parquet as pq
 
@@ -74,7 +74,7 @@ def test_an_image_column_is_found_by_its_type(tmp_path: Path) -> None:
 
 
 def test_a_row_group_is_never_in_memory_as_a_whole(tmp_path: Path) -> None:
-    """Not when its images are looked up, and not when they are read in order."""
+    """Neither when its images are located, nor when they are read in order."""
     import pyarrow as pa
     from pyarrow import parquet as pq
 
@@ -102,7 +102,7 @@ def test_a_row_group_is_never_in_memory_as_a_whole(tmp_path: Path) -> None:
     assert done.returncode == 0 and int(done.stdout) < 80_000, done  # of 120,000
 
 
-# Parquet that is read in order, by a conversion.
+# Parquet that a conversion reads in order.
 
 
 def write_table(path: Path, **columns: object) -> None:
@@ -127,7 +127,7 @@ def test_image_files_beside_tables_and_tars_without_images_are_the_data(
     store = open_store(tmp_path, "train")
     assert [store.name(i) for i in range(len(store))] == ["cat/0.jpg", "dog/deep/1.jpg"]
     assert store.classes == ("cat", "dog")
-    if (where, beside) != ("train", "emb/x.parquet"):  # as deep, no table is looked for
+    if (where, beside) != ("train", "emb/x.parquet"):  # tables are not searched as deep as this
         assert beside in caplog.text
     with pytest.raises(NoSplitError):
         open_store(tmp_path, "val")

@@ -8,7 +8,7 @@ import os
 import sys
 from typing import Any
 
-from fastsiam.signals import ending_with
+from fastsiam.signals import die_with_parent
 
 LAUNCHER = "FASTSIAM_LAUNCHER"
 """Environment variable with the process ID of fastsiam's launcher, for its ranks."""
@@ -27,7 +27,7 @@ def begin() -> None:
     """
     if not is_worker():
         return
-    ending_with(int(os.environ.get(LAUNCHER) or os.getppid()))()
+    die_with_parent(int(os.environ.get(LAUNCHER) or os.getppid()))()
     if (rank := os.environ.get("RANK", "0")) != "0":
         sys.stderr = _PrefixedStream(sys.stderr, f"[rank {rank}] ")
 

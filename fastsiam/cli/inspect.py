@@ -1,4 +1,4 @@
-"""Commands that look at what there is: views of images, a run's page and digests, this machine."""
+"""Commands that inspect views of images, a run's results and digests, or this machine."""
 
 from __future__ import annotations
 
@@ -35,21 +35,22 @@ def views(
     pipeline: Annotated[
         str,
         typer.Option(
-            help="Pipeline that makes the views; a,b shows several side by side. auto: the fastest "
-            "here, except memory. Default: that of --config, else auto."
+            help="Pipeline that makes the views, or several to show side by side: a,b. auto: the "
+            "fastest here, except memory. Default: that of --config, else auto."
         ),
     ] = "",
-    images: Annotated[int, typer.Option(min=1, help="How many images.")] = 12,
+    images: Annotated[int, typer.Option(min=1, help="Number of images.")] = 12,
     epoch: Annotated[
-        int, typer.Option(min=0, help="Epoch whose first images and draws are shown.")
+        int, typer.Option(min=0, help="Epoch whose first images and random draws are shown.")
     ] = 0,
     json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write the drawn parameters of every view there.")
+        Path | None,
+        typer.Option("--json", help="Write the drawn parameters of every view to this file."),
     ] = None,
 ) -> None:
-    """Show images beside the views that pipelines make of each, as training sees them.
+    """Show images next to the views that pipelines make from them, as training sees them.
 
-    --config RUN shows those of a run.
+    --config RUN shows the views of a run.
     """
     from fastsiam.report.pictures import check_picture, save_picture
     from fastsiam.report.views import show_views
@@ -71,9 +72,12 @@ def views(
 
 @app.command()
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Run folder; more runs are drawn beside it.")],
+    runs: Annotated[
+        list[Path], typer.Argument(help="Run folder, and other runs to compare it with.")
+    ],
     out: Annotated[
-        Path | None, typer.Option(help="Page to write; default: report.html in the first run.")
+        Path | None,
+        typer.Option(help="Page to write. Default: report.html in the first run folder."),
     ] = None,
 ) -> None:
     """Write one self-contained HTML page: loss, std, rank, kNN, images/s, data wait, settings."""
@@ -85,7 +89,7 @@ def report(
 @app.command()
 def info(
     json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write it there as JSON too.")
+        Path | None, typer.Option("--json", help="Also write it to this file as JSON.")
     ] = None,
 ) -> None:
     """Print versions, GPUs, and which pipelines can run here."""
@@ -97,7 +101,7 @@ def info(
     packages = found.pop("packages")
     for name, value in {**found, "gpus": ", ".join(found["gpus"]) or "none"}.items():
         print(f"{name:12} {value}")
-    print(f"{'JPEGs by':12} {library.decoder_name()}")
+    print(f"{'JPEG decoder':12} {library.decoder_name()}")
     for name, version in packages.items():
         print(f"{name:20} {version}")
     for name, state in ready.items():
@@ -108,9 +112,9 @@ def info(
 
 @app.command()
 def verify(run: Annotated[Path, typer.Argument(help="Run folder.")], config: VerifyConfig) -> None:
-    """Compute the digests of a run again from seed, settings and data, and compare with its log.
+    """Recompute a run's digests from seed, settings and data, and compare them with its log.
 
-    Writes nothing. Exits with 1 at the first line that differs.
+    Writes no files. Exits with code 1 at the first log line that differs.
     """
     from fastsiam.train.verify import verify
 
