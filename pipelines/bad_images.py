@@ -65,7 +65,7 @@ class BadImages:
         return np.array([own is not None and own.step <= at for own in found], np.bool_)
 
     def note(self, error: ImageError, *, epoch: int, step: int) -> BadImage:
-        """Add an image that could not be decoded after ``step`` steps of the run.
+        """Add an image that could not be decoded; the run had done ``step`` steps.
 
         Raises:
             ImageError: ``error`` itself, if this image is not to be replaced.

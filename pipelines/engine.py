@@ -119,8 +119,7 @@ class Engine:
         """Yield the results of batches in order; one thread submits them, another awaits them.
 
         ``prefetch`` batches, at least two, are in progress. The first of them is completed ahead of
-        the caller.
-        Once the generator is closed, no thread writes to the batches' memory.
+        the caller. Once the generator is closed, no thread writes to the batches' memory.
 
         Args:
             index_of: returns the positions of a step's images.

@@ -25,7 +25,7 @@ from .native_backend import NativeLoader
 from .store import BetonStore
 
 _threads = torch.get_num_threads(), numba.get_num_threads()
-_typed, numba.typed.Dict = numba.typed.Dict, dict  # numba would compile FFCV's for seconds
+_typed, numba.typed.Dict = numba.typed.Dict, dict  # compiling numba's takes seconds
 from ffcv.fields import RGBImageField  # noqa: E402
 from ffcv.memory_managers import ProcessCacheManager  # noqa: E402
 from ffcv.reader import Reader  # noqa: E402
@@ -40,7 +40,7 @@ _SECONDS_BETWEEN_LOOKS = 1.0  # between checks that FFCV's reader threads are al
 class FfcvLoader(NativeLoader):
     """Loader of a .beton file that was written by ``fastsiam convert`` or by FFCV.
 
-    With ``os_cache`` the file is memory-mapped and in the OS page cache. Otherwise FFCV reads the
+    With ``os_cache`` the file is memory-mapped, and the OS caches it. Otherwise FFCV reads the
     pages that the epoch needs, each once, into its own memory.
     """
 

@@ -80,7 +80,7 @@ class Headers:
         return dict(zip(places.tolist(), arrays, strict=True))
 
     def size(self, index: int) -> tuple[int, int]:
-        """Return the height and width of a decoded image.
+        """Return the height and width that an image has after decoding.
 
         Raises:
             DataError: the file cannot be read or is not an image; the message names it.

@@ -70,7 +70,7 @@ class Images:
 
     @staticmethod
     def of_arrays(arrays: Sequence[NDArray[np.uint8]], owner: object = None) -> Images:
-        """Return images from contiguous (H, W, 3) uint8 arrays, whose memory ``owner`` has."""
+        """Return images from contiguous (H, W, 3) uint8 arrays; ``owner`` owns their memory."""
         address = np.array([library.at(array, np.uint8) for array in arrays], np.int64)
         size = np.array([array.shape[:2] for array in arrays])
         return Images.of_pixels(address, size, (arrays, owner))
@@ -89,7 +89,7 @@ class Job:
         decode: address of the function that decodes JPEGs; 0 if no image is a JPEG.
 
     Raises:
-        ValueError: an argument is missing, or compiled code would access memory outside arrays.
+        ValueError: an argument is missing, or compiled code would access memory outside its arrays.
     """
 
     def __init__(

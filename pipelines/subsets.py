@@ -74,7 +74,7 @@ def open_training(data: DataConfig) -> tuple[Store, NDArray[np.int64], NDArray[n
 
 
 def open_with_holdout(data: DataConfig) -> tuple[Store, NDArray[np.int64], NDArray[np.int64]]:
-    """Open all training images of one data set; it returns the same as ``open_training``.
+    """Open all training images of one data set; ``open_training`` describes the result.
 
     Raises:
         DataError: the images cannot be read, or ``data.holdout`` is set although the data set has
@@ -111,8 +111,8 @@ def _opened(data: DataConfig, split: Split) -> Store:
         if size > data.cache_gb:  # chunks would be evicted before their next image is read
             cache.keeps = False
             warn_once(
-                f"--cache has no effect: {data.data} has {size:,.1f} GB, more than --cache-gb "
-                f"{data.cache_gb:g}, and a full shuffle or an evaluation reads it at random; "
+                f"--cache stores nothing: {data.data} has {size:,.1f} GB, more than --cache-gb "
+                f"{data.cache_gb:g}, and a full shuffle, as in evaluations, reads it at random; "
                 "train with --shuffle window:16384 or a larger --cache-gb"
             )
     store.set_rules(ImageRules(exif=data.exif, alpha=data.alpha))

@@ -21,7 +21,7 @@ _SLOWER = 1.03
 class WorkerTuner:
     """Finds the fewest threads with which a training loop runs at full speed.
 
-    It starts with ``most`` threads and tries fewer until the loop becomes slower. This takes less
+    It starts with ``most`` threads and tries fewer until the loop becomes slower. This takes fewer
     than a hundred batches.
     """
 

@@ -201,7 +201,7 @@ def fork_worker(
 
 
 _work: Callable[[Any], Any]
-"""Function of this pool's worker process."""
+"""The pool's function, in a worker process."""
 
 
 def _enter(environment: dict[str, str], work: Callable[[Any], Any]) -> None:

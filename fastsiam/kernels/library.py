@@ -55,7 +55,7 @@ class FinishOf(Structure):
 
 
 class SideOf(Structure):
-    """V crops of each of N images, all of one size: ``fastsiam.pipelines.cuts.Cuts``."""
+    """V crops of one size from each of N images: ``fastsiam.pipelines.cuts.Cuts``."""
 
     _fields_ = [
         ("side", c_int32),

@@ -135,7 +135,7 @@ def find_source(kind: Kind, root: Path | Url) -> Place:
     ImageNet and CIFAR-10 may be in a subfolder ``imagenet`` or ``cifar10`` of the data root.
 
     Raises:
-        DataError: the root does not exist.
+        DataError: the root does not exist or cannot be accessed.
     """
     with os_errors_as(DataError, f"cannot look for the data in {root}"):
         place = opened(root)

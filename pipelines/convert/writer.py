@@ -266,7 +266,7 @@ def _placed(block: Block, start: int) -> Block:
 
 
 def _check_bad(store: Store, done: list[Block], config: ConvertConfig) -> None:
-    """Raise BadImagesError for bad images without ``skip_bad``, or if all are (unless a part)."""
+    """Raise BadImagesError for bad images without ``skip_bad``, or if a whole split is bad."""
     bad = [(store.where(index), reason) for block in done for index, reason in block.bad]
     images = sum(len(block.rows) for block in done)
     if not images and config.part_of[1] == 1:

@@ -206,7 +206,7 @@ class Store(ABC):
         A check takes 0.3 us per file. A store with more than 16 files is not checked.
 
         Raises:
-            FileLostError: a file was truncated, deleted or overwritten; the message names it.
+            FileLostError: the size of a file has changed; the message names the file.
         """
         if len(self.files) <= _FEW_FILES:
             for file in self.files:
@@ -353,9 +353,9 @@ def picked(store: Store, positions: NDArray[np.int64]) -> Store:
 
 
 def choose_split(split: Split, files: Sequence[Place], folder: Place) -> list[Place]:
-    """Select a split's files: those with the split in their name or in their parent folder's name.
+    """Select a split's files: those with the split in their name, or else in a folder named for it.
 
-    A parent folder counts only below ``folder``. If no file name contains any split's name, all
+    That folder must be below ``folder``. If no file name contains any split's name, all
     files are training files.
 
     Raises:

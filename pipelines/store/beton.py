@@ -148,7 +148,7 @@ class BetonStore(PlacedStore):
         return image
 
     def name(self, index: int) -> str:
-        """Return the image's name in the source data set, or its number if FFCV wrote the file."""
+        """Return the image's name in the source data set, or ``image N`` if FFCV wrote the file."""
         part, own = self._find(index)
         return part.names[own] if part.annex else f"image {own}"
 

@@ -273,8 +273,8 @@ class ListedStore(FileStore):
             return
         raise DataError(
             f"{self.root} lists files that do not exist: {there.count(False):,} of {len(some):,} "
-            f"that were checked, the first {self.path(int(some[there.index(False)]))}; paths may "
-            "be relative to the list's folder"
+            f"that were checked, the first {self.path(int(some[there.index(False)]))}; paths are "
+            "absolute, or relative to the list's folder"
         )
 
 

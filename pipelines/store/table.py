@@ -157,7 +157,8 @@ class ArrowStore(TableStore):
     """Images of a folder written by ``Dataset.save_to_disk`` of Hugging Face ``datasets``.
 
     Raises:
-        DataError: pyarrow is missing, a file cannot be read or is corrupt, or as ``TableStore``.
+        DataError: pyarrow is missing, a file cannot be read or is corrupt, or ``TableStore`` raises
+            it.
     """
 
     kind = "datasets' Arrow files, in place"

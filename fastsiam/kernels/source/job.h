@@ -32,7 +32,7 @@ struct Finish {
     int32_t type;             // Type of out
 };
 
-// V crops of each of N images, all of one size: fastsiam.pipelines.cuts.Cuts.
+// V crops of one size from each of N images: fastsiam.pipelines.cuts.Cuts.
 struct Side {
     int32_t side, views;     // side of a crop in pixels; V
     const int32_t *box;      // (V, N, 4) top, left, height, width
@@ -84,8 +84,9 @@ struct Job {
 // exactly the requested size, so that AddressSanitizer detects every access out of bounds.
 class Room {
   public:
-    // A larger buffer is freed when a smaller one is requested: few images have more than 20
-    // million pixels, but sooner or later every thread would keep a buffer for one.
+    // A buffer above this size, in bytes, is freed when at most this size is requested. Few images
+    // have more than 20 million pixels, but sooner or later every thread would keep a buffer for
+    // one.
     static constexpr int64_t KEPT = 64 << 20;
 
     ~Room() { free(memory); }

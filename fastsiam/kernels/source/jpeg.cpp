@@ -1,4 +1,4 @@
-// Decodes only the part of a JPEG that a box needs, by libjpeg-turbo with PIL's settings. Every
+// Decodes only the part of a JPEG that a box needs, using libjpeg-turbo with PIL's settings. Every
 // pixel inside the box is identical to that of a complete decode.
 //
 // For rows above the box only the entropy-coded data is read. Rows below it are skipped, and so are

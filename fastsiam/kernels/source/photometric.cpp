@@ -10,7 +10,7 @@ namespace {
 constexpr int SLOTS = 4;
 constexpr int64_t CHUNK = 8192;  // pixels whose planes stay in an L1 cache of 32 KiB
 constexpr int16_t NO_LEVEL = 256;
-static_assert(CHUNK % RUN == 0, "an operation goes on to the end of a run");
+static_assert(CHUNK % RUN == 0, "an operation continues to the end of a run");
 
 // The photometric parameters of one view.
 struct View {

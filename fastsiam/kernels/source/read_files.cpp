@@ -39,8 +39,8 @@ int64_t read_whole(int file, uint8_t *memory, int64_t capacity) {
 //
 // `names` contains a path of `width` bytes for each file of the data set, padded with zeros,
 // absolute or relative to `folder`. `which` lists the indices of the `count` files to read, and
-// `size` receives their sizes. Returns how many files were read before one that does not fit or
-// cannot be read.
+// `size` receives their sizes. Returns the number of files read: fewer than `count` if one does not
+// fit or cannot be read.
 EXPORT int64_t fastsiam_read_files(const char *folder, const char *names, int64_t width,
                                    const int64_t *which, int64_t count, uint8_t *memory,
                                    int64_t capacity, int64_t *size) {

@@ -49,8 +49,8 @@ constexpr int FETCHED = 4;               // number of source rows to prefetch
 constexpr int GROUPS = LANES / SHARERS;  // groups of lanes in a vector, each sharing a window
 constexpr int QUADS = LANES / 4;         // groups of four lanes in a vector: RGB and a blank
 
-// The weights of an axis in pieces: (chunks, PIECES, side). Taps that fill up the last chunk have
-// weight 0; they come before the others if `blanks_first`, else after them.
+// The weights of an axis in pieces: (chunks, PIECES, side). Padding taps, which complete the last
+// chunk or, if `blanks_first`, the first one, have weight 0.
 struct Pieces {
     int32_t chunks, side;
     const uint32_t *at;
