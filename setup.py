@@ -1,4 +1,4 @@
-"""Compiles the kernels when the package is built; all else is in pyproject.toml."""
+"""Compiles the kernels when the package is built; all other settings are in pyproject.toml."""
 
 import importlib.util
 from pathlib import Path
@@ -8,14 +8,14 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
 KERNELS = Path("fastsiam", "kernels")
-# By its path: the package itself needs what is not there while it is built.
+# Loaded by its path: the package cannot be imported in an isolated build.
 spec = importlib.util.spec_from_file_location("build_kernels", KERNELS / "build.py")
 kernels = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(kernels)
 
 
 class BuildWithKernels(build_py):
-    """Puts the libraries where the package is built, or beside its sources if it is editable."""
+    """Builds the kernels into the build folder, or next to the sources in an editable install."""
 
     def run(self):  # noqa: D102
         super().run()
@@ -23,20 +23,20 @@ class BuildWithKernels(build_py):
 
 
 class OfThisPlatform(Distribution):
-    """Says that there is something compiled, although it is no module of Python's."""
+    """Distribution marked as platform-specific, though its libraries are not extension modules."""
 
     def has_ext_modules(self):  # noqa: D102
         return True
 
 
 class WheelOfAnyPython(bdist_wheel):
-    """Names the wheel by the platform alone: the libraries know nothing of Python."""
+    """Tags the wheel with the platform alone: the libraries do not use Python's C API."""
 
     def get_tag(self):  # noqa: D102
         return "py3", "none", super().get_tag()[2]
 
     def write_wheelfile(self, wheelfile_base, *args, **kwargs):
-        """Add the licence of the libjpeg-turbo inside, if it is inside, to the wheel's licences."""
+        """Add libjpeg-turbo's licence to the wheel's licences if the wheel contains the library."""
         super().write_wheelfile(wheelfile_base, *args, **kwargs)
         licence, info = Path(self.bdist_dir) / KERNELS / kernels.JPEG_LICENCE, Path(wheelfile_base)
         if licence.exists():

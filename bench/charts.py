@@ -33,7 +33,8 @@ _THEMES = {
     "light": (INK, drawing.BLUE, "#a8b0b8"),
     "dark": ("#f0f6fc", drawing.SKY, "#6e7681"),
 }
-"""Colours by page theme: text, fastsiam's pipelines, and other libraries with the baseline."""
+"""Colours by page theme: text, fastsiam's pipelines except ``native`` and the baseline, and all
+other libraries with the baseline."""
 
 
 def chart(records: Sequence[Record]) -> Figure | None:

@@ -81,68 +81,74 @@ class BenchConfig(Config):
         "Images to measure with, as for train. Default: $FASTSIAM_DATA, else ./data, "
         "else generated images that resemble ImageNet's.",
     )
-    image_column: str = setting("", "Column that holds the images, as for train.")
-    label_column: str = setting("", "Column that holds the labels, as for train.")
+    image_column: str = setting("", "Column with the images, as for train.")
+    label_column: str = setting("", "Column with the labels, as for train.")
     images: int = setting(
         0,
-        "Images per repeat, taken evenly from the data (several times if it has fewer); "
-        "0 chooses a number that takes seconds.",
+        "Images per repeat, spread evenly over the data (repeated if there are fewer). "
+        "0: a number that takes a few seconds to load.",
         at_least=0,
     )
     recipe: str = setting(
-        "imagenet", "Recipe whose augmentation and model are measured: imagenet, cifar10 or demo."
+        "imagenet",
+        "Recipe whose augmentation and model to measure, such as imagenet, cifar10 or demo.",
     )
-    crop: int = setting(0, "Side of a view in pixels; 0 is the recipe's.", at_least=0)
-    backbone: str = setting("", "Encoder; default: the recipe's.")
+    crop: int = setting(0, "Side of a view in pixels. 0: the recipe's.", at_least=0)
+    backbone: str = setting("", "Encoder. Default: the recipe's.")
     batch: int = setting(
         0,
-        "Batch size per rank. 0 chooses: for loading, 256 on a GPU and 64 on a CPU; for training, "
-        "what fits on the GPU or takes a CPU about half a second.",
+        "Batch size per rank. 0: for loading, 256 on a GPU and 64 on a CPU; for training, what "
+        "fits on the GPU or takes a CPU about half a second.",
         at_least=0,
     )
     pipelines: tuple[ImagePipeline, ...] = setting(
-        (), "Pipelines, as a,b. Default: all that can run here. torchvision's is always measured."
+        (),
+        "Pipelines to measure, comma-separated. Default: all that can run here. torchvision is "
+        "always measured.",
     )
     stored: tuple[Stored, ...] = setting(
         (ORIGINAL,),
-        "How the images are stored, as a,b: original (files in a folder), beton, tar, parquet "
-        "(uncompressed), short256 (shorter side 256 pixels), pixels256 (the same as raw pixels). "
-        "torchvision reads originals, and ffcv reads them from a .beton.",
+        "Forms in which the images are stored, comma-separated: original (files in a folder), "
+        "beton, tar, parquet (uncompressed), short256 (shorter side of 256 pixels), pixels256 "
+        "(the same as raw pixels). torchvision always reads original files; ffcv reads original "
+        "images from a .beton file.",
     )
     variants: tuple[str, ...] = setting(
         (),
-        "Variants of the training step, as a,b: default (compiled, bf16, channels last); default "
-        "with one change: eager, fp32, fp16, nchw, recompute, cuda-graphs, syncbn; plain (fp32, "
-        "NCHW, not compiled); plain with one change: plain-bf16, plain-channels-last, "
-        "plain-compiled; or authors, the authors' setting. Default: all that can run here.",
+        "Variants of the training step, comma-separated: default (compiled, bf16, channels last); "
+        "default with one change: eager, fp32, fp16, nchw, recompute, cuda-graphs, syncbn; plain "
+        "(fp32, NCHW, not compiled); plain with one change: plain-bf16, plain-channels-last, "
+        "plain-compiled; authors (as in the paper authors' code). Default: all that can run here.",
     )
     peers: tuple[str, ...] = setting(
-        (), "Other libraries to measure, as a,b. Default: all that are installed."
+        (), "Other libraries to measure, comma-separated. Default: all that are installed."
     )
     methods: tuple[str, ...] = setting(
-        (), "Methods to measure, as a,b. Default: all that can be compared with lightly's."
+        (),
+        "Methods to measure, comma-separated. Default: all that can be compared with lightly's.",
     )
     over: Over = setting(
         "workers",
-        "What to vary: prefetch is the number of prefetched batches, jpeg-engine the percentage of "
-        "images that dali decodes on the GPU's JPEG engine.",
+        "Setting to vary. crop: side of a view in pixels; quality: JPEG quality; prefetch: number "
+        "of prefetched batches; jpeg-engine: percentage of the images that dali decodes on the "
+        "GPU's JPEG engine.",
     )
     values: tuple[int, ...] = setting(
-        (), "Values to measure, as 1,2,4. Default: some that make sense here.", at_least=0
+        (), "Values to measure, such as 1,2,4. Default: depends on setting and machine.", at_least=0
     )
-    workers: int = setting(-1, "Loader processes or threads; -1 is one per core.", at_least=-1)
+    workers: int = setting(-1, "Loader processes or threads. -1: one per core.", at_least=-1)
     latencies: tuple[int, ...] = setting(
         (0, 20, 100),
-        "Milliseconds to add to each request to object storage, as a,b.",
+        "Milliseconds to add to each request to object storage, comma-separated.",
         at_least=0,
     )
     repeats: int = setting(
         0,
-        "Timed repeats, interleaved after a warm-up; 0 is 5, or 3 for bench all.",
+        "Number of timed repeats after a warm-up. 0: 3 for bench all, otherwise 5.",
         at_least=0,
     )
     device: Literal["auto", "cuda", "cpu"] = setting(
-        "auto", "Device for views and training; auto takes the GPU if there is one."
+        "auto", "Device for views and training. auto: the GPU if there is one."
     )
     json: str = setting("", "File to write the records to.")
 
@@ -203,20 +209,22 @@ class GpuConfig(Config):
         9.0, "Time limit in minutes. The next call runs the stages that are left.", above=0
     )
     data: str = setting(
-        "", "ImageNet's images to measure with, as for train. Default: generated images."
+        "", "ImageNet images to measure with, as for train. Default: generated images."
     )
     cifar10: str = setting(
-        "", "CIFAR-10 to train on, as for train. Default: the demo's images (no useful kNN)."
+        "",
+        "CIFAR-10 images to train on, as for train. Default: the demo's images, whose results are "
+        "not compared with expectations.",
     )
     out: str = setting(
         "",
-        "Folder for the page, records and logs. A later call continues from what it finds there. "
+        "Folder for the page, records and logs. A later call resumes from its contents. "
         "Default: $OUT/gpu if OUT is set, else runs/gpu.",
     )
-    again: tuple[str, ...] = setting((), "Stages to repeat although they are done, as a,b.")
+    again: tuple[str, ...] = setting((), "Finished stages to run again, comma-separated.")
     device: Literal["auto", "cuda", "cpu"] = setting(
         "auto",
-        "auto takes the GPU if there is one; on a CPU all stages are small, to try the command.",
+        "auto: the GPU if there is one. On a CPU, all stages are small, to try out the command.",
     )
 
     @property
@@ -235,15 +243,13 @@ class HeadlineConfig(Config):
         90.0, "kNN top-1 accuracy in percent at which a method stops.", above=0, at_most=100
     )
     only: tuple[Literal["fastsiam", "simsiam"], ...] = setting(
-        ("fastsiam", "simsiam"), "Methods to train in turn, as a,b."
+        ("fastsiam", "simsiam"), "Methods to train in turn, comma-separated."
     )
     knn_every: int = setting(5, "Epochs between two kNN evaluations.", at_least=1)
-    epochs: int = setting(0, "Epochs of the schedule; 0 is the recipe's.", at_least=0)
-    width: int = setting(
-        0, "Channels of the backbone's first stage; 0 is the recipe's.", at_least=0
-    )
+    epochs: int = setting(0, "Epochs of the schedule. 0: the recipe's.", at_least=0)
+    width: int = setting(0, "Channels of the backbone's first stage. 0: the recipe's.", at_least=0)
     seed: int = setting(0, "Seed of both runs.")
-    device: Literal["auto", "cuda", "cpu"] = setting("auto", "auto takes the GPU if there is one.")
+    device: Literal["auto", "cuda", "cpu"] = setting("auto", "auto: the GPU if there is one.")
     out: str = setting("runs/headline", "Folder for the runs, the record and the picture.")
 
 
@@ -251,11 +257,13 @@ class HeadlineConfig(Config):
 class SoakConfig(Config):
     """Settings of ``fastsiam bench soak``."""
 
-    minutes: float = setting(120.0, "Total minutes; the last run is not cut off.", above=0)
+    minutes: float = setting(
+        120.0, "Minutes to train for; the last pair of runs may take longer.", above=0
+    )
     seed: int = setting(0, "Seed of the faults, their times, and the runs.")
     ranks: int = setting(4, "Processes of each run, on the CPU.", at_least=2)
     pipelines: tuple[Pipeline, ...] = setting(
-        (), "Pipelines to train with in turn, as a,b. Default: all that are installed."
+        (), "Pipelines to train with in turn, comma-separated. Default: all that are installed."
     )
     seconds: float = setting(120.0, "Approximate seconds of an undisturbed run.", above=0)
     every: float = setting(25.0, "Mean seconds between two faults.", above=0)

@@ -232,7 +232,7 @@ def _how(records: Sequence[Record]) -> str:
     return (
         f"Each runner is a separate process. {turns} A figure is the median over the repeats. "
         "The spread is half the distance between the fastest and the slowest repeat, divided by "
-        f"the median; above {UNSTEADY:.0%} it is marked as unsteady. One image means all of its "
-        "views. CPU time counts all processes of a runner. Files are in the page "
-        f"cache{files}."
+        f"the median; above {UNSTEADY:.0%} it is marked as unsteady. An image counts "
+        "once, with all of its views. CPU time counts all processes of a runner. Files are in the "
+        f"page cache{files}."
     )

@@ -69,7 +69,7 @@ def differences(records: Sequence[Record]) -> list[str]:
 
 
 def number(value: float) -> str:
-    """Format a number to two or three significant digits; from 100 to an integer."""
+    """Format a number to two or three significant digits, or from 100 on as an integer."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.2g}" if value < 10 else f"{value:.1f}"
 
 

@@ -153,7 +153,7 @@ def dead_worker(error: BaseException) -> WorkerError:
 
 
 @contextlib.contextmanager
-def fork_worker(
+def process_pool(
     workers: int, work: Callable[[Any], Any], *, forks: bool = True
 ) -> Iterator[Callable[[Iterable[Any]], Iterator[Any]]]:
     """Start a process pool; yield ``run(tasks)``, which yields results in the order of the tasks.

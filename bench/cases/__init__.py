@@ -75,7 +75,7 @@ _ROWS = (
     ),
     Case(
         name="step",
-        help="The training step on ready tensors, in several variants and the authors' setting.",
+        help="The training step on ready tensors, in several variants and as in the authors' code.",
         title="A training step",
         options=("recipe", "crop", "backbone", "batch", "variants", *_COMMON),
     ),
@@ -105,7 +105,7 @@ _ROWS = (
     ),
     Case(
         name="startup",
-        help="Time to the first batch in a new process, first and later epochs, cold and warm.",
+        help="Time to the first batch in a new process, and per epoch, with cold and warm caches.",
         title="From the start to the first batch",
         options=(*_IMAGES, "pipelines", *_COMMON),
     ),
@@ -123,7 +123,7 @@ _ROWS = (
     ),
     Case(
         name="sweep",
-        help="Scaling: workers, batch, side of a view, JPEG quality, prefetched batches or ranks.",
+        help="Speed while one setting varies, such as workers, batch, crop, JPEG quality or ranks.",
         options=("over", "values", *_IMAGES, "pipelines", *_COMMON),
     ),
     Case(

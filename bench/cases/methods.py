@@ -50,7 +50,7 @@ def _measured(session: Session, name: str) -> list[Record]:
     rows = [row(theirs, "plain", lightly_step)]
     for way in session.config.variants or _WAYS:
         if way in (SYNC_BN, AUTHORS):
-            session.console.say(f"{name}, {way}: not measured: only bench step does")
+            session.console.say(f"{name}, {way}: not measured: only bench step measures it")
         elif session.gpu or way not in ONLY_ON_GPU:
             rows.append(row(f"{name}, {way}", way))
         else:

@@ -68,7 +68,7 @@ def check_two_alike_views(session: Session) -> None:
     if len(views) != 2 or views[0] != views[1]:
         raise FastSiamError(
             f"--recipe {session.config.recipe} does not make two views with the same settings, "
-            "like the other libraries here: choose another, such as imagenet or cifar10"
+            "as the other libraries here do: choose another, such as imagenet or cifar10"
         )
 
 

@@ -100,7 +100,7 @@ def largest_classes(labels: NDArray[np.int64], batch: int) -> dict[str, float]:
         batch: global batch size.
 
     Returns:
-        "largest": maximum over the batches. "usual": their mean. Empty with less than two classes.
+        "largest": maximum over the batches. "usual": their mean. Empty with fewer than two classes.
     """
     steps, classes = len(labels) // batch, int(labels.max(initial=-1)) + 1
     if not steps or classes < 2:

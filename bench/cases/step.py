@@ -1,4 +1,4 @@
-"""Speed of the training step on ready tensors, in several variants and the authors' setting."""
+"""Speed of the training step on ready tensors, in several variants and as in the authors' code."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from fastsiam.distributed import sum_across_ranks
 
 
 class Accuracy:
-    """Accuracy accumulated over batches on the device; adding a batch does not wait for it."""
+    """Accuracy, accumulated over batches on the device without synchronising with the host."""
 
     def __init__(self, classes: int, device: torch.device) -> None:
         self._counts = torch.zeros(3, classes, dtype=torch.int64, device=device)

@@ -133,7 +133,7 @@ def evaluate_linear(
     config = replace(config.settled(images.train.images), batch=images.batch)
     name = "SGD"
     if config.optimizer == "lars":
-        name = f"LARS (trust {config.lars_trust:g}, no clipping, including biases)"
+        name = f"LARS (trust {config.lars_trust:g}, no clipping, biases adapted too)"
     rates = ", ".join(f"{lr:g} ({lr * config.batch / 256:g})" for lr in config.rates)
     cached = f"one central crop of each image, stored as {config.storage}: no augmentation"
     subject.print_summary(

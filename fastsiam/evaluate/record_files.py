@@ -27,9 +27,9 @@ _SECONDS_BETWEEN_SAVES = 30.0
 class RecordFiles:
     """Record of an evaluation in the run's folder and in the user's --json file, and saved state.
 
-    The constructor checks that both records can be written. If the run's folder is read-only, it
-    prints a warning, because the run may belong to a colleague. Rank 0 saves the state next to the
-    record, and every rank loads it.
+    The constructor checks that both records can be written. If the one in the run's folder
+    cannot, it only warns, because the run may belong to a colleague. Rank 0 saves the state next to
+    the record, and every rank loads it.
 
     Args:
         run: the run's folder, if the network has one.

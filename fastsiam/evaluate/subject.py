@@ -42,7 +42,7 @@ class EvalImages:
 
     data: DataConfig
     augment: AugmentConfig
-    """Settings of which only the crop size and the normalisation are used."""
+    """Crop size and normalisation; images to evaluate use no other augmentation settings."""
     resize: int
     """Shorter side in pixels before the central crop."""
     batch: int = 256
@@ -271,7 +271,7 @@ def open_subject(
 
 
 def open_network(path: Path, config: NetworkConfig) -> Pretrained:
-    """Load a network; if ``config.untrained``, with new weights from the run's seed.
+    """Load a network; if ``config.untrained``, with new weights from the run's seed (or 0).
 
     Raises:
         CheckpointError: the file cannot be read, or its layout is unknown.

@@ -36,8 +36,8 @@ from fastsiam.model.numerics import autocast
 class Heads(nn.Module):
     """Several linear classifiers on the same features: (n, features) to (n, heads, classes).
 
-    All start with equal weights, drawn with a standard deviation of 0.01, and biases of 0, as in
-    the authors' code.
+    All start with the same weights, drawn from a normal distribution with standard deviation 0.01,
+    and zero biases, as in the authors' code.
     """
 
     def __init__(self, heads: int, features: int, classes: int, *, seed: int) -> None:

@@ -117,7 +117,7 @@ def export_weights(
     Raises:
         ValueError: the format is unknown, or it does not support the file's ending.
         CheckpointError: the format does not support the network, or a file cannot be written: it
-            exists already, is the source of the weights, or is among a run's checkpoints.
+            exists already, is the source of the weights, or is in a run's checkpoint folder.
     """
     if format not in _FORMATS:
         raise ValueError(f"unknown format {format!r}; there are {', '.join(FORMATS)}")
@@ -185,7 +185,7 @@ def _refused_heads(authors: Layout, state: Mapping[str, Tensor], features: int) 
 
 
 def _check_target(target: Path, source: Path, *, force: bool) -> None:
-    """Raise if the target is the source, lies among a run's checkpoints, or exists (no force)."""
+    """Raise if the target is the source, is in a checkpoint folder, or exists without ``force``."""
     with os_errors_as(CheckpointError, f"cannot write {target}"):
         there = target.exists()
         same = there and source.exists() and target.samefile(source)

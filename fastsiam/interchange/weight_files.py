@@ -58,7 +58,7 @@ class _Inert:
 
 
 class _InertDict:
-    """Stand-in for a third-party dict: torch's unpickler fills only the exact builtin types."""
+    """Stand-in for a third-party dict: torch's unpickler fills no unknown subclass of dict."""
 
     def __new__(cls, *args: Any) -> Any:
         return OrderedDict()
@@ -77,7 +77,7 @@ def read(path: Path) -> Any:
     Objects of well-known frameworks become inert stand-ins: their code is not imported or called.
 
     Raises:
-        CheckpointError: the file is missing or corrupt, or contains objects of other packages.
+        CheckpointError: the file is missing or corrupt, or contains objects of unknown packages.
     """
     if not path.is_file():
         raise CheckpointError(f"no weights file at {path}")
@@ -146,8 +146,8 @@ def _safetensors(path: Path) -> dict[str, Any]:
 def _unpickled(path: Path) -> Any:
     """Read with torch's restricted unpickler, again for each harmless name that it rejects.
 
-    torch's own list of globals (``get_unsafe_globals_in_checkpoint``) does not support files from
-    before torch 1.6, or all opcodes.
+    torch's own list of globals (``get_unsafe_globals_in_checkpoint``) supports neither files from
+    before torch 1.6 nor all opcodes.
     """
     stand_ins: dict[str, type] = {}
     while True:

@@ -35,7 +35,7 @@ _CURVES: dict[str, tuple[str, str, tuple[float | None, float | None]]] = {
     ),
     "images_per_second": (
         "Images per second",
-        "over all ranks; all views of an image count once",
+        "over all ranks; an image counts once, with all its views",
         (0, None),
     ),
     "data_wait": (

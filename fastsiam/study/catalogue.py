@@ -71,7 +71,10 @@ def with_changes(recipe: TrainConfig, changes: Changes) -> TrainConfig:
 
 
 def _value(flag: str, value: Any, flags: Mapping[str, Any]) -> Any:
-    """Resolve a value: ``1/4 x dim`` is a quarter of the recipe's dim; momenta m scale as 1 - m."""
+    """Resolve a value: ``1/4 x dim`` is a quarter of the recipe's dim.
+
+    A multiple of ``encoder_momentum`` scales its distance from 1.
+    """
     factor, multiplied, of = str(value).partition(" x")
     if not multiplied:
         return value

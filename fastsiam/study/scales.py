@@ -74,7 +74,7 @@ class Scale:
         return with_changes(self.base_of(variant), VARIANTS[variant])
 
     def settings(self, variant: str, *, seed: int) -> TrainConfig:
-        """Return the settings of a variant's run: its recipe, and when to log and save."""
+        """Return the settings of a variant's run: recipe, seed, logging and saving."""
         config = self.recipe_of(variant)
         per_epoch = max(1, self.images // config.optim.batch)
         total = config.optim.epochs * per_epoch

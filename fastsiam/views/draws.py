@@ -185,7 +185,7 @@ def _tries(
 
 
 def _central_boxes(ranges: NDArray[np.void], size: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the largest central boxes of an allowed aspect ratio, like ``RandomResizedCrop``."""
+    """Return the largest central boxes of allowed aspect ratio: RandomResizedCrop's fallback."""
     height, width = size[..., 0], size[..., 1]
     ratio, least, most = width / height, ranges["ratio_min"], ranges["ratio_max"]
     w = np.where(ratio > most, np.rint(height * most), width).astype(np.int64)

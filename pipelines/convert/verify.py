@@ -11,7 +11,7 @@ from fastsiam.files import os_errors_as
 
 from ..remote.path import Place
 from ..store import BetonStore, Split, beton_files
-from ..workers import fork_worker
+from ..workers import process_pool
 from .manifest import read_manifests
 
 _AT_ONCE = 512
@@ -100,7 +100,7 @@ def _bad_images(store: BetonStore, decoding: bool, workers: int, done: Tally) ->
 
     tasks = [range(i, min(i + _AT_ONCE, len(store))) for i in range(0, len(store), _AT_ONCE)]
     found: list[tuple[int, str]] = []
-    with fork_worker(workers, check) as run:
+    with process_pool(workers, check) as run:
         for task, bad in run(tasks):
             found += bad
             done.add(len(task))

@@ -31,7 +31,7 @@ from fastsiam.files import reason, write_at
 from ..store import Store
 from ..store.beton import FIELD, HEADER, METADATA, RECORD, head, pack_annex, page_size
 from ..store.probe import Bytes
-from ..workers import fork_worker
+from ..workers import process_pool
 from . import journal
 from .journal import ROW, Block
 from .manifest import check_existing, describe, plan_of
@@ -140,7 +140,7 @@ def _write_blocks(
     begun = int(edges[len(done)])
     with (
         console.tally(f"{partial.stem}: images", len(indices), done=begun) as tally,
-        fork_worker(config.workers, job.write_block, forks=not store.is_remote) as run,
+        process_pool(config.workers, job.write_block, forks=not store.is_remote) as run,
     ):
         for block in run(tasks):
             done.append(block)

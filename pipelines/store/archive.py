@@ -28,7 +28,7 @@ from fastsiam.console import tally
 from fastsiam.errors import DataError, NoImagesError
 
 from ..remote.path import Place
-from ..workers import fork_worker
+from ..workers import process_pool
 from .base import PlacedStore, is_image_name
 from .files import File, FileReader, Mapped, open_file
 from .index import ROW, Index, file_facts, open_index, pack_texts, unpack_texts
@@ -168,7 +168,7 @@ def build_index(files: Sequence[File], source: str) -> Index:
         done = stack.enter_context(tally(f"indexing {source}, tars", len(parts)))
         scan_all: Callable[[Iterable[_Part]], Iterable[_Found]] = partial(run, scan)
         if local and sum(map(len, files)) >= _SMALL_BYTES:
-            scan_all = stack.enter_context(fork_worker(-1, scan))
+            scan_all = stack.enter_context(process_pool(-1, scan))
         found: list[_Found] = []
         for own in scan_all(parts):
             found.append(own)

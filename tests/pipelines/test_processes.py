@@ -15,7 +15,7 @@ import pytest
 
 from fastsiam.errors import Interrupted, WorkerError
 from fastsiam.pipelines.convert.command import stoppable
-from fastsiam.pipelines.workers import fork_worker
+from fastsiam.pipelines.workers import process_pool
 from fastsiam.signals import ECHO, STOPS
 from tests.conftest import ROOT
 from tests.processes import Forked, until
@@ -31,7 +31,7 @@ def test_a_signal_while_the_workers_start(monkeypatch: pytest.MonkeyPatch) -> No
     others = multiprocessing.active_children()
     start = Mock(side_effect=Interrupted("stopped", exit_code=130))
     monkeypatch.setattr("concurrent.futures.process._ExecutorManagerThread.start", start)
-    with pytest.raises(Interrupted), fork_worker(2, _twice) as run:
+    with pytest.raises(Interrupted), process_pool(2, _twice) as run:
         list(run([1]))
     for worker in set(multiprocessing.active_children()) - set(others):
         worker.join(30)
@@ -44,7 +44,7 @@ def _wait(path: str) -> None:
 
 
 def _fork_two(folder: str, forks: bool) -> None:
-    with fork_worker(2, _wait, forks=forks) as run:
+    with process_pool(2, _wait, forks=forks) as run:
         list(run([f"{folder}/a", f"{folder}/b"]))
 
 
@@ -74,7 +74,7 @@ def _signalled(number: int) -> int:
 def test_workers_leave_signals_of_a_whole_job_to_their_parent(forks: bool) -> None:
     """A terminal sends SIGINT and SIGHUP to all processes of a command; SLURM sends SIGUSR1."""
     numbers = [signal.SIGINT, signal.SIGHUP, signal.SIGUSR1]
-    with fork_worker(1, _signalled, forks=forks) as run:
+    with process_pool(1, _signalled, forks=forks) as run:
         assert list(run(numbers)) == numbers
 
 
@@ -84,7 +84,7 @@ def _die(number: int) -> None:
 
 def test_a_worker_that_is_killed_is_one_line() -> None:
     error = pytest.raises(WorkerError, match=r"a worker process died .*: lower --workers, or give")
-    with error, fork_worker(2, _die) as run:
+    with error, process_pool(2, _die) as run:
         list(run(range(5)))
 
 

@@ -1,6 +1,6 @@
 """PIL's blur on a GPU, in Triton: three box filters along each axis, each rounded to integers.
 
-Boxes of radius 0 and 1, for sigmas below 2.4, have one kernel per axis. A thread walks along a row
+Boxes of radius 0 and 1, for sigmas below 2.45, have one kernel per axis. A thread walks along a row
 or column, keeps the windows of all three boxes in registers, and passes each value through the
 three boxes. So each axis reads and writes the levels once. Rows are processed by pixels, sixteen of
 which are three loads of 128 bits; columns by 32-bit words of four adjacent values.
