@@ -43,7 +43,7 @@ class MethodConfig(Config):
 
         Args:
             images: number of images in the data set.
-            batch: number of images that pass the layers together, over all ranks.
+            batch: number of images that pass through the layers together, over all ranks.
             groups: number of groups of them with separate BN statistics; 0 without BN.
         """
         return []

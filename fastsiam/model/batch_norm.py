@@ -26,8 +26,9 @@ class ViewBatchNorm(_BatchNorm):
 
     In training mode it behaves as if it were called once for each view of the global batch: each
     view is normalised by its own mean and variance over all ranks of the group, and updates the
-    running statistics in turn. In evaluation mode it is a plain ``BatchNorm``, whose parameters,
-    buffers and state dict keys it has. Batches must have the same shape on all ranks.
+    running statistics in turn. In evaluation mode it is a plain ``BatchNorm``. Its parameters,
+    buffers and state dict keys are those of ``BatchNorm``. Batches must have the same shape on all
+    ranks.
 
     Statistics are float32, as in torch's kernels. With a group, each layer communicates once in
     each pass, for all views together. The forward pass gathers means and variances, so that they
