@@ -174,7 +174,7 @@ class SimSiamConfig(MethodConfig):
             )
         require(
             views % 2 == 0,
-            f"--no-symmetric compares pairs of views, so views must be even, not {views}",
+            f"--no-symmetric compares pairs of views, so --views must be even, not {views}",
         )
 
 

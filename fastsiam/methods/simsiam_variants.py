@@ -91,7 +91,7 @@ class SimSiamVariant(SimSiam):
         return Output(torch.stack(losses).mean(), z[0].detach(), carry)
 
     def comparisons(self, views: int) -> list[Comparison]:
-        """Compare two views in both directions; without ``symmetric``, only first with second."""
+        """Compare both directions of two views; without ``symmetric``, one direction per pair."""
         if self.config.symmetric:
             return [(0, (1,)), (1, (0,))]
         return [(first, (first + 1,)) for first in range(0, views, 2)]

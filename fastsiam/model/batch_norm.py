@@ -57,8 +57,8 @@ class ViewBatchNorm(_BatchNorm):
         views, rest = divmod(len(input), self.images) if several else (1, 0)
         if rest:
             raise ValueError(
-                f"BN got {len(input)} images, not a multiple of the {self.images} of a view; pass "
-                "the views through Method.by_view"
+                f"BN got {len(input)} images, which is not a multiple of {self.images}; pass the "
+                "views through Method.by_view"
             )
         assert self.num_batches_tracked is not None and self.momentum is not None
         assert self.running_mean is not None and self.running_var is not None
