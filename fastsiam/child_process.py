@@ -1,4 +1,4 @@
-"""Set-up of processes started by a launcher: end with the launcher, prefix stderr with the rank."""
+"""Set-up of a launcher's child processes: they end with it, and prefix stderr with their rank."""
 
 from __future__ import annotations
 

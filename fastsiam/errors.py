@@ -52,7 +52,7 @@ class BackendError(FastSiamError):
 
 
 class DeviceError(FastSiamError):
-    """Requested devices or ranks do not exist."""
+    """Requested devices or ranks do not exist, or do not fit the settings."""
 
 
 class FileLostError(FastSiamError):
@@ -72,7 +72,7 @@ class DamagedError(CheckpointError):
 
 
 class TrainingError(FastSiamError):
-    """Training cannot continue: the loss is not finite, or the representation collapsed."""
+    """Training cannot continue: a non-finite loss, a collapsed representation or no memory left."""
 
 
 NOT_FINITE = "the loss is not finite"

@@ -168,7 +168,7 @@ def value_errors_as_data_error(path: Path) -> Iterator[None]:
 
 
 def as_utf8(text: str) -> str:
-    r"""Return text that UTF-8 can encode: undecoded bytes of a name become ``\udce9`` and such."""
+    r"""Return text that UTF-8 can encode: undecodable bytes become escapes such as ``\udce9``."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
@@ -286,7 +286,7 @@ def check_private_folder(folder: Path, *, what: str, instead: str) -> None:
 
 
 def others_can_write(folder: Path) -> str:
-    """Return why another user can change a folder or one of its parents; "" if nobody can.
+    """Return why another user can change a folder or one of its parents; "" if no other user can.
 
     Parents with the sticky bit, such as /tmp, are safe, because only owners can rename their
     entries. The user's private group, as on Debian, is safe too.

@@ -87,7 +87,9 @@ def test_an_address_is_no_place_to_write(
 ) -> None:
     """Otherwise a local folder ``s3:`` would be created."""
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(FastSiamError, match=r"^cannot write to s3://bucket/x: .* upload it after"):
+    with pytest.raises(
+        FastSiamError, match=r"^cannot write to s3://bucket/x: .* upload the results"
+    ):
         write(Path("s3://bucket/x"), images)
     assert not Path("s3:").exists()
 

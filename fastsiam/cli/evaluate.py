@@ -58,7 +58,7 @@ def linear(run: Network, config: LinearConfig) -> None:
 
 @measures.command()
 def finetune(run: Network, config: FinetuneConfig) -> None:
-    """Fine-tune the entire network with labels, such as those of 1% or 10% of the images."""
+    """Fine-tune the entire network with all labels, or 1% or 10% of them, and validate it."""
     from fastsiam.evaluate.command import evaluate_finetuned, preflight
 
     _on_ranks(partial(evaluate_finetuned, show=_show), run, config, check=preflight)

@@ -249,7 +249,7 @@ def _help(one: Setting, default: Any) -> str:
 
 
 def _metavar(one: Setting) -> str | None:
-    """Return the metavar, such as ``INTEGER``, marked if views may differ; None for a flag."""
+    """Return the metavar, such as ``INTEGER`` (per view: ``INTEGER[,...]``); None for a flag."""
     if one.kind in (bool, bool | None):
         return None
     several = "[,...]" if one is settings_of(ViewConfig).get(one.name) else ""

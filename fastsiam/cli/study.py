@@ -55,7 +55,7 @@ def show_list() -> None:
 
 @app.command()
 def run(names: Names, config: StudyRunConfig) -> None:
-    """Run the missing runs of studies.
+    """Run all runs of studies that are not finished.
 
     Finished runs are skipped, interrupted ones resume, and rows shared by several studies run once.
     """

@@ -37,7 +37,8 @@ class ConvertConfig(Config):
         at_most=100,
     )
     raw: bool | None = setting(
-        None, "Store pixels instead of JPEGs, for small images. Default: if the source has pixels."
+        None,
+        "Store pixels instead of JPEGs, for small images. Default: if the source stores pixels.",
     )
     exif: Exif = setting(
         "ignore", "EXIF orientation: ignore it, or apply it, which re-encodes rotated images."
@@ -78,7 +79,7 @@ class ConvertConfig(Config):
         require(self.workers != 0, "workers must be -1 or at least 1, not 0")
         require(
             self.parts > 0 or not self.scheduler,
-            "--scheduler needs --parts: pass their number, a few per machine",
+            "--scheduler needs --parts: pass the number of parts, a few per machine",
         )
         require(not (self.parts and self.part), "choose one of --part and --parts")
         number, count = self.part_of

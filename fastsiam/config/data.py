@@ -159,7 +159,7 @@ class DataConfig(Config):
 
     @property
     def holdout_percent(self) -> float:
-        """Percentage of the training images to hold out."""
+        """Percentage of the training images to hold out; 0.0 for none."""
         return share(self.holdout, "holdout")
 
     @property

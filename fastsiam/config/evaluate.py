@@ -345,5 +345,5 @@ class NeighboursConfig(EvalConfig):
 
 
 def _batch_for_little(images: int) -> int:
-    """Return the largest batch size, 256 to 16, with at least eight full steps per epoch."""
+    """Return the largest of 256, 128, ... 16 that gives eight full steps per epoch, or 16."""
     return next(batch for batch in (256, 128, 64, 32, 16) if batch * 8 <= images or batch == 16)

@@ -112,7 +112,9 @@ def read_settings(path: Path, *, resumes: bool = False) -> Settings:
         file = path / "config.json" if path.is_dir() else path
     if file.suffix not in _SUFFIXES:
         known = ", ".join(_SUFFIXES)
-        raise ValueError(f"{file}: settings must be in a file {known}, or in a run's folder")
+        raise ValueError(
+            f"{file}: settings must be in a file ending in {known}, or in a run's folder"
+        )
     with os_errors_as(FastSiamError, f"cannot read {file}"):
         text = file.read_bytes()
     try:

@@ -43,7 +43,7 @@ class MethodConfig(Config):
 
         Args:
             images: number of images in the data set.
-            batch: number of images that pass the layers together, over all ranks.
+            batch: number of images that pass through the layers together, over all ranks.
             groups: number of groups of them with separate BN statistics; 0 without BN.
         """
         return []
@@ -174,7 +174,7 @@ class SimSiamConfig(MethodConfig):
             )
         require(
             views % 2 == 0,
-            f"--no-symmetric compares pairs of views, so views must be even, not {views}",
+            f"--no-symmetric compares pairs of views, so --views must be even, not {views}",
         )
 
 

@@ -238,7 +238,7 @@ def require(condition: bool, message: str) -> None:
 def check_name(what: str, name: object, known: Collection[str]) -> None:
     """Raise ``ValueError`` if a name is unknown; suggest the closest known one."""
     if name not in known:
-        hint = nearest(str(name), known) or f"there are {', '.join(filter(None, known))}"
+        hint = nearest(str(name), known) or f"choose one of {', '.join(filter(None, known))}"
         raise ValueError(f"unknown {what} {name!r}; {hint}")
 
 

@@ -80,7 +80,7 @@ def place(text: str) -> Path | Url:
     scheme, (host, _, key) = match[1].lower(), match[2].partition("/")
     if scheme not in SCHEMES:
         known = ", ".join(f"{own}://" for own in SCHEMES)
-        raise DataError(f"cannot read data at {scheme}://; pass a path or a URL {known}")
+        raise DataError(f"cannot read data at {scheme}://; pass a path or a URL with {known}")
     if "@" in host or "?" in text or "#" in text:
         bare = f"{scheme}://{host.rpartition('@')[2].partition('?')[0].partition('#')[0]}/..."
         raise DataError(

@@ -50,7 +50,7 @@ def launch(arguments: Sequence[str], config: NodesConfig, *, max_restarts: int =
 
     Returns:
         Exit code: 0; that of the rank that failed first; 128 + the number of the signal that ended
-        this rank or this process; or 75 if a machine was lost or did not join.
+        that rank or this process; or 75 if a machine was lost or did not join.
     """
     for name in _LOGGERS:
         logging.getLogger(f"torch.distributed.elastic.{name}").setLevel(logging.CRITICAL)

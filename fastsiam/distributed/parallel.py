@@ -17,7 +17,7 @@ _BUCKET_MB = 25
 
 
 def bn_group(place: Place, config: NumericsConfig) -> dist.ProcessGroup | None:
-    """Return the group of ranks that share BN statistics with this one; None for a single rank.
+    """Return the group of ranks that share BN statistics with this one; None if it shares none.
 
     Every rank must call it. Groups are ``sync_bn_ranks`` consecutive ranks, or all ranks. They are
     separate from the group for gradients, because in one group NCCL would make BN's collectives

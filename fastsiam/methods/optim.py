@@ -122,7 +122,7 @@ def _scaled_gradients(
     norms = torch.stack(torch._foreach_norm(weights))
     gradient_norms = torch.stack(torch._foreach_norm(gradients))
     scales = trust * norms / (gradient_norms + weight_decay * norms)
-    # Not > 0: the norm of a single subnormal number would make the scale infinite.
+    # Above 1e-30, not 0: a subnormal gradient norm would make the scale infinite.
     scales = torch.where((norms > 0) & (gradient_norms > 1e-30), scales, 1.0)
     decayed = torch._foreach_add(gradients, weights, alpha=weight_decay)
     return list(torch._foreach_mul(decayed, list(scales.unbind())))

@@ -91,7 +91,7 @@ class SimSiamVariant(SimSiam):
         return Output(torch.stack(losses).mean(), z[0].detach(), carry)
 
     def comparisons(self, views: int) -> list[Comparison]:
-        """Compare two views in both directions; without ``symmetric``, pairs in one direction."""
+        """Compare both directions of two views; without ``symmetric``, one direction per pair."""
         if self.config.symmetric:
             return [(0, (1,)), (1, (0,))]
         return [(first, (first + 1,)) for first in range(0, views, 2)]
@@ -142,9 +142,9 @@ class SimSiamVariant(SimSiam):
     def _averaged(self, rows: Tensor | None, targets: list[Tensor]) -> Tensor:
         """Return the mean of some views' targets, in float32; with ``rows``, the moving average.
 
-        The moving average is over l2-normalised targets. An image's row is zero until it was
-        trained on. Its first average is the mean of the targets: the paper's first targets are the
-        network's output (section 5.3).
+        The moving average is over l2-normalised targets. A row of zeros means that the image was
+        not trained on yet. Its first average is the mean of its targets: the paper's first targets
+        are the network's output (section 5.3).
 
         Args:
             rows: (N, dim) averages so far, or None.

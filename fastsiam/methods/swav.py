@@ -30,9 +30,9 @@ _ASSIGNED = 2
 class SwAV(Method):
     """SwAV: encoder, projector and prototypes; each view predicts the other views' assignments.
 
-    The buffer ``queue``, for small batches, exists if the setting is not 0. It is (queue, 2, dim)
-    float32: l2-normalised projections of the first two views of earlier batches. Once it is full,
-    they are assigned together with the batch. ``pushed`` is the number of rows added so far.
+    The buffer ``queue``, for small batches, exists if the setting ``queue`` is not 0. It is (queue,
+    2, dim) float32: l2-normalised projections of the first two views of earlier batches. Once it is
+    full, they are assigned together with the batch. ``pushed`` is the number of rows added so far.
     """
 
     parts: tuple[str, ...] = ("backbone", "projector", "prototypes")

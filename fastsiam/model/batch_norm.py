@@ -26,8 +26,9 @@ class ViewBatchNorm(_BatchNorm):
 
     In training mode it behaves as if it were called once for each view of the global batch: each
     view is normalised by its own mean and variance over all ranks of the group, and updates the
-    running statistics in turn. In evaluation mode it is a plain ``BatchNorm``, whose parameters,
-    buffers and state dict keys it has. Batches must have the same shape on all ranks.
+    running statistics in turn. In evaluation mode it is a plain ``BatchNorm``. Its parameters,
+    buffers and state dict keys are those of ``BatchNorm``. Batches must have the same shape on all
+    ranks.
 
     Statistics are float32, as in torch's kernels. With a group, each layer communicates once in
     each pass, for all views together. The forward pass gathers means and variances, so that they
@@ -56,8 +57,8 @@ class ViewBatchNorm(_BatchNorm):
         views, rest = divmod(len(input), self.images) if several else (1, 0)
         if rest:
             raise ValueError(
-                f"BN got {len(input)} images, not a multiple of the {self.images} of a view; pass "
-                "the views through Method.by_view"
+                f"BN got {len(input)} images, which is not a multiple of {self.images}; pass the "
+                "views through Method.by_view"
             )
         assert self.num_batches_tracked is not None and self.momentum is not None
         assert self.running_mean is not None and self.running_var is not None

@@ -342,7 +342,9 @@ def _loader(resolved: ResolvedConfig, bad: BadImages) -> Loader:
 def prepared_step(
     resolved: ResolvedConfig, method: Method, console: Console
 ) -> tuple[ResolvedConfig, TrainingStep]:
-    """Build and prepare the training step; if compiling fails, continue without compilation.
+    """Build the training step, and prepare it unless the run is done.
+
+    If compiling fails, the step is built again without compilation.
 
     Returns:
         The settings, without compilation if it failed, and the step.

@@ -189,7 +189,7 @@ def _places(
 def _modified(listed: ImageList, files: Sequence[DataFile], config: TrainConfig) -> list[str]:
     """Check that containers still have the same size; return a message about a changed one.
 
-    A new modification time alone is not an error, because copies of a file have one.
+    A new modification time alone only gives a warning, because copying a file may change it.
 
     Raises:
         CheckpointError: the size of a container changed, and the change is not accepted.

@@ -409,7 +409,8 @@ class Trainer:
         try:
             yield
         except Signalled as asked:
-            # A saved step is not logged: its checkpoint's digest starts at the previous log line.
+            # Do not log a step that is already saved: the digest in its checkpoint starts at the
+            # previous log line, and the resumed run logs it.
             if self._unlogged and self._saved != self.done:
                 self.check_finite()
                 self.log()

@@ -134,7 +134,7 @@ def with_pipeline(
     """
     if store is None or config.data.pipeline != "auto":
         return config, ""
-    free = torch.tensor(float(free_bytes(place.device)), dtype=torch.float64)  # for gloo
+    free = torch.tensor(float(free_bytes(place.device)), dtype=torch.float64)  # CPU: gloo
     free = minimum_across_ranks(free)
     name = line = ""
     if place.is_leader:

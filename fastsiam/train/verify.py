@@ -136,7 +136,7 @@ class _Steps:
             self._known = np.zeros((len(store), 2), np.int64) if known is None else known
 
     def indices(self, number: int) -> NDArray[np.int64]:
-        """Return the positions of a step's images in the data set, (N,); steps count from 1."""
+        """Return the positions in the data set, (N,), of a step's images; steps count from 1."""
         return self._order.indices(*divmod(number - 1, self._order.steps))
 
     def digest(self, number: int) -> int:

@@ -144,7 +144,7 @@ def test_a_method_brings_its_own_options_and_defaults(
     usual = parse("--config", str(file), "--method", "simsiam")[1]
     assert usual == RECIPES["imagenet"]()
     monkeypatch.undo()
-    assert "unknown method 'barlow-twins'; there are simsiam" in refused(*chosen)
+    assert "unknown method 'barlow-twins'; choose one of simsiam" in refused(*chosen)
 
 
 def test_an_option_without_effect_is_refused(tmp_path: Path) -> None:

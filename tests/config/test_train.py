@@ -55,7 +55,7 @@ def test_evaluation_follows_the_crop_unless_told(crop: int, given: int, side: in
         ({"crop": "big"}, "crop must be a whole number, not 'big'"),
         ({"views": 3}, "simsiam compares two views of each image, not 3"),
         ({"views": 1}, "views must be at least 2, not 1"),
-        ({"method": "nothing"}, "unknown method 'nothing'; there are simsiam"),
+        ({"method": "nothing"}, "unknown method 'nothing'; choose one of simsiam"),
         ({"batch": 10, "accumulate": 3}, "batch 10 is not divisible by accumulate 3"),
         ({"crop": "224,8"}, "crop 8 is too small for the imagenet stem"),
         ({"eval_resize": 200}, r"eval-resize \(200\) must be at least crop \(224\)"),

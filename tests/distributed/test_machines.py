@@ -104,7 +104,7 @@ def test_the_same_command_is_wanted_on_each(small: TrainConfig, tmp_path: Path) 
             "settings differ between ranks (rank 0 -> this rank): lr: 0.5 -> 0.7; knn-every: 2 -> "
             "1; max-steps: 0 -> 2; start the same command on each machine",
         ),
-        ({"data": tmp_path / "fewer"}, "other images than rank 0, or in another order (23 here, "),
+        ({"data": tmp_path / "fewer"}, "different images than rank 0, or another order (23 here, "),
     ):
         of_rank = [flags(with_settings(small, **x)) for x in ({}, change)]
 

@@ -211,7 +211,7 @@ def test_bn_of_tokens_cannot_tell_views_apart() -> None:
     pytest.importorskip("timm")
     levit = ModelConfig(backbone="timm/levit_128s")
     check_backbone(levit, crop=224)
-    with pytest.raises(BackendError, match=r"levit_128s passes parts of .*: pass --compile off"):
+    with pytest.raises(BackendError, match=r"levit_128s folds parts of .*; pass --compile off"):
         check_backbone(levit, crop=224, joins_views=True)
 
 

@@ -96,9 +96,7 @@ def test_parts_of_views_are_batches_of_their_own_or_refused() -> None:
     use_view_batch_norm(layer, images=8)
     x = torch.randn(12, 6, 5, 5)
     assert torch.equal(layer(x[:6]), reference(x[:6]))
-    with pytest.raises(
-        ValueError, match="BN got 12 images, not a multiple of the 8 of a view; pass"
-    ):
+    with pytest.raises(ValueError, match="BN got 12 images, which is not a multiple of 8; pass"):
         layer(x)
 
 

@@ -145,7 +145,7 @@ def test_mlflow_files(small: TrainConfig, tmp_path: Path, monkeypatch: pytest.Mo
 def test_every_name_has_a_tracker() -> None:
     assert tuple(TRACKERS) == NAMES
     assert with_settings(TrainConfig(), tracker="wandb,wandb").run.trackers == ("wandb",)
-    with pytest.raises(ValueError, match="unknown tracker 'x'; there are tensorboard, wandb"):
+    with pytest.raises(ValueError, match="unknown tracker 'x'; choose one of tensorboard, wandb"):
         with_settings(TrainConfig(), tracker="x")
 
 

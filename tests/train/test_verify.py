@@ -79,7 +79,7 @@ def test_ranks_that_ended_between_log_lines_continue_with_all_their_parts(
     said = "".join(one.stderr for one in done)
     (error,) = [line for line in said.splitlines() if "cannot decode" in line]
     assert f"/{image.parent.name}/{image.name}: " in error and "Traceback" not in said
-    (saved,) = re.findall(r"saved .*last\.pt at step (\d+); --bad-images replace", said)
+    (saved,) = re.findall(r"saved .*last\.pt at step (\d+); pass --bad-images", said)
     state = checkpoints.load(run)
     assert 1 <= state.step == int(saved) <= 2 and state.seen["since"] == 0 and not lines(run)
     assert int(state.seen["digest"], 16)

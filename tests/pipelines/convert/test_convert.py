@@ -132,7 +132,7 @@ def test_parts_are_one_data_set(images: Path, tmp_path: Path) -> None:
     [
         ({"part": "0/8"}, "part must be a part such as 2/8"),
         ({"workers": 0}, "workers must be -1 or at least 1"),
-        ({"scheduler": "tcp://x:1"}, "--scheduler needs --parts: pass their number"),
+        ({"scheduler": "tcp://x:1"}, "--scheduler needs --parts: pass the number"),
         ({"parts": 3, "part": "1/3"}, "choose one of --part and --parts"),
     ],
 )

@@ -348,5 +348,5 @@ def test_a_full_shuffle_of_more_than_fits_keeps_nothing(
             for split in (open_split(settings, "train"), open_split(settings, "train")):
                 assert read_all(split) == read_all(here)
             assert not [path for path in (folder / "chunks-1").iterdir() if "-" in path.name]
-    said = "a full shuffle, as in evaluations, reads it at random; train with --shuffle window:"
+    said = "a full shuffle or an evaluation reads it at random; train with --shuffle window:"
     assert caplog.text.count(said) == 1

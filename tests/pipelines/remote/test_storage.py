@@ -130,7 +130,7 @@ def web(cloud: str, images: Path, tmp_path: Path) -> Path:
         ("https://u:PASSWORD@host/a.tar", "https://host/... contains a password, a signature"),
         ("https://host/a.tar?X-Amz-Signature=PASSWORD", "https://host/... contains a password"),
         ("https://host?sig=PASSWORD", "https://host/... contains a password"),
-        ("ftp://host/a.tar", "cannot read data at ftp://; pass a path or a URL s3://, gs://"),
+        ("ftp://host/a.tar", "cannot read data at ftp://; pass a path or a URL with s3://, gs://"),
         ("s3:///a", "s3:// has no bucket"),
         ("s3://bucket/a/../b", "s3://bucket/a/../b contains . or .., which URLs do not"),
     ],
