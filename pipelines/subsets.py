@@ -112,7 +112,7 @@ def _opened(data: DataConfig, split: Split) -> Store:
             cache.keeps = False
             warn_once(
                 f"--cache stores nothing: {data.data} has {size:,.1f} GB, more than --cache-gb "
-                f"{data.cache_gb:g}, and a full shuffle, as in evaluations, reads it at random; "
+                f"{data.cache_gb:g}, and a full shuffle or an evaluation reads it at random; "
                 "train with --shuffle window:16384 or a larger --cache-gb"
             )
     store.set_rules(ImageRules(exif=data.exif, alpha=data.alpha))
