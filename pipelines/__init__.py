@@ -192,8 +192,8 @@ def open_training_images(
     if backend:
         backend.check()
     if store is None:
-        whole, kept, _ = open_training(data)
-        store = picked(whole, kept)
+        all_images, train_positions, _ = open_training(data)
+        store = picked(all_images, train_positions)
     if backend:
         backend.check(store)
     images = len(_positions(store, chosen))
@@ -265,8 +265,8 @@ def build_eval_loader(
             f"{store} has {len(chosen)} {split} images, too few for {world} processes: run with "
             "fewer GPUs, or evaluate on more images"
         )
-    own = chosen if in_turn else np.array_split(chosen, world)[rank]
-    batches = [own[i : i + batch] for i in range(0, len(own), batch)]
+    positions = chosen if in_turn else np.array_split(chosen, world)[rank]
+    batches = [positions[i : i + batch] for i in range(0, len(positions), batch)]
     data = with_pipeline(data, store, device)
     return CentralCrops(
         store,

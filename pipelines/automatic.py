@@ -32,9 +32,9 @@ CORES_PER_GPU = 6
 On the host of an H100, a pair of crops of an ImageNet photograph takes 1.5 ms of one core
 (``native crops`` in bench/results/h100/loader-imagenet.json). The GPU trains on 3,019 images per
 second, which keeps 4.4 cores busy. The training process takes another one."""
-_WHILE_LOADING = USABLE / LOADING_PEAK
+_SHARE_WHILE_LOADING = USABLE / LOADING_PEAK
 """Share of the free memory that decoded images may take, given the peak while loading."""
-_BESIDE_THE_MODEL = 0.9
+_SHARE_WITH_MODEL = 0.9
 """Share of the free memory that decoded images and the model may take together."""
 
 
@@ -77,9 +77,9 @@ def choose_pipeline(
         reasons.append(reason)
     if device.type == "cuda" and (cores := own_cores()) < CORES_PER_GPU:
         reasons.append(f"{cores} {'core' if cores == 1 else 'cores'} for this GPU")
-        if not (trouble := BACKENDS["dali"].trouble()):
+        if not (problem := BACKENDS["dali"].trouble()):
             return Choice("dali", "; ".join(reasons))
-        reasons.append(trouble)
+        reasons.append(problem)
     try:
         library.kernels()
     except BackendError as error:
@@ -104,16 +104,16 @@ def _fit(
     """Return whether the decoded images fit the device's memory, and how much they take."""
     if free is None:
         free = free_bytes(device)
-    beside = free / 2 if model is None else model
-    budget = max(0.0, min(_WHILE_LOADING * free, _BESIDE_THE_MODEL * free - beside))
-    where = "the GPU" if device.type == "cuda" else "the CPU"
+    model_bytes = free / 2 if model is None else model
+    budget = max(0.0, min(_SHARE_WHILE_LOADING * free, _SHARE_WITH_MODEL * free - model_bytes))
+    processor = "the GPU" if device.type == "cuda" else "the CPU"
     count = len(store) if chosen is None else len(chosen)
-    taken, exact = decoded_bytes(store, chosen)
-    if not taken:
+    decoded_size, exact = decoded_bytes(store, chosen)
+    if not decoded_size:
         return False, "image sizes are unknown: no header can be read"
     take = "1 image takes" if count == 1 else f"{count:,} images take"
-    text = f"{take} {'' if exact else 'about '}{size(taken)}"
-    if taken > budget:
-        much = f"more than the {size(budget)} that {where} can hold besides the model"
-        return False, f"{text} decoded, {much}"
-    return True, f"{text} of {size(budget)} on {where}"
+    text = f"{take} {'' if exact else 'about '}{size(decoded_size)}"
+    if decoded_size > budget:
+        limit = f"more than the {size(budget)} that {processor} can hold besides the model"
+        return False, f"{text} decoded, {limit}"
+    return True, f"{text} of {size(budget)} on {processor}"

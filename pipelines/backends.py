@@ -79,17 +79,17 @@ class Backend:
         try:
             self._module()
         except Exception as error:  # an incompatible version may raise any exception
-            also = f" or, with CUDA 13, 'fastsiam[{self.extra_cuda13}]'" * bool(self.extra_cuda13)
+            hint = f" or, with CUDA 13, 'fastsiam[{self.extra_cuda13}]'" * bool(self.extra_cuda13)
             return (
                 f"the {self.name} pipeline cannot be loaded ({why(error)}); "
-                f"install it with: pip install 'fastsiam[{self.name}]'{also}"
+                f"install it with: pip install 'fastsiam[{self.name}]'{hint}"
             )
         return ""
 
     def reads(self, store: Store) -> bool:
         """Return whether the pipeline can read a store."""
-        whole = isinstance(store, BetonStore) and len(store.files) == 1
-        return not self.needs_beton or (whole and not store.is_remote)
+        is_single_file = isinstance(store, BetonStore) and len(store.files) == 1
+        return not self.needs_beton or (is_single_file and not store.is_remote)
 
     def works_on(self, store: Store) -> bool:
         """Return whether the pipeline can run here and read a store."""
@@ -102,17 +102,18 @@ class Backend:
             BackendError: it cannot be imported; the message says how to install its package.
             DataError: it cannot read the store; the message says what to do.
         """
-        if trouble := self.trouble():
-            raise BackendError(trouble)
+        if problem := self.trouble():
+            raise BackendError(problem)
         if store is not None and not self.reads(store):
-            ways = f"choose --pipeline {ENGINE}"
+            advice = f"choose --pipeline {ENGINE}"
             if store.sets is None:
-                ways += (
+                advice += (
                     ", or create one with fastsiam convert folder --source "
                     f"{quoted(store.origin or store.root)} --out DIR and train with --data DIR"
                 )
             raise DataError(
-                f"--pipeline {self.name} reads one .beton file on a local disk, not {store}: {ways}"
+                f"--pipeline {self.name} reads one .beton file on a local disk, not {store}: "
+                f"{advice}"
             )
 
     def open(self, spec: LoaderSpec) -> Loader:
@@ -135,8 +136,8 @@ class Backend:
         The pipeline makes them itself if it decodes on the GPU; otherwise the engine does. The
         engine also makes crops that are larger than the resized images: they get a black border.
         """
-        own = device.type == "cuda" and self.decodes_on_gpu and resize >= side
-        backend = self if own and not self.trouble() else BACKENDS[ENGINE]
+        makes_crops = device.type == "cuda" and self.decodes_on_gpu and resize >= side
+        backend = self if makes_crops and not self.trouble() else BACKENDS[ENGINE]
         make: MakeCrops = partial(
             backend._module().central_crops, data, store, resize=resize, side=side, device=device
         )
@@ -152,8 +153,8 @@ def readiness() -> dict[Pipeline, str]:
 
     device = "GPU" if torch.cuda.is_available() else "CPU"
     return {
-        name: f"not ready: {trouble}"
-        if (trouble := backend.trouble())
+        name: f"not ready: {problem}"
+        if (problem := backend.trouble())
         else f"ready: {backend.about.format(device=device)}"
         for name, backend in BACKENDS.items()
     }

@@ -44,25 +44,25 @@ class BadImages:
     ) -> None:
         self._images, self._takes_more, self._exchange = images, takes_more, exchange
         self._keep = keep
-        self._known = {own.index: own for own in known}
+        self._by_index = {image.index: image for image in known}
         self._has_grown = False
 
     def __len__(self) -> int:
-        return len(self._known)
+        return len(self._by_index)
 
     @property
     def matter(self) -> bool:
         """Whether any bad images are known or may still be added."""
-        return self._takes_more or bool(self._known)
+        return self._takes_more or bool(self._by_index)
 
     def list(self) -> list[BadImage]:
         """Return the known bad images in the order in which they were found."""
-        return sorted(self._known.values())
+        return sorted(self._by_index.values())
 
     def among(self, images: NDArray[np.int64], *, at: int) -> NDArray[np.bool_]:
         """Return which of N images were known to be bad after ``at`` steps of the run: (N,)."""
-        found = map(self._known.get, images.tolist())
-        return np.array([own is not None and own.step <= at for own in found], np.bool_)
+        records = map(self._by_index.get, images.tolist())
+        return np.array([record is not None and record.step <= at for record in records], np.bool_)
 
     def note(self, error: ImageError, *, epoch: int, step: int) -> BadImage:
         """Add an image that could not be decoded; the run had done ``step`` steps.
@@ -71,12 +71,12 @@ class BadImages:
             ImageError: ``error`` itself, if this image is not to be replaced.
             DataError: there are too many bad images.
         """
-        known = self._known.get(error.index)
-        if not self._takes_more or (known is not None and known.step <= step):
+        previous = self._by_index.get(error.index)
+        if not self._takes_more or (previous is not None and previous.step <= step):
             raise error
-        own = BadImage(step, error.index, error.name, error.reason, epoch)
-        self.add([own])
-        return own
+        bad_image = BadImage(step, error.index, error.name, error.reason, epoch)
+        self.add([bad_image])
+        return bad_image
 
     def share(self) -> None:
         """Exchange bad images between all ranks, each of which must call this.
@@ -89,7 +89,7 @@ class BadImages:
         if not self.matter:
             return
         texts = self._exchange(format_list(self.list()))
-        self.add([own for text in texts for own in parse_list(text)])
+        self.add([image for text in texts for image in parse_list(text)])
         if self._has_grown:
             self.write()
 
@@ -105,22 +105,22 @@ class BadImages:
         Raises:
             DataError: there are too many bad images.
         """
-        merged = self._known.copy()
-        for own in found:
-            merged[own.index] = min(own, merged.get(own.index, own))
-        if merged == self._known:
+        merged = self._by_index.copy()
+        for image in found:
+            merged[image.index] = min(image, merged.get(image.index, image))
+        if merged == self._by_index:
             return
         check_number(len(merged), self._images, max(merged.values()))
-        self._known = merged  # after the check: a run that is then saved is within the limit
+        self._by_index = merged  # after the check: a run that is then saved is within the limit
         self._has_grown = True
 
 
 def check_number(bad: int, images: int, last: BadImage | ImageError) -> None:
     """Raise a ``DataError`` if so many images are bad that there must be another cause."""
-    most = min(max(_FEW, images // _SHARE), images - 1)
-    if bad > most:
+    limit = min(max(_FEW, images // _SHARE), images - 1)
+    if bad > limit:
         raise DataError(
             f"{bad:,} of {images:,} images cannot be decoded, the last one {last.name} "
-            f"({last.reason}), and --bad-images replace accepts at most {most:,}: check the data; "
+            f"({last.reason}), and --bad-images replace accepts at most {limit:,}: check the data; "
             "fastsiam convert folder --skip-bad lists and skips all bad images"
         )

@@ -62,8 +62,8 @@ class CentralCrops:
         self._device, self._dtype = device, dtype
         self._chosen, self._batches = chosen, batches
         self._skips_bad, self._left_out = skips_bad, 0
-        self._keep = sum(map(len, batches)) * augment.crop**2 * 3 <= _KEEP_BYTES
-        self._kept: list[Tensor] = []
+        self._fits_cache = sum(map(len, batches)) * augment.crop**2 * 3 <= _KEEP_BYTES
+        self._cache: list[Tensor] = []
 
     def names(self) -> list[str]:
         """Return the names of all ranks' images within the data set, in order."""
@@ -80,27 +80,27 @@ class CentralCrops:
             )
 
     def _crops(self) -> Iterator[tuple[NDArray[np.int64], Tensor]]:
-        if len(self._kept) == len(self._batches):
-            yield from zip(self._batches, self._kept, strict=True)
+        if len(self._cache) == len(self._batches):
+            yield from zip(self._batches, self._cache, strict=True)
             return
-        kept, batches = list[Tensor](), self._made()
+        cache, batches = list[Tensor](), self._uncached_crops()
         close_at_exit(batches)
         for index, crops in batches:
-            if self._keep:
+            if self._fits_cache:
                 crops = crops.clone()  # the next batch overwrites them
-                kept.append(crops)
+                cache.append(crops)
             yield index, crops
-        self._kept = kept
+        self._cache = cache
 
-    def _made(self) -> Generator[tuple[NDArray[np.int64], Tensor]]:
+    def _uncached_crops(self) -> Generator[tuple[NDArray[np.int64], Tensor]]:
         """Yield the positions and the crops of each batch, leaving out bad images."""
-        done, known = 0, self._left_out
+        done, left_out_before = 0, self._left_out
         while done < len(self._batches):
             try:
-                for made in self._make(self._batches[done:]):
+                for crops in self._make(self._batches[done:]):
                     self._store.check()
                     done += 1
-                    yield self._batches[done - 1], made
+                    yield self._batches[done - 1], crops
             except ImageError as error:
                 if not self._skips_bad:
                     raise
@@ -111,6 +111,6 @@ class CentralCrops:
                 )
                 rest = self._batches[done][self._batches[done] != error.index]
                 self._batches[done : done + 1] = [rest] if len(rest) else []
-        if found := self._left_out - known:
-            images, are = ("image", "is") if found == 1 else ("images", "are")
-            log.warning(f"{found:,} bad {images} of {self._store.root} {are} left out")
+        if count := self._left_out - left_out_before:
+            images, are = ("image", "is") if count == 1 else ("images", "are")
+            log.warning(f"{count:,} bad {images} of {self._store.root} {are} left out")

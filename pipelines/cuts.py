@@ -36,9 +36,9 @@ def cut_views(params: ViewParams, config: AugmentConfig) -> tuple[Cuts, ...]:
     """
     sides = []
     for side, numbers in config.by_side.items():
-        own = params.views(numbers)
-        resized = np.full((*own.flip.shape, 2), side, np.int32)
-        sides.append(Cuts(own.box, own.flip, resized, np.zeros_like(resized)))
+        view_params = params.views(numbers)
+        resized = np.full((*view_params.flip.shape, 2), side, np.int32)
+        sides.append(Cuts(view_params.box, view_params.flip, resized, np.zeros_like(resized)))
     return tuple(sides)
 
 

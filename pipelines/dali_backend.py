@@ -52,7 +52,7 @@ os.environ.setdefault("DALI_NVIMGCODEC_LOG_LEVEL", "1")
 
 _PART = 16
 """Images that a reader thread reads per call."""
-_REFUSED = re.compile(
+_DECODER_ERROR = re.compile(
     # nvImageCodec's status codes for bad or unsupported code streams, also of its extensions.
     r"`nvidia\.dali\.fn\.decoders\.image`.*encountered:.*"
     r"(Failed to decode sample #\d|nvImageCodec failure: '#(3|4|9|13|14|18|19)')",
@@ -124,19 +124,21 @@ class Cropper:
 
     def crops(self, tasks: Iterable[Task]) -> Generator[tuple[NDArray[np.int64], Any, Crops]]:
         """Yield each batch's positions, value of ``Cut`` and crops, which the next overwrites."""
-        crops = [torch.empty(own, dtype=torch.uint8, device=self._device) for own in self._shapes]
+        crops = [
+            torch.empty(shape, dtype=torch.uint8, device=self._device) for shape in self._shapes
+        ]
 
-        def copied(batch: _Batch, outputs: Any) -> tuple[NDArray[np.int64], Any, Crops]:
+        def copy_outputs(batch: _Batch, outputs: Any) -> tuple[NDArray[np.int64], Any, Crops]:
             index, _ = batch.task
-            sides = tuple(own[:, : len(index)] for own in crops)
+            sides = tuple(out[:, : len(index)] for out in crops)
             # DLPack shares the memory without a copy. When torch releases it, a thread of DALI
             # waits for the device before DALI reuses it.
             views = (from_dlpack(view.as_tensor()) for view in outputs)
-            for own in sides:
-                torch.stack(list(islice(views, len(own))), out=own)
+            for out in sides:
+                torch.stack(list(islice(views, len(out))), out=out)
             return index, batch.extra, sides
 
-        return self._run(tasks, copied)
+        return self._run(tasks, copy_outputs)
 
     def decoded(self, indices: Iterable[NDArray[np.int64]]) -> Generator[Images]:
         """Yield each batch's images, in buffers that DALI does not reuse while the images live."""
@@ -152,53 +154,53 @@ class Cropper:
     ) -> Generator[Result]:
         """Run DALI on each task; yield ``finish(batch, outputs)`` for each, in order."""
         dali, self._dali = self._dali or self._build(), None
-        flight, failed = deque[_Batch](), list[DataError]()
+        in_flight, errors = deque[_Batch](), list[DataError]()
         ahead = self._prefetch + 1
         batches = prefetch_map(self._read, tasks, count=ahead, threads=ahead)
 
         def fill() -> None:
             """Keep ``prefetch`` batches in flight; record the error of one that cannot be read."""
-            while len(flight) < self._prefetch and not failed:
+            while len(in_flight) < self._prefetch and not errors:
                 try:
                     batch = next(batches, None)
                 except DataError as error:
-                    failed.append(error)
+                    errors.append(error)
                     return
                 if batch is None:
                     return
                 self._send(dali, batch)
-                flight.append(batch)
+                in_flight.append(batch)
 
         with contextlib.closing(batches):
             fill()
-            while flight:
+            while in_flight:
                 try:
                     outputs = self._outputs(dali)
                 except RuntimeError as error:
-                    if not _REFUSED.search(str(error)):
+                    if not _DECODER_ERROR.search(str(error)):
                         raise
                     warn_once(
                         "DALI cannot decode some images: batches with such images are decoded by "
                         "PIL, which is slower"
                     )
                     # DALI does not report which image it rejects, and loses the batches in flight.
-                    dali, flight[0] = self._build(), self._read(flight[0].task, by_pil=True)
-                    for batch in flight:
+                    dali, in_flight[0] = self._build(), self._read(in_flight[0].task, by_pil=True)
+                    for batch in in_flight:
                         self._send(dali, batch)
                     outputs = self._outputs(dali)
-                result = finish(flight.popleft(), outputs)
+                result = finish(in_flight.popleft(), outputs)
                 fill()
                 try:
                     yield result
                 except GeneratorExit:
                     with contextlib.suppress(RuntimeError):
-                        for _ in flight:
+                        for _ in in_flight:
                             dali.outputs()
                         self._dali = dali
                     raise
         self._dali = dali
-        if failed:
-            raise failed[0]
+        if errors:
+            raise errors[0]
 
     def close(self) -> None:
         """End all threads and free the memory."""
@@ -215,8 +217,8 @@ class Cropper:
         index, cut = task
         self._store.ahead(index.tolist())
         parts = [index[i : i + _PART].tolist() for i in range(0, len(index), _PART)]
-        found = [image for part in self._readers.map(read, parts) for image in part]
-        encoded, size = [data for data, *_ in found], np.array([size for _, *size in found])
+        records = [image for part in self._readers.map(read, parts) for image in part]
+        encoded, size = [data for data, *_ in records], np.array([size for _, *size in records])
         return _Batch(task, encoded, *cut(size))
 
     def _encoded(self, index: int) -> tuple[NDArray[np.uint8], int, int]:
@@ -233,8 +235,8 @@ class Cropper:
         if self._store.raw_size(index) is not None:
             return _ppm(data, height, width), height, width
         # Pillow rejects truncated or corrupt images; DALI's decoders may fill in pixels.
-        odd = rules.needs_pillow(head) or width * height > MOST_PIXELS
-        if not odd and has_only_entropy_data(data, head):
+        is_unusual = rules.needs_pillow(head) or width * height > MOST_PIXELS
+        if not is_unusual and has_only_entropy_data(data, head):
             return np.frombuffer(data, np.uint8), height, width
         return self._by_pil(index)
 
@@ -285,7 +287,9 @@ def build_graph(
     )
     with dali:
         image = decoded(
-            _fed("encoded", types.UINT8), gpu=device is not None, hw_decoder_load=hw_decoder_load
+            _add_input("encoded", types.UINT8),
+            gpu=device is not None,
+            hw_decoder_load=hw_decoder_load,
         )
         if resizes:
             sides = [side for views, _, side, *_ in shapes for _ in range(views)]
@@ -312,7 +316,7 @@ def decoded(encoded: Any, *, gpu: bool, hw_decoder_load: float) -> Any:
     )
 
 
-def _fed(name: str, kind: Any) -> Any:
+def _add_input(name: str, kind: Any) -> Any:
     """Add an input to the graph: a one-dimensional array for each image, used without a copy."""
     return fn.external_source(name=name, dtype=kind, ndim=1, no_copy=True)
 
@@ -320,7 +324,7 @@ def _fed(name: str, kind: Any) -> Any:
 def _view(image: Any, view: int, side: int) -> Any:
     """Crop a box of an image, resize it or its centre to a square, and flip it if requested."""
     size, start, end, first, last = (
-        _fed(f"{name}{view}", types.FLOAT) for name in ("size", "start", "end", "from", "to")
+        _add_input(f"{name}{view}", types.FLOAT) for name in ("size", "start", "end", "from", "to")
     )
     # The box is copied first, because PIL's filter uses no pixels outside it. A nearest-neighbour
     # resize to the same size copies it twice as fast as DALI's slice.
@@ -331,16 +335,16 @@ def _view(image: Any, view: int, side: int) -> Any:
 def cut_arguments(cuts: Sequence[Cuts], shapes: Sequence[Shape]) -> dict[str, NDArray[Any]]:
     """Return the graph's inputs by name; a flip is a box that runs from right to left."""
     arguments, view = dict[str, NDArray[Any]](), 0
-    for own, (_, _, side, *_) in zip(cuts, shapes, strict=True):
-        start, size = own.box[..., :2], own.box[..., 2:]
-        first, last = own.corner, own.corner + side
-        flip = np.stack([np.zeros_like(own.flip), own.flip], -1)
+    for cut, (_, _, side, *_) in zip(cuts, shapes, strict=True):
+        start, size = cut.box[..., :2], cut.box[..., 2:]
+        first, last = cut.corner, cut.corner + side
+        flip = np.stack([np.zeros_like(cut.flip), cut.flip], -1)
         boxes = {
             "size": size,
             "start": start,
             "end": start + size,
-            "from": np.where(flip, last, first) / own.resized,
-            "to": np.where(flip, first, last) / own.resized,
+            "from": np.where(flip, last, first) / cut.resized,
+            "to": np.where(flip, first, last) / cut.resized,
         }
         for row in range(len(flip)):
             for name, array in boxes.items():
@@ -390,14 +394,14 @@ class DecodingLoader(NativeLoader):
         )
         self._owned.append(self._cropper)
 
-    def _made(self, epoch: int, skip: int, *, finished: bool) -> Generator[Augmented]:
+    def _views_or_crops(self, epoch: int, skip: int, *, as_views: bool) -> Generator[Augmented]:
         indices = (self._order.indices(epoch, step) for step in range(skip, self.steps))
         with (
-            contextlib.closing(self._cropper.decoded(indices)) as decoded,
-            contextlib.closing(super()._made(epoch, skip, finished=finished)) as made,
+            contextlib.closing(self._cropper.decoded(indices)) as images,
+            contextlib.closing(super()._views_or_crops(epoch, skip, as_views=as_views)) as batches,
         ):
-            self._read = lambda _: next(decoded)
-            yield from made
+            self._read = lambda _: next(images)
+            yield from batches
 
 
 def central_crops(
@@ -420,6 +424,6 @@ def central_crops(
     shapes = [(1, max(map(len, batches)), side, side, 3)]
     cropper = Cropper(data, store, shapes, device=device, dali_resizes=True)
     tasks = ((index, cut) for index in batches)
-    with contextlib.closing(cropper), contextlib.closing(cropper.crops(tasks)) as made:
-        for _, _, (crops,) in made:
+    with contextlib.closing(cropper), contextlib.closing(cropper.crops(tasks)) as results:
+        for _, _, (crops,) in results:
             yield crops[0]

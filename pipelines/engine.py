@@ -66,14 +66,14 @@ def prefetch_remote(
     if not store.is_remote:
         yield from batches
         return
-    sizes, requested, waiting = store.sizes(), 0, deque[NDArray[np.int64]]()
+    sizes, requested_bytes, waiting = store.sizes(), 0, deque[NDArray[np.int64]]()
     for index in batches:
         store.ahead(index.tolist())
         waiting.append(index)
-        requested += int(sizes[index].sum())
-        while requested >= _AHEAD:
+        requested_bytes += int(sizes[index].sum())
+        while requested_bytes >= _AHEAD:
             first = waiting.popleft()
-            requested -= int(sizes[first].sum())
+            requested_bytes -= int(sizes[first].sum())
             yield first
     yield from waiting
 
@@ -142,10 +142,10 @@ class Engine:
             running.add(pending)
             return pending, finish
 
-        def complete(submitted: Submitted[Result] | Exception) -> Result:
-            if isinstance(submitted, Exception):
-                raise submitted
-            pending, finish = submitted
+        def complete(submission: Submitted[Result] | Exception) -> Result:
+            if isinstance(submission, Exception):
+                raise submission
+            pending, finish = submission
             with span("decode"):
                 pending.result()
             running.discard(pending)  # frees the encoded images
@@ -155,16 +155,16 @@ class Engine:
             for pending in tuple(running):
                 pending.cancel()
 
-        submitted = prefetch_map(start, steps, count=batches_ahead(prefetch))
-        completed = prefetch_map(complete, submitted, count=1)
+        submissions = prefetch_map(start, steps, count=batches_ahead(prefetch))
+        results = prefetch_map(complete, submissions, count=1)
         try:
-            # "yield from" would close `completed` before the work is cancelled, and wait for it.
-            for batch in completed:  # noqa: UP028
+            # "yield from" would close `results` before the work is cancelled, and wait for it.
+            for batch in results:  # noqa: UP028
                 yield batch
         finally:
             cancel()
-            completed.close()
-            submitted.close()
+            results.close()
+            submissions.close()
             cancel()  # batches submitted since the first call
 
     def read(self, index: NDArray[np.int64]) -> Images:
@@ -239,17 +239,17 @@ class PendingBatch:
             DataError: an image cannot be read or decoded; the message names the first one.
         """
         run_all(self._running)
-        if len(refused := self._job.refused()):
-            self._for_pillow.extend(refused.tolist())
-            several = min(self._engine.workers, len(refused))
-            run_all(submit_all(self._engine.threads, self._decode_by_pillow, several))
+        if len(rows := self._job.refused()):
+            self._for_pillow.extend(rows.tolist())
+            workers = min(self._engine.workers, len(rows))
+            run_all(submit_all(self._engine.threads, self._decode_by_pillow, workers))
         if self._errors:
             raise self._errors[min(self._errors)]
 
     def wait(self) -> None:
         """Wait until no thread uses the batch's memory; a Ctrl-C meanwhile is raised afterwards."""
-        if stopped := wait_all(self._running):
-            raise stopped
+        if interrupt := wait_all(self._running):
+            raise interrupt
 
     def cancel(self) -> None:
         """Skip the images that no thread has started, and wait for the others."""
@@ -270,11 +270,11 @@ class PendingBatch:
             except IndexError:
                 return
             try:
-                self._job.make_pixels(row, self._decoded(row))
+                self._job.make_pixels(row, self._decode(row))
             except DataError as error:
                 self._errors[row] = error
 
-    def _decoded(self, row: int) -> NDArray[np.uint8]:
+    def _decode(self, row: int) -> NDArray[np.uint8]:
         index, images, store = int(self._index[row]), self._images, self._engine.store
         pixels = np.asarray(store.decode(index))
         if pixels.shape[:2] != (images.height[row], images.width[row]):

@@ -34,7 +34,7 @@ numba.typed.Dict = _typed
 torch.set_num_threads(_threads[0])
 numba.set_num_threads(_threads[1])
 
-_SECONDS_BETWEEN_LOOKS = 1.0  # between checks that FFCV's reader threads are alive
+_POLL_SECONDS = 1.0  # between checks that FFCV's reader threads are alive
 
 
 class FfcvLoader(NativeLoader):
@@ -53,16 +53,16 @@ class FfcvLoader(NativeLoader):
             reader = Reader(str(self._beton.root), {self._beton.image_field: RGBImageField})
             self._manager = ProcessCacheManager(reader)
 
-    def _made(self, epoch: int, skip: int, *, finished: bool) -> Generator[Augmented]:
-        made = super()._made(epoch, skip, finished=finished)
+    def _views_or_crops(self, epoch: int, skip: int, *, as_views: bool) -> Generator[Augmented]:
+        results = super()._views_or_crops(epoch, skip, as_views=as_views)
         if self._manager is None or skip == self.steps:  # FFCV cannot schedule an empty epoch
-            yield from made
+            yield from results
             return
         batches = [self._order.indices(epoch, step) for step in range(skip, self.steps)]
         pages = _Pages(self._beton, self._manager, batches)
-        with contextlib.closing(made), contextlib.closing(pages):
+        with contextlib.closing(results), contextlib.closing(pages):
             self._read = partial(self._load, pages)
-            for batch in made:  # noqa: UP028  # closes `pages` first, which ends a blocked read
+            for batch in results:  # noqa: UP028  # closes `pages` first, which ends a blocked read
                 yield batch
 
     def _load(self, pages: _Pages, index: NDArray[np.int64]) -> Images:
@@ -118,7 +118,7 @@ class _Pages:
     def _next_page(self) -> Any:
         while not self._closed:
             try:
-                return self._get(timeout=_SECONDS_BETWEEN_LOOKS)
+                return self._get(timeout=_POLL_SECONDS)
             except Empty:
                 if not any(reader.is_alive() for reader in self._context.executor.threads):
                     raise DataError(

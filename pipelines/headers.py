@@ -45,7 +45,7 @@ class Headers:
         owner: object = None,
     ) -> Images:
         """Return the images at N positions, with known headers; see ``Images`` for the rest."""
-        height, width, form = (own[index] for own in (self._height, self._width, self._form))
+        height, width, form = (array[index] for array in (self._height, self._width, self._form))
         if not self.decode:
             form[form == JPEG] = PILLOW
         return Images(address, size, height, width, form, owner)
@@ -76,7 +76,7 @@ class Headers:
         data = self._store.read_into(images, new_chunk)
         for number in np.flatnonzero(self._form[images] == _UNKNOWN).tolist():
             self._read(int(images[number]), data[number])
-        arrays = (np.frombuffer(own, np.uint8) for own in data)
+        arrays = (np.frombuffer(buffer, np.uint8) for buffer in data)
         return dict(zip(places.tolist(), arrays, strict=True))
 
     def size(self, index: int) -> tuple[int, int]:

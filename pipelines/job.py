@@ -107,31 +107,31 @@ class Job:
             raise ValueError("neither crops nor views are requested: pass crops or stages")
         if not decode and (images.form == JPEG).any():
             raise ValueError("some images are JPEGs: pass the address of a decoder")
-        self._refused = np.zeros(count, np.uint8)
+        self._rejections = np.zeros(count, np.uint8)
         self._times, self._threads = np.zeros((count, 4), np.int64), np.zeros(count, np.int64)
         turn = np.argsort(-images.bytes, kind="stable")  # largest first, to balance threads
-        taken, at = np.zeros(1, np.int64), library.at
-        self._taken, self._images = taken, images
+        next_turn, at = np.zeros(1, np.int64), library.at
+        self._next_turn, self._images = next_turn, images
         sides = (library.SideOf * len(cuts))()
-        for number, own in enumerate(cuts):
-            _check_cuts(own, images)
+        for number, cut in enumerate(cuts):
+            _check_cuts(cut, images)
             target = None if crops is None else crops[number]
             if target is not None and not target.is_contiguous():
                 raise ValueError(f"crops of shape {tuple(target.shape)} are not contiguous")
             sides[number] = library.SideOf(
                 (stages[number] if target is None else target).shape[-2],
-                len(own.box),
-                at(own.box, np.int32),
-                at(own.flip, np.bool_),
-                at(own.resized, np.int32),
-                at(own.corner, np.int32),
+                len(cut.box),
+                at(cut.box, np.int32),
+                at(cut.flip, np.bool_),
+                at(cut.resized, np.int32),
+                at(cut.corner, np.int32),
                 None if target is None else target.data_ptr(),
                 ctypes.pointer(stages[number].compiled) if stages else None,
             )
-        self._kept = turn, cuts, crops, stages, sides  # keeps the arrays alive
+        self._references = turn, cuts, crops, stages, sides  # keeps the arrays alive
         self._job = library.JobOf(
             count,
-            at(taken, np.int64),
+            at(next_turn, np.int64),
             at(turn, np.int64),
             at(images.address, np.int64),
             at(images.bytes, np.int64),
@@ -141,7 +141,7 @@ class Job:
             decode or None,
             len(sides),
             sides,
-            at(self._refused),
+            at(self._rejections),
             at(self._times),
             at(self._threads),
         )
@@ -176,12 +176,12 @@ class Job:
 
     def cancel(self) -> None:
         """Make each thread stop after the image that it is working on."""
-        self._taken[0] = self.count
+        self._next_turn[0] = self.count
 
     def refused(self) -> NDArray[np.int64]:
         """Return the rows of images that compiled code rejected; call it after all threads end."""
         note_stages(_STAGES, self._times, self._threads)
-        return np.flatnonzero(self._refused)
+        return np.flatnonzero(self._rejections)
 
 
 def _check_cuts(cuts: Cuts, images: Images) -> None:
@@ -202,7 +202,7 @@ def _check_cuts(cuts: Cuts, images: Images) -> None:
 def stages_of(params: ViewParams, config: AugmentConfig, dtype: torch.dtype) -> list[Stage]:
     """Return the photometric stage for each view size; ``dtype`` is that of the views."""
     sides = zip(operations(params, config), config.by_side, strict=True)
-    return [Stage(what, config, side, side, dtype) for what, side in sides]
+    return [Stage(side_operations, config, side, side, dtype) for side_operations, side in sides]
 
 
 def run_in_threads(job: Job) -> None:
@@ -236,7 +236,7 @@ def crop_views(
             from .crop_kernels import crop_side
 
             pairs = zip(cuts, config.by_side, strict=True)
-            return tuple(crop_side(pixels, start, size, own, side) for own, side in pairs)
+            return tuple(crop_side(pixels, start, size, cut, side) for cut, side in pairs)
         shapes = crop_shapes(config, len(size))
         crops = tuple(torch.empty(shape, dtype=torch.uint8) for shape in shapes)
         images = Images.of_pixels(pixels.data_ptr() + np.asarray(start), size, pixels)

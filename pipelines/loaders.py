@@ -99,8 +99,8 @@ class StoreLoader(ABC):
         """End the current epoch and the threads or processes, and free memory."""
         self._closed = True
         self._end_epoch()
-        for own in self._owned:
-            own.close()
+        for resource in self._owned:
+            resource.close()
 
     @abstractmethod
     def _views(self, epoch: int, skip: int) -> Generator[Augmented]:
@@ -117,13 +117,15 @@ class StoreLoader(ABC):
         )
 
     def _batches(self, epoch: int, skip: int) -> Generator[Batch]:
-        with contextlib.closing(self._run(self._views, epoch, skip)) as made:
-            for step, (index, params, views) in enumerate(made, skip):
+        with contextlib.closing(self._run(self._views, epoch, skip)) as batches:
+            for step, (index, params, views) in enumerate(batches, skip):
                 if self.reads_files:
                     self._store.check()
-                seen = batch_digest(params, index, epoch=epoch, place=self._order.place(step))
-                there = to_device(index, self._device)
-                yield Batch(views, there, self._labels[there], seen, params, self._store.name)
+                digest = batch_digest(params, index, epoch=epoch, place=self._order.place(step))
+                positions = to_device(index, self._device)
+                yield Batch(
+                    views, positions, self._labels[positions], digest, params, self._store.name
+                )
 
     def _run(
         self, start: Callable[[int, int], Generator[Augmented]], epoch: int, skip: int
@@ -137,20 +139,20 @@ class StoreLoader(ABC):
         try:
             while running is self._running:
                 try:
-                    made = next(running, None)
+                    batch = next(running, None)
                 except ImageError as error:
                     if self.bad is None:
                         raise
-                    bad = self.bad.note(error, epoch=epoch, step=epoch * self.steps + step)
+                    bad_image = self.bad.note(error, epoch=epoch, step=epoch * self.steps + step)
                     log.warning(
-                        f"bad image {bad.index:,} ({bad.name}): {bad.reason}; another image "
-                        "replaces it"
+                        f"bad image {bad_image.index:,} ({bad_image.name}): {bad_image.reason}; "
+                        "another image replaces it"
                     )
                     self._running = running = start(epoch, step)
                     continue
-                if made is None:
+                if batch is None:
                     return
-                yield made
+                yield batch
                 step += 1
         finally:
             running.close()
@@ -188,30 +190,31 @@ class CropLoader(StoreLoader):
         """Yield the positions, the parameters and the crops of each batch."""
 
     def _views(self, epoch: int, skip: int) -> Generator[Augmented]:
-        with contextlib.closing(self._crops(epoch, skip)) as made:
-            for index, params, crops in made:
+        with contextlib.closing(self._crops(epoch, skip)) as batches:
+            for index, params, crops in batches:
                 if self._crop_transform is not None:
-                    crops = _transformed(crops, self._crop_transform)
+                    crops = _transform_crops(crops, self._crop_transform)
                 yield index, params, photometric(crops, params, self._augment, dtype=self._dtype)
 
 
-def _transformed(crops: Crops, transform: CropTransform) -> Crops:
+def _transform_crops(crops: Crops, transform: CropTransform) -> Crops:
     """Apply the user's transform to the crops.
 
     Raises:
         ValueError: it returns other shapes or another dtype.
     """
-    made = transform(crops)
-    if made is None:
+    result = transform(crops)
+    if result is None:
         raise ValueError("crop_transform must return the crops, not None")
-    made = tuple(made)
-    found = [(tuple(own.shape), own.dtype) for own in made]
-    if found != [(own.shape, torch.uint8) for own in crops]:
-        shapes = [tuple(own.shape) for own in crops]
+    result = tuple(result)
+    result_specs = [(tuple(tensor.shape), tensor.dtype) for tensor in result]
+    if result_specs != [(tensor.shape, torch.uint8) for tensor in crops]:
+        shapes = [tuple(tensor.shape) for tensor in crops]
         raise ValueError(
-            f"crop_transform must return uint8 tensors of shapes {shapes}, but returned {found}"
+            f"crop_transform must return uint8 tensors of shapes {shapes}, but returned "
+            f"{result_specs}"
         )
-    return made
+    return result
 
 
 def current_gpu(device: torch.device) -> contextlib.AbstractContextManager[object]:

@@ -74,13 +74,13 @@ class Pixels:
     def __init__(self, spec: LoaderSpec, store: Store) -> None:
         self._store, self._headers = store, Headers(store)
         self._threads, device = max(1, count(spec.data.workers)), spec.device
-        wanted = np.arange(len(store)) if spec.order.chosen is None else spec.order.chosen
+        positions = np.arange(len(store)) if spec.order.chosen is None else spec.order.chosen
         self.size = np.zeros((len(store), 2), np.int64)
         """(images of the store, 2) height and width; 0 for images that are not loaded."""
-        if (known := store.dimensions()) is not None:
-            self.size[wanted] = known[wanted]
-        pixels = self.size[wanted].prod(1)
-        unknown = wanted[(pixels == 0) | (pixels > MOST_PIXELS)]
+        if (dimensions := store.dimensions()) is not None:
+            self.size[positions] = dimensions[positions]
+        pixels = self.size[positions].prod(1)
+        unknown = positions[(pixels == 0) | (pixels > MOST_PIXELS)]
         for index, size in self._each(self._size, unknown, "reading image sizes"):
             self.size[index] = size
         end = np.cumsum(3 * self.size.prod(1))
@@ -88,18 +88,19 @@ class Pixels:
         """(images of the store,) offset of each image in ``flat``."""
         if used > USABLE * free:
             raise DataError(
-                f"{store.root} does not fit: its {len(wanted):,} images take {human(used)}, more "
-                f"than {USABLE:.0%} of the {human(free)} free on {device}; use --pipeline native"
+                f"{store.root} does not fit: its {len(positions):,} images take {human(used)}, "
+                f"more than {USABLE:.0%} of the {human(free)} free on {device}; "
+                "use --pipeline native"
             )
         self.flat = torch.empty(used, dtype=torch.uint8, device=device)
         """All pixels."""
         self.refused: dict[int, ImageError] = {}
         """Error of each bad image, by position."""
-        for index, refused in self._each(self._load, wanted, "decoding images"):
-            if refused:
+        for index, error in self._each(self._load, positions, "decoding images"):
+            if error:
                 if spec.order.bad is None:
-                    raise refused
-                self.refused[index], self.size[index] = refused, 0
+                    raise error
+                self.refused[index], self.size[index] = error, 0
 
     def images(self, index: NDArray[np.int64]) -> Images:
         """Return the images at N positions; only those on a CPU have addresses.
@@ -141,7 +142,7 @@ class Pixels:
         return None
 
     def _each(
-        self, make: Callable[[int], Made], images: NDArray[np.int64], what: str
+        self, make: Callable[[int], Made], images: NDArray[np.int64], description: str
     ) -> Iterator[tuple[int, Made]]:
         """Yield each image with ``make(image)``, computed in threads; report the progress."""
 
@@ -154,10 +155,10 @@ class Pixels:
         def make_part(part: list[int]) -> list[tuple[int, Made]]:
             return [(index, make(index)) for index in part]
 
-        with tally(what, len(images)) as done:
-            for made in prefetch_map(
+        with tally(description, len(images)) as done:
+            for results in prefetch_map(
                 make_part, parts(), count=2 * self._threads, threads=self._threads
             ):
                 self._store.check()
-                done.add(len(made))
-                yield from made
+                done.add(len(results))
+                yield from results

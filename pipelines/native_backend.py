@@ -66,7 +66,7 @@ class NativeLoader(CropLoader):
 
     def _views(self, epoch: int, skip: int) -> Generator[Augmented]:
         if self._device.type == "cpu" and self._crop_transform is None:
-            return self._made(epoch, skip, finished=True)
+            return self._views_or_crops(epoch, skip, as_views=True)
         return super()._views(epoch, skip)
 
     def _crops(self, epoch: int, skip: int) -> Generator[Augmented]:
@@ -76,24 +76,24 @@ class NativeLoader(CropLoader):
             self._slots = [
                 _Slot(self._shapes, self._device, copy_stream(self._device)) for _ in range(count)
             ]
-        return self._made(epoch, skip, finished=False)
+        return self._views_or_crops(epoch, skip, as_views=False)
 
-    def _made(self, epoch: int, skip: int, *, finished: bool) -> Generator[Augmented]:
-        """Yield views made on the CPU if ``finished``, or else crops on the device."""
+    def _views_or_crops(self, epoch: int, skip: int, *, as_views: bool) -> Generator[Augmented]:
+        """Yield views made on the CPU if ``as_views``, or else crops on the device."""
         if self._tuner is not None:
             self._tuner.pause()
         batches = self._engine.batches(
             partial(self._order.indices, epoch),
             range(skip, self.steps),
-            partial(self._submit, epoch, finished),
+            partial(self._submit, epoch, as_views),
             # With more batches ahead, too few threads would go unnoticed for longer.
             prefetch=self._prefetch if self._tuner is None else min(2, self._prefetch),
             read=self._read,
         )
         with contextlib.closing(batches):
-            for index, params, (made, copied) in batches:
-                take_over(made, copied)
-                yield index, params, made
+            for index, params, (tensors, event) in batches:
+                take_over(tensors, event)
+                yield index, params, tensors
                 self._tune()
 
     def _tune(self) -> None:
@@ -108,19 +108,19 @@ class NativeLoader(CropLoader):
             self.tuned_workers, self._tuner = tuner.workers, None
 
     def _submit(
-        self, epoch: int, finished: bool, step: int, index: NDArray[np.int64], images: Images
+        self, epoch: int, as_views: bool, step: int, index: NDArray[np.int64], images: Images
     ) -> Submitted[tuple[NDArray[np.int64], ViewParams, OnDevice]]:
         params = self._draw(epoch, step, images.size)
         cuts = cut_views(params, self._augment)
-        if finished:
+        if as_views:
             stages = stages_of(params, self._augment, self._dtype)
             pending = self._engine.submit(index, images, cuts, stages=stages)
-            made = (stage.views() for stage in stages)
-            return pending, lambda: (index, params, (split_by_view([*made], self._augment), None))
+            views = (stage.views() for stage in stages)
+            return pending, lambda: (index, params, (split_by_view([*views], self._augment), None))
         slot = self._slots[step % len(self._slots)]
         slot.wait()
         pending = self._engine.submit(index, images, cuts, crops=slot.crops)
-        return pending, lambda: (index, params, slot.copied())
+        return pending, lambda: (index, params, slot.start_copy())
 
 
 class _Slot:
@@ -138,12 +138,12 @@ class _Slot:
                 torch.empty(shape, dtype=torch.uint8, pin_memory=pinned) for shape in shapes
             )
 
-    def copied(self) -> OnDevice:
+    def start_copy(self) -> OnDevice:
         """Start copying the crops to the device; return the copies."""
         if self.stream is None:
             return self.crops, None
         with span("copy"), current_gpu(self._device), torch.cuda.stream(self.stream):
-            crops = tuple(own.to(self._device, non_blocking=True) for own in self.crops)
+            crops = tuple(tensor.to(self._device, non_blocking=True) for tensor in self.crops)
         return crops, self.stream.record_event()
 
     def wait(self) -> None:
@@ -198,11 +198,11 @@ def central_crops(
     def submit(_: int, index: NDArray[np.int64], images: Images) -> Submitted[OnDevice]:
         slot = _Slot([(1, len(index), side, side, 3)], device, stream)
         cuts = cut_centres(images.size, resize=resize, side=side)
-        return engine.submit(index, images, [cuts], crops=slot.crops), slot.copied
+        return engine.submit(index, images, [cuts], crops=slot.crops), slot.start_copy
 
     steps = range(len(batches))
-    made = engine.batches(batches.__getitem__, steps, submit, prefetch=data.prefetch)
-    with contextlib.closing(engine), contextlib.closing(made):
-        for crops, copied in made:
-            take_over(crops, copied)
+    results = engine.batches(batches.__getitem__, steps, submit, prefetch=data.prefetch)
+    with contextlib.closing(engine), contextlib.closing(results):
+        for crops, event in results:
+            take_over(crops, event)
             yield crops[0][0]

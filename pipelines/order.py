@@ -74,14 +74,14 @@ class Order:
         one after that. The replacement depends on the seed, the epoch, the place and the set of bad
         images, not on when or on which rank they were found.
         """
-        shown = positions_of(self.drawn_for(epoch, step))
+        positions = positions_of(self.drawn_for(epoch, step))
         at = epoch * self.steps + step
-        if self.bad is None or not (bad := self.bad.among(shown, at=at)).any():
-            return shown
-        shown, first = shown.copy(), self.place(step)
+        if self.bad is None or not (bad := self.bad.among(positions, at=at)).any():
+            return positions
+        positions, first = positions.copy(), self.place(step)
         for row in np.flatnonzero(bad).tolist():
-            shown[row] = self._substitute(self.bad, epoch, first + row, at)
-        return shown
+            positions[row] = self._substitute(self.bad, epoch, first + row, at)
+        return positions
 
     def drawn_for(self, epoch: int, step: int) -> NDArray[np.int64]:
         """Return the numbers for which a batch's augmentations are drawn: (batch / world,).
@@ -92,9 +92,9 @@ class Order:
         """
         assert 0 <= step < self.steps
         start = self.place(step)
-        return self._at(epoch, slice(start, start + self.batch // self.world))
+        return self._numbers_at(epoch, slice(start, start + self.batch // self.world))
 
-    def _at(self, epoch: int, places: slice | NDArray[np.int64]) -> NDArray[np.int64]:
+    def _numbers_at(self, epoch: int, places: slice | NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the numbers, as in ``drawn_for``, at places of an epoch's order."""
         numbers = self._epoch(epoch)[places]
         if self.chosen is None:
@@ -104,8 +104,8 @@ class Order:
 
     def _epoch(self, epoch: int) -> NDArray[np.int64]:
         """Return the shuffled numbers of an epoch: (images,), read-only."""
-        if (known := self._epochs.get(epoch)) is not None:
-            return known
+        if (cached_numbers := self._epochs.get(epoch)) is not None:
+            return cached_numbers
         order = partial(full_shuffle, self.images) if self.shuffle is None else self.shuffle.epoch
         numbers = order(self.seed, epoch)
         numbers.flags.writeable = False
@@ -122,8 +122,10 @@ class Order:
         """
         first = place + self.images // 2
         for count in (len(bad) + 1, self.images):
-            others = positions_of(self._at(epoch, np.arange(first, first + count) % self.images))
-            good = others[~bad.among(others, at=at)]
+            candidates = positions_of(
+                self._numbers_at(epoch, np.arange(first, first + count) % self.images)
+            )
+            good = candidates[~bad.among(candidates, at=at)]
             if len(good):
                 return int(good[0])
         raise DataError("no image of this epoch can be decoded: check the data")

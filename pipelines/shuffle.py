@@ -56,11 +56,11 @@ class Window:
     def epoch(self, seed: int, epoch: int) -> NDArray[np.int64]:
         """Return the order of an epoch: (images of the order,), a permutation of their numbers."""
         count = len(self.blocks)
-        drawn = rng.keys(seed, epoch, rng.Stream.BLOCK, self.blocks)
-        reading = np.lexsort((self.blocks, drawn))  # separates blocks with the same key
-        later = rng.uniform(rng.keys(seed, epoch, rng.Stream.ORDER, reading), 1)[:, 0]
-        due = (np.arange(count) + later * min(self.images, count)) % count
-        return reading[np.argsort(due, kind="stable")]
+        block_keys = rng.keys(seed, epoch, rng.Stream.BLOCK, self.blocks)
+        reading_order = np.lexsort((self.blocks, block_keys))  # separates blocks with the same key
+        delays = rng.uniform(rng.keys(seed, epoch, rng.Stream.ORDER, reading_order), 1)[:, 0]
+        due = (np.arange(count) + delays * min(self.images, count)) % count
+        return reading_order[np.argsort(due, kind="stable")]
 
 
 def positions_of(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -89,12 +89,12 @@ class Mixture:
         """Return the order of an epoch: (images,) numbers, see ``positions_of``; each is unique."""
         shares = self.shares()
         numbers = []
-        for one, shown in enumerate(shares):
-            own_seed = int(rng.keys(seed, rng.Stream.MIXTURE, one)[0])
-            own = np.flatnonzero(self.sets == one)
-            numbers.append(self._next(own, own_seed, epoch * shown, shown))
+        for data_set, share in enumerate(shares):
+            shuffle_seed = int(rng.keys(seed, rng.Stream.MIXTURE, data_set)[0])
+            images = np.flatnonzero(self.sets == data_set)
+            numbers.append(self._next(images, shuffle_seed, epoch * share, share))
         key = rng.keys(seed, epoch, rng.Stream.MIXTURE, np.arange(len(self)))
-        nth = np.concatenate([np.arange(shown) for shown in shares])
+        nth = np.concatenate([np.arange(share) for share in shares])
         due = (nth + rng.uniform(key, 1)[:, 0]) / np.repeat(shares, shares)
         order: NDArray[np.int64] = np.concatenate(numbers)[np.argsort(due, kind="stable")]
         return order
@@ -105,32 +105,34 @@ class Mixture:
         shares = np.floor(exact).astype(np.int64)
         rest = np.argsort(shares - exact, kind="stable")[: len(self) - shares.sum()]
         shares[rest] += 1
-        whole: list[int] = shares.tolist()
-        return whole
+        result: list[int] = shares.tolist()
+        return result
 
     def described(self, names: Sequence[str]) -> str:
         """Describe in one line the share of each data set, and how often its images are used."""
         counts = np.bincount(self.sets, minlength=len(names)).tolist()
         parts = []
         for name, share, count in zip(names, self.shares(), counts, strict=True):
-            often = f"{count:,} images, each shown {share / count:.2f} times an epoch"
-            parts.append(f"{share / len(self):.1%} {name} ({often})")
+            usage = f"{count:,} images, each shown {share / count:.2f} times an epoch"
+            parts.append(f"{share / len(self):.1%} {name} ({usage})")
         return f"mixture of {', '.join(parts)}"
 
-    def _next(self, own: NDArray[np.int64], seed: int, done: int, count: int) -> NDArray[np.int64]:
-        """Return the next ``count`` numbers of the images ``own``, after the first ``done``."""
-        first, last = done // len(own), (done + count - 1) // len(own)
+    def _next(
+        self, images: NDArray[np.int64], seed: int, done: int, count: int
+    ) -> NDArray[np.int64]:
+        """Return the next ``count`` numbers of ``images``, after the first ``done``."""
+        first, last = done // len(images), (done + count - 1) // len(images)
         passes = [
-            own[self._shuffled(own, seed, number)] + ((number - first) << _REPETITION)
+            images[self._pass_order(images, seed, number)] + ((number - first) << _REPETITION)
             for number in range(first, last + 1)
         ]
-        return np.concatenate([own[:0], *passes])[done - first * len(own) :][:count]
+        return np.concatenate([images[:0], *passes])[done - first * len(images) :][:count]
 
-    def _shuffled(self, own: NDArray[np.int64], seed: int, number: int) -> NDArray[np.int64]:
-        """Return the order of a pass over a data set: a permutation of ``range(len(own))``."""
+    def _pass_order(self, images: NDArray[np.int64], seed: int, number: int) -> NDArray[np.int64]:
+        """Return the order of a pass over a data set: a permutation of ``range(len(images))``."""
         if self.blocks is None:
-            return full_shuffle(len(own), seed, number)
-        return Window(self.window, self.blocks[own]).epoch(seed, number)
+            return full_shuffle(len(images), seed, number)
+        return Window(self.window, self.blocks[images]).epoch(seed, number)
 
 
 def shuffle_of(

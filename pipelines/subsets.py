@@ -28,9 +28,9 @@ from .store import MixedStore, Split, Store, open_store, picked
 from .store.base import warn_once
 from .store.decode import ImageRules
 
-_SHOWN = 3
+_MAX_QUOTED = 3
 """Maximum number of list entries that a message quotes."""
-_NONE, _SEVERAL = -1, -2
+_NO_MATCH, _AMBIGUOUS = -1, -2
 """Values in place of a position: no image has the name, or several images do."""
 
 
@@ -49,9 +49,9 @@ def open_split(data: DataConfig, split: Split) -> Store:
     if split not in get_args(Split):
         raise ValueError(f"split must be train or val, not {split!r}")
     if not data.holdout:
-        return _opened(data, split)
-    store, kept, held = open_with_holdout(data)
-    return picked(store, held if split == "val" else kept)
+        return _open_images(data, split)
+    store, training, holdout = open_with_holdout(data)
+    return picked(store, holdout if split == "val" else training)
 
 
 def open_training(data: DataConfig) -> tuple[Store, NDArray[np.int64], NDArray[np.int64]]:
@@ -68,9 +68,13 @@ def open_training(data: DataConfig) -> tuple[Store, NDArray[np.int64], NDArray[n
         return parts[0]
     store = MixedStore([store for store, _, _ in parts])
     first = np.cumsum([0, *(len(store) for store, _, _ in parts)])
-    kept = np.concatenate([kept + at for at, (_, kept, _) in zip(first, parts, strict=False)])
-    held = np.concatenate([held + at for at, (_, _, held) in zip(first, parts, strict=False)])
-    return store, kept, held
+    training = np.concatenate(
+        [training + offset for offset, (_, training, _) in zip(first, parts, strict=False)]
+    )
+    holdout = np.concatenate(
+        [holdout + offset for offset, (_, _, holdout) in zip(first, parts, strict=False)]
+    )
+    return store, training, holdout
 
 
 def open_with_holdout(data: DataConfig) -> tuple[Store, NDArray[np.int64], NDArray[np.int64]]:
@@ -81,25 +85,25 @@ def open_with_holdout(data: DataConfig) -> tuple[Store, NDArray[np.int64], NDArr
             validation images or no class has two images.
     """
     if not data.holdout:
-        store, held = _opened(data, "train"), np.zeros(0, np.int64)
+        store, holdout = _open_images(data, "train"), np.zeros(0, np.int64)
     elif has_validation(data.root, data.columns):
         raise DataError(
             f"{data.root} already has validation images, and --holdout {data.holdout} would select "
             "others: remove --holdout, or move the validation images away"
         )
     else:
-        store = _opened(data, "train")
-        held = hold_out(store, percent=data.holdout_percent)
-        if not len(held):
+        store = _open_images(data, "train")
+        holdout = hold_out(store, percent=data.holdout_percent)
+        if not len(holdout):
             raise DataError(
                 f"--holdout {data.holdout} keeps at least one image of each class for training, "
                 f"but no class of {store.root} has two: remove --holdout, or sort the images into "
                 "train/ and val/ yourself"
             )
-    return store, np.setdiff1d(np.arange(len(store)), held, assume_unique=True), held
+    return store, np.setdiff1d(np.arange(len(store)), holdout, assume_unique=True), holdout
 
 
-def _opened(data: DataConfig, split: Split) -> Store:
+def _open_images(data: DataConfig, split: Split) -> Store:
     cache = None
     if data.cache and isinstance(data.root, Path):
         warn_once(f"--cache has no effect on {data.root}, which is on this machine")
@@ -155,9 +159,9 @@ def choose(labels: NDArray[np.int64], *, percent: float, seed: int) -> NDArray[n
             "have none"
         )
     key = rng.keys(seed, rng.Stream.SHARE, np.arange(len(labels)))
-    order, rank, count = _ranked(labels, key)
-    wanted = np.maximum(np.rint(count * percent / 100), 1)
-    return np.sort(order[rank < wanted])
+    order, rank, count = _rank_by_class(labels, key)
+    quota = np.maximum(np.rint(count * percent / 100), 1)
+    return np.sort(order[rank < quota])
 
 
 def sample(labels: NDArray[np.int64], *, size: int, seed: int) -> NDArray[np.int64]:
@@ -169,7 +173,7 @@ def sample(labels: NDArray[np.int64], *, size: int, seed: int) -> NDArray[np.int
         (size,) int64 positions, ascending; they depend only on the arguments.
     """
     key = rng.keys(seed, 0, rng.Stream.LIMIT, np.arange(len(labels)))
-    order, rank, count = _ranked(labels, key)
+    order, rank, count = _rank_by_class(labels, key)
     share = (rank + 0.5) / count
     return np.sort(order[np.lexsort((key[order], share))[:size]])
 
@@ -189,12 +193,12 @@ def hold_out(store: Store, *, percent: float) -> NDArray[np.int64]:
         for i in range(len(store))
     )
     key = rng.keys(0, 0, rng.Stream.HOLDOUT, np.frombuffer(digests, "<u8"))
-    order, rank, count = _ranked(store.labels, key)
-    wanted = np.minimum(np.maximum(np.rint(count * percent / 100), 1), count - 1)
-    return np.sort(order[rank < wanted])
+    order, rank, count = _rank_by_class(store.labels, key)
+    quota = np.minimum(np.maximum(np.rint(count * percent / 100), 1), count - 1)
+    return np.sort(order[rank < quota])
 
 
-def _ranked(
+def _rank_by_class(
     labels: NDArray[np.int64], key: NDArray[np.uint64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """Sort images by class, and within each class by their random key.
@@ -204,8 +208,8 @@ def _ranked(
         within its class, and the number of images in its class.
     """
     order = np.lexsort((key, labels))
-    _, begin, count = np.unique(labels[order], return_index=True, return_counts=True)
-    rank = np.arange(len(labels)) - np.repeat(begin, count)
+    _, first, count = np.unique(labels[order], return_index=True, return_counts=True)
+    rank = np.arange(len(labels)) - np.repeat(first, count)
     return order, rank, np.repeat(count, count)
 
 
@@ -230,16 +234,18 @@ def read_list(store: Store, path: Path) -> NDArray[np.int64]:
     if not lines:
         raise DataError(f"the list {path} is empty")
     names = [store.name(i) for i in range(len(store))]
-    place: dict[str, int] = {}
-    for known in ([name.rpartition("/")[2] for name in names], names):
-        count = Counter(known)
-        place |= {name: i if count[name] == 1 else _SEVERAL for i, name in enumerate(known)}
-    found = np.array([place.get(line, _NONE) for line in lines])
-    for kind, problem in ((_NONE, "missing from"), (_SEVERAL, "ambiguous in")):
-        if wrong := [lines[i] for i in np.flatnonzero(found == kind)]:
-            more = ", ..." if len(wrong) > _SHOWN else ""
+    position_of: dict[str, int] = {}
+    for spellings in ([name.rpartition("/")[2] for name in names], names):
+        count = Counter(spellings)
+        position_of |= {
+            name: i if count[name] == 1 else _AMBIGUOUS for i, name in enumerate(spellings)
+        }
+    positions = np.array([position_of.get(line, _NO_MATCH) for line in lines])
+    for kind, problem in ((_NO_MATCH, "missing from"), (_AMBIGUOUS, "ambiguous in")):
+        if bad_lines := [lines[i] for i in np.flatnonzero(positions == kind)]:
+            ellipsis = ", ..." if len(bad_lines) > _MAX_QUOTED else ""
             raise DataError(
-                f"{len(wrong):,} of the {len(lines):,} images listed in {path} are {problem} "
-                f"{store.root}: {', '.join(wrong[:_SHOWN])}{more}"
+                f"{len(bad_lines):,} of the {len(lines):,} images listed in {path} are {problem} "
+                f"{store.root}: {', '.join(bad_lines[:_MAX_QUOTED])}{ellipsis}"
             )
-    return np.unique(found)
+    return np.unique(positions)

@@ -51,14 +51,14 @@ def decoded_bytes(store: Store, chosen: NDArray[np.int64] | None = None) -> tupl
     images if they are few, or else of a sample, whose mean is multiplied by a safety factor.
     Unreadable images are ignored; the size is 0 if no header can be read.
     """
-    wanted = np.arange(len(store)) if chosen is None else chosen
-    if (known := store.dimensions()) is not None:
-        return 3 * int(known[wanted].prod(1).sum()), True
-    sample = sample_of(store, wanted)
-    found = [3 * head.height * head.width for head in _headers(store, sample)]
-    if not found or len(sample) == len(wanted):
-        return sum(found), True
-    return int(len(wanted) * np.mean(found) * _MARGIN), False
+    positions = np.arange(len(store)) if chosen is None else chosen
+    if (dimensions := store.dimensions()) is not None:
+        return 3 * int(dimensions[positions].prod(1).sum()), True
+    sample = sample_of(store, positions)
+    sizes = [3 * head.height * head.width for head in _headers(store, sample)]
+    if not sizes or len(sample) == len(positions):
+        return sum(sizes), True
+    return int(len(positions) * np.mean(sizes) * _MARGIN), False
 
 
 def sample_of(store: Store, wanted: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -66,15 +66,17 @@ def sample_of(store: Store, wanted: NDArray[np.int64]) -> NDArray[np.int64]:
 
     If the store has ``groups``, which are read completely, the sample comes from a few of them.
     """
-    most = _REMOTE_SAMPLE if store.is_remote else _SAMPLE
-    if len(wanted) <= most:
+    limit = _REMOTE_SAMPLE if store.is_remote else _SAMPLE
+    if len(wanted) <= limit:
         return wanted
     if store.groups is None:
-        return wanted[_evenly(len(wanted), most)]
+        return wanted[_evenly(len(wanted), limit)]
     groups = store.groups[wanted]
-    known = np.unique(groups)
-    few = known[_evenly(len(known), _SAMPLE_GROUPS)]
-    return np.concatenate([wanted[groups == group][: most // _SAMPLE_GROUPS] for group in few])
+    distinct_groups = np.unique(groups)
+    sampled_groups = distinct_groups[_evenly(len(distinct_groups), _SAMPLE_GROUPS)]
+    return np.concatenate(
+        [wanted[groups == group][: limit // _SAMPLE_GROUPS] for group in sampled_groups]
+    )
 
 
 def _headers(store: Store, sample: NDArray[np.int64]) -> list[Probe]:

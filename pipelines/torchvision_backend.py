@@ -64,14 +64,14 @@ def apply_view(
         The RGB view before normalisation, side x side pixels.
     """
     top, left, height, width = params.box[view, row].tolist()
-    own = config.views[view]
-    side = [own.crop, own.crop]
+    view_config = config.views[view]
+    side = [view_config.crop, view_config.crop]
     with span("crop"):
         image = TF.resized_crop(image, top, left, height, width, side, InterpolationMode.BILINEAR)
     with span("photometric"):
         if params.jitter[view, row]:
             for op in params.order[view, row].tolist():
-                if op == HUE and own.hue == 0:
+                if op == HUE and view_config.hue == 0:
                     continue
                 image = _JITTER[op](image, float(params.factor[view, row, op]))
         if params.gray[view, row]:
@@ -99,19 +99,19 @@ class _Views(Dataset[Augmented | FastSiamError]):
 
     def __getitem__(self, task: _Task) -> Augmented | FastSiamError:
         try:
-            made = self._made(*task)
+            batch = self._make_batch(*task)
             self._store.check()
         except FastSiamError as error:
             return error
-        return made
+        return batch
 
-    def _made(
+    def _make_batch(
         self, epoch: int, index: NDArray[np.int64], drawn_for: NDArray[np.int64]
     ) -> Augmented:
         shapes = crop_shapes(self._augment, len(index))
         crops = tuple(torch.empty(shape, dtype=torch.uint8) for shape in shapes)
         self._store.ahead(index.tolist())
-        drawn = []
+        params_parts = []
         for first in range(0, len(index), _IMAGES_AT_ONCE):
             rows = slice(first, first + _IMAGES_AT_ONCE)
             images = [self._store.decode(i) for i in index[rows].tolist()]
@@ -119,12 +119,12 @@ class _Views(Dataset[Augmented | FastSiamError]):
             params = draw_views(
                 self._augment, seed=self._seed, epoch=epoch, index=drawn_for[rows], size=size
             )
-            for own, numbers in zip(crops, self._augment.by_side.values(), strict=True):
-                for number, view in zip(numbers, own[:, rows].numpy(), strict=True):
+            for side_crops, numbers in zip(crops, self._augment.by_side.values(), strict=True):
+                for number, view in zip(numbers, side_crops[:, rows].numpy(), strict=True):
                     for row, image in enumerate(images):
                         view[row] = apply_view(image, params, number, row, self._augment)
-            drawn.append(params)
-        return index, ViewParams.joined(drawn), crops
+            params_parts.append(params)
+        return index, ViewParams.joined(params_parts), crops
 
 
 class _Tasks:
@@ -176,9 +176,11 @@ class TorchvisionLoader(StoreLoader):
     def _views(self, epoch: int, skip: int) -> Generator[Augmented]:
         self._tasks.epoch, self._tasks.skip = epoch, skip
         for index, params, crops in self._items():
-            there = [own.to(self._device, non_blocking=True).flatten(0, 1) for own in crops]
-            made = split_by_view(there, self._augment)
-            views = (normalized(view, self._augment, dtype=self._dtype) for view in made)
+            device_crops = [
+                side_crops.to(self._device, non_blocking=True).flatten(0, 1) for side_crops in crops
+            ]
+            uint8_views = split_by_view(device_crops, self._augment)
+            views = (normalized(view, self._augment, dtype=self._dtype) for view in uint8_views)
             yield index, params, tuple(views)
 
     def _items(self) -> Iterator[Augmented]:
@@ -188,12 +190,12 @@ class TorchvisionLoader(StoreLoader):
             WorkerError: a worker was killed.
         """
         try:
-            before = signal.getsignal(signal.SIGCHLD) or signal.SIG_DFL  # None if set by C code
+            handler = signal.getsignal(signal.SIGCHLD) or signal.SIG_DFL  # None if set by C code
             with current_gpu(self._device):  # the GPU on which torch's thread pins memory
                 items = iter(self._loader)
             if threading.current_thread() is threading.main_thread():
                 # Torch's handler could raise anywhere, such as in an optimizer step.
-                signal.signal(signal.SIGCHLD, before)
+                signal.signal(signal.SIGCHLD, handler)
             for item in items:
                 if isinstance(item, FastSiamError):
                     raise item
@@ -202,8 +204,8 @@ class TorchvisionLoader(StoreLoader):
             self._end_workers()
             raise
         except (RuntimeError, OSError, EOFError) as error:
-            of_torch = not isinstance(error, RuntimeError) or "exited unexpectedly" in str(error)
-            if not (self._loader.num_workers and of_torch):
+            worker_died = not isinstance(error, RuntimeError) or "exited unexpectedly" in str(error)
+            if not (self._loader.num_workers and worker_died):
                 raise
             raise dead_worker(error) from error
 

@@ -49,12 +49,12 @@ class WorkerTuner:
             return
         self._times[self.workers] = median(self._periods[_SKIPPED:])
         self._periods.clear()
-        enough = _SLOWER * min(self._times.values())
-        if self._times[self.workers] <= enough and self._untried:
+        time_limit = _SLOWER * min(self._times.values())
+        if self._times[self.workers] <= time_limit and self._untried:
             self.workers = self._untried.pop(0)
         else:
             self.is_done = True
-            self.workers = min(count for count, t in self._times.items() if t <= enough)
+            self.workers = min(count for count, t in self._times.items() if t <= time_limit)
 
     def pause(self) -> None:
         """Record that the loop pauses, such as between epochs; the pause is not timed."""
@@ -62,8 +62,8 @@ class WorkerTuner:
 
     def __str__(self) -> str:
         """Return a log message with the step times and the choice."""
-        tried = ", ".join(f"{count}: {1000 * t:.3g} ms" for count, t in self._times.items())
-        return f"loader threads: {self.workers}; step time with each number: {tried}"
+        times = ", ".join(f"{count}: {1000 * t:.3g} ms" for count, t in self._times.items())
+        return f"loader threads: {self.workers}; step time with each number: {times}"
 
 
 def thread_counts(most: int) -> list[int]:

@@ -98,7 +98,7 @@ class ViewLoader:
 
     def __len__(self) -> int:
         """Return the number of batches in a complete epoch."""
-        return self._opened().steps
+        return self._open_loader().steps
 
     def __iter__(self) -> Iterator[Any]:
         """Yield the rest of the epoch of a loaded state, or else the next epoch.
@@ -106,13 +106,13 @@ class ViewLoader:
         Raises:
             FastSiamError: the data cannot be read, or the pipeline does not work here.
         """
-        loader = self._opened()
+        loader = self._open_loader()
         epoch, skip = self._next
         self._next, self._position = (epoch + 1, 0), (epoch, skip)
-        for done, batch in enumerate(loader.epoch(epoch, skip=skip), skip + 1):
-            made = batch if self._transform is None else self._transform(batch)
-            self._position = (epoch, done) if done < loader.steps else (epoch + 1, 0)
-            yield made
+        for step, batch in enumerate(loader.epoch(epoch, skip=skip), skip + 1):
+            result = batch if self._transform is None else self._transform(batch)
+            self._position = (epoch, step) if step < loader.steps else (epoch + 1, 0)
+            yield result
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the next epoch, counted from 0. A loaded position within that epoch is kept."""
@@ -141,11 +141,11 @@ class ViewLoader:
         """
         if not self._identity().keys() <= state.keys():
             raise ValueError(f"not a ViewLoader's state: it has {', '.join(map(str, state))}")
-        for name, own in self._identity().items():
-            if state[name] != own:
+        for name, value in self._identity().items():
+            if state[name] != value:
                 raise ValueError(
                     f"the state is from a loader with {name} {state[name]:,}, but this one has "
-                    f"{name} {own:,}: load it with the same data and arguments"
+                    f"{name} {value:,}: load it with the same data and arguments"
                 )
         self._next = self._position = state["epoch"], state["step"]
         self._known = state.get("bad", "")
@@ -159,12 +159,12 @@ class ViewLoader:
     @property
     def images(self) -> int:
         """Number of images in an epoch over all ranks, the dropped last batch included."""
-        return self._opened().images
+        return self._open_loader().images
 
     @property
     def pipeline(self) -> str:
         """Name of the pipeline; with ``auto``, the one that was chosen."""
-        return self._opened().pipeline
+        return self._open_loader().pipeline
 
     def close(self) -> None:
         """End threads and processes, and free memory. The next iteration reopens the images."""
@@ -184,19 +184,19 @@ class ViewLoader:
         """Return the arguments and the position; open images are not pickled."""
         return self.__dict__ | {"_known": self._bad_images(), "_loader": None}
 
-    def _opened(self) -> Loader:
+    def _open_loader(self) -> Loader:
         from torch import distributed
 
         from . import build_loader
 
-        several = distributed.is_available() and distributed.is_initialized()
-        process, among_several = self._opened_in
-        if process != os.getpid() or (several and not among_several):
+        is_distributed = distributed.is_available() and distributed.is_initialized()
+        process, was_distributed = self._opened_in
+        if process != os.getpid() or (is_distributed and not was_distributed):
             self.close()  # opened by another process, or before the group was initialised
         if self._loader is None:
-            self._opened_in = os.getpid(), several
-            rank = distributed.get_rank() if several else 0
-            world = distributed.get_world_size() if several else 1
+            self._opened_in = os.getpid(), is_distributed
+            rank = distributed.get_rank() if is_distributed else 0
+            world = distributed.get_world_size() if is_distributed else 1
             self._loader = build_loader(
                 self._data,
                 rank=rank if self._rank is None else self._rank,

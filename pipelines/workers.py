@@ -100,9 +100,9 @@ def prefetch_map(
         waiting = deque(pool.submit(make, task) for task in islice(rest, count))
         try:
             while waiting:
-                made = waiting.popleft().result()
+                result = waiting.popleft().result()
                 waiting.extend(pool.submit(make, task) for task in islice(rest, 1))
-                yield made
+                yield result
         finally:
             pool.shutdown(cancel_futures=True)
 
@@ -118,11 +118,11 @@ def server_context(preload: str) -> ForkServerContext:
     context.set_forkserver_preload([preload])
     resource_tracker.ensure_running()  # else the server starts it, which unblocks signals
     # The server inherits the mask. Without it, Ctrl-C during imports would print a traceback.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _LEFT_TO_PARENT)
+    old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, _LEFT_TO_PARENT)
     try:
         forkserver.ensure_running()
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
     return context
 
 
@@ -169,11 +169,11 @@ def process_pool(
         WorkerError: a worker process was killed.
     """
     workers = workers if workers > 0 else cores()
-    others = multiprocessing.active_children()
+    existing_children = multiprocessing.active_children()
     pool = ProcessPoolExecutor(
         workers,
         multiprocessing.get_context("fork") if forks else server_context(__name__),
-        initializer=_enter,
+        initializer=_start_worker,
         initargs=(dict(os.environ), work),
     )
 
@@ -196,7 +196,7 @@ def process_pool(
             pool.shutdown(wait=True, cancel_futures=True)
         except RuntimeError:  # a signal interrupted the start of the thread that ends workers
             for worker in multiprocessing.active_children():
-                if worker not in others:
+                if worker not in existing_children:
                     worker.kill()
 
 
@@ -204,7 +204,7 @@ _work: Callable[[Any], Any]
 """The pool's function, in a worker process."""
 
 
-def _enter(environment: dict[str, str], work: Callable[[Any], Any]) -> None:
+def _start_worker(environment: dict[str, str], work: Callable[[Any], Any]) -> None:
     global _work
     set_up_worker(environment)
     _work = work

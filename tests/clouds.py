@@ -30,9 +30,9 @@ KEY, SECRET = "KEYTHATNOBODYSEES", "SECRETTHATNOBODYSEES"
 
 def reconnect() -> None:
     """Close this process's connections, so that the next ones read the environment again."""
-    if storage._own is not None:
-        storage._own.close()
-    storage._own = None
+    if storage._process_client is not None:
+        storage._process_client.close()
+    storage._process_client = None
 
 
 def wait_for(port: int, *, seconds: float = 120) -> None:

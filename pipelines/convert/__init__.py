@@ -81,7 +81,7 @@ def convert(kind: Kind, config: ConvertConfig, console: Console) -> list[Written
     part = "" if count == 1 else f"-{number:05d}-of-{count:05d}"
     with os_errors_as(DataError, f"cannot create the folder {out}"):
         out.mkdir(parents=True, exist_ok=True)
-    written: list[Written] = []
+    files: list[Written] = []
     failures: list[BadImagesError] = []
     for split, store in sources.items():
         images = np.arange(len(store))
@@ -91,8 +91,8 @@ def convert(kind: Kind, config: ConvertConfig, console: Console) -> list[Written
         if part:
             _check_parts(out, split, count)
             images = np.array_split(images, count)[number - 1]
-        there = path.exists()
-        if split == "train" and number == 1 and not there:
+        exists = path.exists()
+        if split == "train" and number == 1 and not exists:
             for note in survey(store, ImageRules(config.exif, config.alpha)):
                 console.say(note)
             if config.raw is None and _loses_detail(store):
@@ -101,30 +101,30 @@ def convert(kind: Kind, config: ConvertConfig, console: Console) -> list[Written
                     f"{config.quality}, which loses detail; --raw stores pixels instead"
                 )
         try:
-            written.append(Written(path, write(store, images, path, config, console), there))
+            files.append(Written(path, write(store, images, path, config, console), exists))
         except BadImagesError as error:  # continue, to list the other split's bad images too
             failures.append(error)
     if failures:
         bad = [image for failure in failures for image in failure.bad]
         raise BadImagesError("; ".join(map(str, failures)), bad)
-    abouts = {file.path.name: file.about for file in written}
-    write_manifest(out / f"manifest{part}.json", sources["train"].classes, abouts)
-    return written
+    descriptions = {file.path.name: file.about for file in files}
+    write_manifest(out / f"manifest{part}.json", sources["train"].classes, descriptions)
+    return files
 
 
 def _check_parts(out: Path, split: Split, count: int) -> None:
     """Raise a ``DataError`` if existing files in a folder conflict with ``count`` parts."""
-    if (whole := out / f"{split}.beton").exists():
+    if (single_file := out / f"{split}.beton").exists():
         raise DataError(
-            f"{whole} exists, and pipelines would read it instead of the parts; delete it or "
+            f"{single_file} exists, and pipelines would read it instead of the parts; delete it or "
             "choose another --out"
         )
     with os_errors_as(DataError, f"cannot list {out}"):
-        others = sorted(out.glob(f"{split}-*-of-*.beton"))
-    for other in others:
-        if not other.stem.endswith(f"-of-{count:05d}"):
+        parts = sorted(out.glob(f"{split}-*-of-*.beton"))
+    for part in parts:
+        if not part.stem.endswith(f"-of-{count:05d}"):
             raise DataError(
-                f"{other} is a part of another conversion and cannot be combined with these "
+                f"{part} is a part of another conversion and cannot be combined with these "
                 f"{count} parts; delete the existing parts or choose another --out"
             )
 

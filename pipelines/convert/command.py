@@ -25,24 +25,24 @@ def convert_data(kind: Kind, config: ConvertConfig) -> None:
         DataError: the source cannot be read, or a file cannot be written.
         Interrupted: Ctrl-C, SIGTERM or SIGHUP.
     """
-    began = time.monotonic()
+    start = time.monotonic()
     try:
         with stoppable("run the same command again to resume"):
-            written = convert(kind, config, Console())
+            outputs = convert(kind, config, Console())
     except BadImagesError as error:
-        for where, reason in error.bad:
-            print(f"{where}: {reason}", file=sys.stderr)
+        for location, reason in error.bad:
+            print(f"{location}: {reason}", file=sys.stderr)
         raise
-    for file in written:
+    for file in outputs:
         print(_summary(file))
-    out = quoted(written[0].path.parent)
-    if all(file.there for file in written):
-        files = " ".join(quoted(file.path) for file in written)
+    out = quoted(outputs[0].path.parent)
+    if all(file.there for file in outputs):
+        files = " ".join(quoted(file.path) for file in outputs)
         print(f"nothing to do; to convert again, run `rm {files}` first, or choose another --out")
         return
-    seconds = time.monotonic() - began
-    took = f"{seconds:.1f} s" if seconds < 10 else duration(seconds)
-    print(f"in {took}; check it with: fastsiam convert verify {out}; use it with: --data {out}")
+    seconds = time.monotonic() - start
+    elapsed = f"{seconds:.1f} s" if seconds < 10 else duration(seconds)
+    print(f"in {elapsed}; check it with: fastsiam convert verify {out}; use it with: --data {out}")
 
 
 def verify_data(path: Path, *, decode: bool, workers: int) -> bool:
@@ -67,18 +67,18 @@ def verify_data(path: Path, *, decode: bool, workers: int) -> bool:
 
 def _summary(file: Written) -> str:
     about = file.about
-    stored = ", ".join(f"{count:,} {how}" for how, count in about["stored"].items())
+    stored = ", ".join(f"{count:,} {processing}" for processing, count in about["stored"].items())
     left_out = f"; bad images left out: {len(about['left_out']):,}" if about["left_out"] else ""
     classes = f"of {_count(about['classes'], 'class', 'es')}" if about["classes"] else "unlabelled"
-    there = "already exists: " if file.there else ""
+    prefix = "already exists: " if file.there else ""
     return (
-        f"{there}{file.path}: {_count(about['images'], 'image')} {classes}, "
+        f"{prefix}{file.path}: {_count(about['images'], 'image')} {classes}, "
         f"{about['bytes'] / 1e6:,.1f} MB ({stored}){left_out}"
     )
 
 
-def _count(number: int, word: str, ending: str = "s") -> str:
-    return f"{number:,} {word}{'' if number == 1 else ending}"
+def _count(number: int, word: str, suffix: str = "s") -> str:
+    return f"{number:,} {word}{'' if number == 1 else suffix}"
 
 
 @contextmanager

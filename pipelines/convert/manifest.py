@@ -29,7 +29,7 @@ from .journal import Block
 
 _FORMAT = 3
 """Increment it to make unfinished conversions start over. Since 3, gray JPEGs keep their bytes."""
-_LATER = {"exif", "alpha", "image_column", "label_column", "parts", "scheduler"}
+_ADDED_LATER = {"exif", "alpha", "image_column", "label_column", "parts", "scheduler"}
 """Options added after the first version. Plans omit them at their defaults, so old plans match."""
 _WITHOUT_EFFECT = ("source", "out", "skip_bad", "workers", "parts", "scheduler",
                    "image_column", "label_column")  # fmt: skip
@@ -50,7 +50,7 @@ def plan_of(store: Store, indices: NDArray[np.int64], config: ConvertConfig) -> 
         "options": {
             name: value
             for name, value in options.items()
-            if name not in _LATER or value != default[name]
+            if name not in _ADDED_LATER or value != default[name]
         },
         "source": hashlib.sha256(json.dumps(images).encode()).hexdigest(),
         "images": zlib.crc32(indices.tobytes()),
@@ -80,12 +80,12 @@ def describe(
 ) -> dict[str, Any]:
     """Return the description of a file, which goes into its annex and the manifest."""
     rows = np.concatenate([block.rows for block in blocks])
-    how = sum((Counter(block.how) for block in blocks), Counter[str]())
+    processing_counts = sum((Counter(block.how) for block in blocks), Counter[str]())
     bounds = [0, *_SIDES, 2**16]
     counts, _ = np.histogram(np.minimum(rows["width"], rows["height"]), bounds)
     first = np.cumsum([0, *(len(block.rows) for block in blocks)]).tolist()
     # Parts of the same conversion have the same "set"; files of other conversions do not.
-    set_of = [plan["source"], {**plan["options"], "part": ""}]
+    set_key = [plan["source"], {**plan["options"], "part": ""}]
     return {
         "fastsiam": fastsiam.__version__,
         "source": str(store.root),
@@ -93,7 +93,7 @@ def describe(
         "classes": len(np.unique(store.labels[rows["source"]])) if store.classes else 0,
         "bytes": int(rows["size"].astype(np.int64).sum()),
         "raw": int((rows["mode"] == RAW).sum()),
-        "stored": dict(sorted(how.items())),
+        "stored": dict(sorted(processing_counts.items())),
         "left_out": [
             {"name": store.name(index), "reason": reason}
             for block in blocks
@@ -106,7 +106,7 @@ def describe(
         },
         "options": plan["options"],
         "plan": plan,
-        "set": hashlib.sha256(json.dumps(set_of).encode()).hexdigest(),
+        "set": hashlib.sha256(json.dumps(set_key).encode()).hexdigest(),
         "blocks": [
             {
                 "first": first[number],
@@ -138,12 +138,12 @@ def read_manifests(folder: Path) -> dict[str, Any]:
     Raises:
         DataError: a manifest is corrupt or cannot be read.
     """
-    known: dict[str, Any] = {}
+    descriptions: dict[str, Any] = {}
     for path in sorted([*folder.glob("manifest.json"), *folder.glob("manifest-*-of-*.json")]):
         try:
-            known |= dict(parse_json(path.read_text())["files"])
+            descriptions |= dict(parse_json(path.read_text())["files"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise DataError(
                 f"cannot read {path} ({error}); convert again to recreate it"
             ) from error
-    return known
+    return descriptions

@@ -43,17 +43,17 @@ def convert_parts(kind: Kind, config: ConvertConfig, words: Sequence[str]) -> No
     source = find_source(kind, config.root)
     out = Path(config.out) if config.out else beside(source)
     # Workers may have a different FASTSIAM_DATA and a different current folder.
-    failed = run_by_dask(config, [*words, "--source", str(config.root), "--out", str(out)])
-    if failed:
-        number = min(failed)
+    errors = run_by_dask(config, [*words, "--source", str(config.root), "--out", str(out)])
+    if errors:
+        number = min(errors)
         raise DataError(
-            f"part {number} of {config.parts}: {failed[number]}; {len(failed)} of {config.parts} "
+            f"part {number} of {config.parts}: {errors[number]}; {len(errors)} of {config.parts} "
             "parts are missing; run the same command again to convert only these"
         )
-    here = quoted(out)
+    folder = quoted(out)
     print(
-        f"{config.parts} parts in {here} are one data set: use it with --data {here}; to merge "
-        f"them into one file: fastsiam convert folder --source {here} --out FOLDER"
+        f"{config.parts} parts in {folder} are one data set: use it with --data {folder}; to merge "
+        f"them into one file: fastsiam convert folder --source {folder} --out FOLDER"
     )
 
 
@@ -66,14 +66,14 @@ def run_by_dask(config: ConvertConfig, words: Sequence[str]) -> dict[int, str]:
     for name in ("distributed", "distributed.client"):  # like ``silence_logs`` for workers
         logging.getLogger(name).setLevel(logging.CRITICAL)
     add_package_to_path()
-    failed: dict[int, str] = {}
+    errors: dict[int, str] = {}
     address = config.scheduler or os.environ.get("DASK_SCHEDULER_ADDRESS", "")
     with ExitStack() as stack:
         stack.enter_context(stoppable("run the same command again to convert the missing parts"))
         cluster = None
         try:
             if address:
-                asyncio.run(_reach(distributed, address))
+                asyncio.run(_check_scheduler(distributed, address))
             else:
                 cluster = stack.enter_context(
                     distributed.LocalCluster(
@@ -82,9 +82,9 @@ def run_by_dask(config: ConvertConfig, words: Sequence[str]) -> dict[int, str]:
                 )
             client = distributed.Client(cluster or address, set_as_default=False)
         except (OSError, ValueError, RuntimeError, MemoryError) as error:
-            what = f"no dask scheduler answers at {address}" if address else "dask cannot start"
-            why = "another kind of server does" if isinstance(error, MemoryError) else error
-            raise FastSiamError(f"{what} ({why})") from error
+            problem = f"no dask scheduler answers at {address}" if address else "dask cannot start"
+            cause = "another kind of server does" if isinstance(error, MemoryError) else error
+            raise FastSiamError(f"{problem} ({cause})") from error
         stack.enter_context(client)
         numbers = {}
         for number in range(1, config.parts + 1):
@@ -95,13 +95,13 @@ def run_by_dask(config: ConvertConfig, words: Sequence[str]) -> dict[int, str]:
         for future in distributed.as_completed(numbers, loop=client.loop):
             number = numbers[future]
             if reason := _error_of(future, number):
-                failed[number] = reason
+                errors[number] = reason
             state = f"failed: {reason}" if reason else "is done"
             print(f"part {number} of {config.parts} {state}", file=sys.stderr, flush=True)
-    return failed
+    return errors
 
 
-async def _reach(distributed: Any, address: str) -> None:
+async def _check_scheduler(distributed: Any, address: str) -> None:
     """Check that a scheduler answers, because a client that cannot connect takes a minute to end.
 
     Raises:
@@ -117,8 +117,8 @@ async def _reach(distributed: Any, address: str) -> None:
 
 
 def _command(words: Sequence[str], number: int, count: int) -> tuple[str, ...]:
-    own = ("--scheduler", "", "--parts", "0", "--part", f"{number}/{count}")
-    return (sys.executable, "-m", "fastsiam", *words, *own)
+    part_options = ("--scheduler", "", "--parts", "0", "--part", f"{number}/{count}")
+    return (sys.executable, "-m", "fastsiam", *words, *part_options)
 
 
 def run_part(command: Sequence[str], folder: str) -> str:
@@ -134,7 +134,7 @@ def run_part(command: Sequence[str], folder: str) -> str:
     Raises:
         RuntimeError: a signal ended the subprocess; dask retries the part.
     """
-    done = subprocess.run(
+    process = subprocess.run(
         command,
         cwd=folder,
         stdin=subprocess.DEVNULL,
@@ -145,9 +145,11 @@ def run_part(command: Sequence[str], folder: str) -> str:
         # SIGKILL ends it at once: when a worker dies, another one restarts its part.
         preexec_fn=die_with_parent(os.getpid(), signal.SIGKILL),
     )
-    if done.returncode < 0 or done.returncode > 128:
-        raise RuntimeError(f"its process was killed (exit code {done.returncode})")
-    return (done.stderr.strip() or f"exit code {done.returncode}") if done.returncode else ""
+    if process.returncode < 0 or process.returncode > 128:
+        raise RuntimeError(f"its process was killed (exit code {process.returncode})")
+    return (
+        (process.stderr.strip() or f"exit code {process.returncode}") if process.returncode else ""
+    )
 
 
 def _error_of(future: Any, number: int) -> str:

@@ -81,51 +81,51 @@ def prepare(data: Bytes, raw_size: tuple[int, int] | None, config: ConvertConfig
         pixels = config.raw is not False
         if pixels and _target(width, height, config) is None:
             return Record(data, RAW, height, width, UNCHANGED)
-        how = "resized" if pixels else "re-encoded: pixels"
-        return _encode(decode(data, raw_size), config, how, pixels=pixels)
+        processing = "resized" if pixels else "re-encoded: pixels"
+        return _encode(decode(data, raw_size), config, processing, pixels=pixels)
     rules = ImageRules(exif=config.exif, alpha=config.alpha)
     try:
-        found = probe(data)
-    except ValueError as refusal:  # Pillow reads some files whose headers ``probe`` rejects
+        head = probe(data)
+    except ValueError as header_error:  # Pillow reads some files whose headers ``probe`` rejects
         try:
             image = decode(data, rules=rules)
         except ValueError:
-            raise refusal from None
+            raise header_error from None
         return _encode(image, config, "re-encoded: damaged header", pixels=bool(config.raw))
-    _check(found, data)
-    how = _reencode_reason(found, rules, config)
-    if how != UNCHANGED:
-        return _encode(decode(data, rules=rules), config, how, pixels=bool(config.raw))
-    if not is_certain_to_decode(data, found.height, found.width):
+    _check(head, data)
+    processing = _reencode_reason(head, rules, config)
+    if processing != UNCHANGED:
+        return _encode(decode(data, rules=rules), config, processing, pixels=bool(config.raw))
+    if not is_certain_to_decode(data, head.height, head.width):
         decode(data)  # an image that Pillow rejects is bad, as in loaders
-    if found.rotation:
-        edges = [0, *itertools.chain(*found.rotation), len(data)]
-        data = b"".join(data[slice(*own)] for own in zip(edges[::2], edges[1::2], strict=True))
-        how = "EXIF rotation left out"
-    return Record(data, JPEG, found.height, found.width, how)
+    if head.rotation:
+        edges = [0, *itertools.chain(*head.rotation), len(data)]
+        data = b"".join(data[slice(*span)] for span in zip(edges[::2], edges[1::2], strict=True))
+        processing = "EXIF rotation left out"
+    return Record(data, JPEG, head.height, head.width, processing)
 
 
-def _check(found: Probe, data: Bytes) -> None:
+def _check(head: Probe, data: Bytes) -> None:
     """Raise a ValueError if an image is too large or truncated."""
-    if found.height * found.width > MOST_PIXELS or max(found.height, found.width) > _LARGEST_SIDE:
+    if head.height * head.width > MOST_PIXELS or max(head.height, head.width) > _LARGEST_SIDE:
         raise ValueError(
-            f"it declares {found.width:,} x {found.height:,} pixels, more than "
+            f"it declares {head.width:,} x {head.height:,} pixels, more than "
             f"{MOST_PIXELS:,} or a side above {_LARGEST_SIDE:,}"
         )
-    if found.scan and not ends(data, found.scan):
+    if head.scan and not ends(data, head.scan):
         raise ValueError("it is truncated: it has no end marker")
 
 
-def _reencode_reason(found: Probe, rules: ImageRules, config: ConvertConfig) -> str:
+def _reencode_reason(head: Probe, rules: ImageRules, config: ConvertConfig) -> str:
     """Return why the image cannot keep its bytes, or UNCHANGED if it can."""
     if config.raw:
         return "decoded to pixels"
-    for flag, how in _REENCODED.items():
-        if found.flags & flag:
-            return how
-    if rules.turns(found):
+    for flag, reason in _REENCODED.items():
+        if head.flags & flag:
+            return reason
+    if rules.turns(head):
         return "re-encoded: EXIF rotation applied"
-    if _target(found.width, found.height, config) is not None:
+    if _target(head.width, head.height, config) is not None:
         return "re-encoded: resized"
     return UNCHANGED
 
@@ -142,16 +142,16 @@ def _target(width: int, height: int, config: ConvertConfig) -> tuple[int, int] |
     return max(1, round(width * scale)), max(1, round(height * scale))
 
 
-def _encode(image: Image.Image, config: ConvertConfig, how: str, *, pixels: bool) -> Record:
+def _encode(image: Image.Image, config: ConvertConfig, processing: str, *, pixels: bool) -> Record:
     """Shrink a decoded image if the options say so, and encode it as raw pixels or as a JPEG."""
     target = _target(image.width, image.height, config)
     if target is not None:
         image = image.resize(target, Image.Resampling.LANCZOS)
     if pixels:
-        return Record(image.tobytes(), RAW, image.height, image.width, how)
+        return Record(image.tobytes(), RAW, image.height, image.width, processing)
     buffer = io.BytesIO()
     try:
         image.save(buffer, "JPEG", quality=config.quality)
     except OSError as error:
         raise ValueError(f"it cannot be encoded ({error})") from error
-    return Record(buffer.getvalue(), JPEG, image.height, image.width, how)
+    return Record(buffer.getvalue(), JPEG, image.height, image.width, processing)

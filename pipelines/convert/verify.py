@@ -14,7 +14,7 @@ from ..store import BetonStore, Split, beton_files
 from ..workers import process_pool
 from .manifest import read_manifests
 
-_AT_ONCE = 512
+_PER_TASK = 512
 """Number of images per task."""
 
 
@@ -46,10 +46,10 @@ def verify(path: Path, *, decoding: bool, workers: int, console: Console) -> lis
     with os_errors_as(DataError, f"cannot look for .beton files in {path}"):
         if not path.exists():
             raise DataError(f"{path} does not exist: name a .beton file or a folder of them")
-        files, known = (
+        files, manifest = (
             ({path: path}, {}) if path.is_file() else (_files(path), read_manifests(path))
         )
-    if not files and not known:
+    if not files and not manifest:
         raise DataError(f"{path} contains no .beton files; create them with fastsiam convert")
     reports = []
     for file, first in files.items():
@@ -60,9 +60,9 @@ def verify(path: Path, *, decoding: bool, workers: int, console: Console) -> lis
         except DataError as error:
             report.bad.append(str(error))
             continue
-        if known and file.name not in known:
+        if manifest and file.name not in manifest:
             report.bad.append(f"{file} is not in the manifest")
-        elif known and known[file.name] != store.about:
+        elif manifest and manifest[file.name] != store.about:
             report.bad.append(f"{file} does not match its description in the manifest")
         if file != first:
             try:
@@ -70,11 +70,15 @@ def verify(path: Path, *, decoding: bool, workers: int, console: Console) -> lis
             except DataError as error:
                 report.bad.append(str(error))
         report.images, report.bytes = len(store), int(store.size.sum())
-        checks = {"manifest": bool(known), "checksums": store.crc is not None, "decoded": decoding}
-        report.checked = ", ".join(name for name, used in checks.items() if used) or "structure"
+        checks = {
+            "manifest": bool(manifest),
+            "checksums": store.crc is not None,
+            "decoded": decoding,
+        }
+        report.checked = ", ".join(name for name, is_on in checks.items() if is_on) or "structure"
         with console.tally(f"{file.name}: images", report.images) as done:
             report.bad += _bad_images(store, decoding, workers, done)
-    for name in known.keys() - {file.name for file in files}:
+    for name in manifest.keys() - {file.name for file in files}:
         reports.append(Report(path / name, bad=[f"{path / name} is in the manifest but missing"]))
     return reports
 
@@ -88,7 +92,7 @@ def _files(folder: Path) -> dict[Path, Place]:
     files = sorted(x for x in folder.glob("*.beton") if x.stem.startswith(("train", "val")))
     splits: tuple[Split, ...] = ("train", "val")
     parts = [beton_files(folder, split) for split in splits]
-    first_of = {part: own[0] for own in parts for part in own}
+    first_of = {part: split_parts[0] for split_parts in parts for part in split_parts}
     return {file: first_of.get(file, file) for file in files}
 
 
@@ -96,18 +100,18 @@ def _bad_images(store: BetonStore, decoding: bool, workers: int, done: Tally) ->
     """Check every image in several processes; return a message for each bad one."""
 
     def check(task: range) -> tuple[range, list[tuple[int, str]]]:
-        return task, [(i, reason) for i in task if (reason := _trouble(store, i, decoding))]
+        return task, [(i, reason) for i in task if (reason := _find_fault(store, i, decoding))]
 
-    tasks = [range(i, min(i + _AT_ONCE, len(store))) for i in range(0, len(store), _AT_ONCE)]
-    found: list[tuple[int, str]] = []
+    tasks = [range(i, min(i + _PER_TASK, len(store))) for i in range(0, len(store), _PER_TASK)]
+    faults: list[tuple[int, str]] = []
     with process_pool(workers, check) as run:
         for task, bad in run(tasks):
-            found += bad
+            faults += bad
             done.add(len(task))
-    return [f"{store.where(index)}: {reason}" for index, reason in found]
+    return [f"{store.where(index)}: {reason}" for index, reason in faults]
 
 
-def _trouble(store: BetonStore, index: int, decoding: bool) -> str:
+def _find_fault(store: BetonStore, index: int, decoding: bool) -> str:
     """Return what is wrong with an image, or ""."""
     if not store.is_intact(index, store.read(index)):
         return "its bytes do not match their checksum"

@@ -81,7 +81,7 @@ def write(
     plan = plan_of(store, indices, config)
     partial = path.with_name(f"{path.name}.partial")
     journal_path = path.with_name(f"{path.name}.journal")
-    done: list[Block] = []
+    blocks: list[Block] = []
     try:
         with journal.locked(journal_path) as log:
             if path.exists():
@@ -89,24 +89,24 @@ def write(
                 about = check_existing(path, plan)
                 partial.unlink(missing_ok=True)
             else:
-                done = journal.resume(log, plan, partial, console.say)
-                _write_blocks(store, indices, partial, config, done, log, console)
-                _check_bad(store, done, config)
-                about = _finish(store, done, partial, plan)
+                blocks = journal.resume(log, plan, partial, console.say)
+                _write_blocks(store, indices, partial, config, blocks, log, console)
+                _check_bad(store, blocks, config)
+                about = _finish(store, blocks, partial, plan)
                 os.replace(partial, path)
                 journal_path.unlink(missing_ok=True)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise DataError(
                 f"no space for {path} ({error.strerror}): "
-                f"{_space(store.sizes()[indices], done, path.parent)}; free some space, then run "
-                "the same command again to resume"
+                f"{_format_space(store.sizes()[indices], blocks, path.parent)}; free some space, "
+                "then run the same command again to resume"
             ) from error
         raise DataError(f"cannot write {path}: {reason(error)}") from error
     return about
 
 
-def _space(sizes: NDArray[np.int64], done: list[Block], folder: Path) -> str:
+def _format_space(sizes: NDArray[np.int64], blocks: list[Block], folder: Path) -> str:
     """Format how much space the remaining images need, at the ratio so far, and how much is free.
 
     Args:
@@ -114,11 +114,11 @@ def _space(sizes: NDArray[np.int64], done: list[Block], folder: Path) -> str:
         done: the finished blocks.
         folder: the folder of the output file.
     """
-    images = sum(len(block.rows) + len(block.bad) for block in done)
-    written = sum(block.end - block.start for block in done)
+    images = sum(len(block.rows) + len(block.bad) for block in blocks)
+    written = sum(block.end - block.start for block in blocks)
     ratio = written / max(1, int(sizes[:images].sum())) if images else 1.0
-    rest, free = ratio * int(sizes[images:].sum()), shutil.disk_usage(folder).free
-    return f"it needs about {rest / 1e6:,.1f} MB more, and {free / 1e6:,.1f} MB is free"
+    needed, free = ratio * int(sizes[images:].sum()), shutil.disk_usage(folder).free
+    return f"it needs about {needed / 1e6:,.1f} MB more, and {free / 1e6:,.1f} MB is free"
 
 
 def _write_blocks(
@@ -126,24 +126,24 @@ def _write_blocks(
     indices: NDArray[np.int64],
     partial: Path,
     config: ConvertConfig,
-    done: list[Block],
+    blocks: list[Block],
     log: IO[bytes],
     console: Console,
 ) -> None:
-    """Write the missing blocks; append each one to ``done`` and to the journal."""
+    """Write the missing blocks; append each one to ``blocks`` and to the journal."""
     sizes = store.sizes()[indices]
     edges = _block_edges(sizes, None if store.groups is None else store.groups[indices])
     tables = HEADER.itemsize + 2 * FIELD.itemsize + len(indices) * METADATA.itemsize
-    start = done[-1].end if done else _aligned(tables, 4096)
-    job = Job(store, config, partial, len(done), start)
-    tasks = list(enumerate(np.split(indices, edges[1:-1])))[len(done) :]
-    begun = int(edges[len(done)])
+    start = blocks[-1].end if blocks else _aligned(tables, 4096)
+    job = Job(store, config, partial, len(blocks), start)
+    tasks = list(enumerate(np.split(indices, edges[1:-1])))[len(blocks) :]
+    images_done = int(edges[len(blocks)])
     with (
-        console.tally(f"{partial.stem}: images", len(indices), done=begun) as tally,
+        console.tally(f"{partial.stem}: images", len(indices), done=images_done) as tally,
         process_pool(config.workers, job.write_block, forks=not store.is_remote) as run,
     ):
         for block in run(tasks):
-            done.append(block)
+            blocks.append(block)
             log.write(block.line())
             log.flush()
             tally.add(len(block.rows) + len(block.bad))
@@ -212,7 +212,7 @@ class Job:
                 self._advanced.wait_for(lambda: turn[0] == number or turn[2] < number)
                 if turn[2] < number:
                     raise CancelledError
-                block = _placed(block, turn[1])
+                block = _place_block(block, turn[1])
                 turn[:2] = number + 1, block.end
                 self._advanced.notify_all()
             for row, data in zip(block.rows.tolist(), records, strict=True):
@@ -231,7 +231,7 @@ class Job:
 
     def _prepare(self, images: list[int]) -> tuple[Block, list[Bytes]]:
         """Read and prepare images; return their block, still without offsets, and their data."""
-        rows, records, how, bad = [], [], Counter[str](), []
+        rows, records, counts, bad = [], [], Counter[str](), []
         for at, index in enumerate(images):
             if at % _AHEAD == 0:
                 self._store.ahead(images[at : at + 2 * _AHEAD])
@@ -242,14 +242,14 @@ class Job:
             except ValueError as error:
                 bad.append((index, str(error)))
             else:
-                how[record.how] += 1
+                counts[record.how] += 1
                 records.append(record.data)
                 facts = len(record.data), zlib.crc32(record.data), record.width, record.height
                 rows.append((index, 0, *facts, record.mode))
-        return Block(0, 0, np.array(rows, ROW), dict(how), bad), records
+        return Block(0, 0, np.array(rows, ROW), dict(counts), bad), records
 
 
-def _placed(block: Block, start: int) -> Block:
+def _place_block(block: Block, start: int) -> Block:
     """Return a block with file offsets for itself and its images, from ``start`` on.
 
     FFCV reads a file in pages, whose size is a power of 2, and no image may cross a page boundary.
@@ -265,10 +265,10 @@ def _placed(block: Block, start: int) -> Block:
     return block._replace(start=start, end=end)
 
 
-def _check_bad(store: Store, done: list[Block], config: ConvertConfig) -> None:
+def _check_bad(store: Store, blocks: list[Block], config: ConvertConfig) -> None:
     """Raise BadImagesError for bad images without ``skip_bad``, or if a whole split is bad."""
-    bad = [(store.where(index), reason) for block in done for index, reason in block.bad]
-    images = sum(len(block.rows) for block in done)
+    bad = [(store.where(index), reason) for block in blocks for index, reason in block.bad]
+    images = sum(len(block.rows) for block in blocks)
     if not images and config.part_of[1] == 1:
         raise BadImagesError(f"none of the {len(bad):,} images of {store.root} can be used", bad)
     if bad and not config.skip_bad:
@@ -279,9 +279,11 @@ def _check_bad(store: Store, done: list[Block], config: ConvertConfig) -> None:
         )
 
 
-def _finish(store: Store, done: list[Block], partial: Path, plan: dict[str, Any]) -> dict[str, Any]:
+def _finish(
+    store: Store, blocks: list[Block], partial: Path, plan: dict[str, Any]
+) -> dict[str, Any]:
     """Write metadata, annex and table, then the header; return the file's description."""
-    rows = np.concatenate([block.rows for block in done])
+    rows = np.concatenate([block.rows for block in blocks])
     metadata = np.zeros(len(rows), METADATA)
     for field in ("mode", "width", "height"):
         metadata["image"][field] = rows[field]
@@ -290,10 +292,12 @@ def _finish(store: Store, done: list[Block], partial: Path, plan: dict[str, Any]
     table = np.zeros(len(rows), RECORD)
     table["sample_id"] = np.arange(len(rows))
     table["ptr"], table["size"] = rows["start"], rows["size"]
-    about = describe(store, done, plan, zlib.crc32(table.tobytes(), zlib.crc32(metadata.tobytes())))
+    about = describe(
+        store, blocks, plan, zlib.crc32(table.tobytes(), zlib.crc32(metadata.tobytes()))
+    )
     names = list(map(store.name, rows["source"].tolist()))
     annex = pack_annex(about, store.classes, rows["crc"].astype(np.uint32), names)
-    annex_start = _aligned(done[-1].end, 8)
+    annex_start = _aligned(blocks[-1].end, 8)
     table_start = _aligned(annex_start + len(annex), 8)
     page = page_size(int(rows["size"].max(initial=0)))
     header = head(len(rows), page, table_start, annex_start, annex)

@@ -34,9 +34,9 @@ _FORMAT, _LOCK = "chunks-1", "lock"
 _CLAIM, _PART = ".claim", ".part"
 _PATIENCE = 5.0
 """Seconds to wait for the lock while another process adds a chunk."""
-_LOOK, _LONGEST_WAIT = 0.05, 30.0
+_POLL_SECONDS, _LONGEST_WAIT = 0.05, 30.0
 """Polling interval and maximum wait, in seconds, for a chunk that another process is fetching."""
-_LEFT = 0.95
+_SHRINK_TO = 0.95
 """Fraction of the limit to which a full cache is shrunk."""
 _STEP = 1 / 64
 """Fraction of the limit that a process may add before it measures the cache size again."""
@@ -81,7 +81,7 @@ class Cache:
 
     def __init__(self, folder: Path, gigabytes: float) -> None:
         self.folder = folder.expanduser().absolute() / _FORMAT
-        self._most, self._room = int(gigabytes * 1e9), 0
+        self._max_bytes, self._free_bytes = int(gigabytes * 1e9), 0
         self.keeps = True
         """Whether chunks are added; existing chunks are read in any case."""
         if reason := others_can_write(self.folder):
@@ -123,7 +123,7 @@ class Cache:
         claim = self.folder / f"{chunk.name}{_CLAIM}"
         while self.keeps and not self.has(chunk):
             if _is_claimed(claim):
-                await asyncio.sleep(_LOOK)
+                await asyncio.sleep(_POLL_SECONDS)
                 continue
             async with storage.chunks_in_memory():
                 if not self.keeps or self.has(chunk):  # changed while waiting for the semaphore
@@ -144,11 +144,11 @@ class Cache:
         part = self.folder / f"{chunk.name}.{secrets.token_hex(4)}{_PART}"
         try:
             with FileLock(self.folder / _LOCK, timeout=_PATIENCE, poll_interval=0.002):
-                if self._room < len(data):
-                    self._room = self._make_room(len(data))
-                if self._room < len(data):
+                if self._free_bytes < len(data):
+                    self._free_bytes = self._evict_chunks(len(data))
+                if self._free_bytes < len(data):
                     return
-                self._room -= len(data)
+                self._free_bytes -= len(data)
                 part.write_bytes(data)
                 part.rename(self.folder / chunk.name)
         except Timeout:
@@ -167,28 +167,28 @@ class Cache:
                 "be cached"
             )
 
-    def _make_room(self, needed: int) -> int:
+    def _evict_chunks(self, needed: int) -> int:
         """Evict the least recently used chunks if the cache would exceed its limit.
 
         Returns:
             Number of bytes that may be added before this is called again.
         """
-        found = []
+        files = []
         for path in self.folder.iterdir():
             with contextlib.suppress(OSError):  # a user may remove files
                 if path.suffix == _PART:  # left by a killed process: this one has the lock
                     path.unlink()
                 elif not path.suffix and "-" in path.name:
                     facts = path.stat()
-                    found.append((facts.st_mtime_ns, facts.st_size, path))
-        used = sum(size for _, size, _ in found)
-        if used + needed > self._most:
-            for _, size, path in sorted(found):
-                if used + needed <= self._most * _LEFT:
+                    files.append((facts.st_mtime_ns, facts.st_size, path))
+        used = sum(size for _, size, _ in files)
+        if used + needed > self._max_bytes:
+            for _, size, path in sorted(files):
+                if used + needed <= self._max_bytes * _SHRINK_TO:
                     break
                 path.unlink(missing_ok=True)
                 used -= size
-        return min(self._most - used, max(needed, int(self._most * _STEP)))
+        return min(self._max_bytes - used, max(needed, int(self._max_bytes * _STEP)))
 
 
 def _is_claimed(claim: Path) -> bool:

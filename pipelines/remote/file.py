@@ -36,11 +36,13 @@ class RemoteFile:
 
     def __init__(self, path: RemotePath, facts: Facts | None = None) -> None:
         self.path = path
-        found = facts or path.facts()
-        if found is None or not found.size:
+        object_facts = facts or path.facts()
+        if object_facts is None or not object_facts.size:
             raise DataError(f"{path} does not exist or is empty: check the address")
-        self.facts, self._cache = found, path.cache
-        version = f"{path}\n{found.etag} {found.modified}\n{found.size}".encode()
+        self.facts, self._cache = object_facts, path.cache
+        version = (
+            f"{path}\n{object_facts.etag} {object_facts.modified}\n{object_facts.size}".encode()
+        )
         self._version = hashlib.blake2b(version, digest_size=16).hexdigest()
 
     def read(self, start: int, stop: int) -> memoryview:
@@ -59,7 +61,7 @@ class RemoteFile:
             return memoryview(b"")
         parts = chunks(self._version, len(self), start, stop)
         if self._cache is None or not (self._cache.keeps or all(map(self._cache.has, parts))):
-            return self._of_server(start, stop)
+            return self._fetch_range(start, stop)
         into = np.empty(stop - start, np.uint8).data
         if len(parts) > 1:
             self._begin(self._cache, parts)
@@ -71,11 +73,11 @@ class RemoteFile:
     def ahead(self, ranges: Sequence[Range]) -> None:
         """Start to fetch ranges that will be read soon."""
         if self._cache is not None:
-            wanted = {own: chunks(self._version, len(self), *own) for own in ranges}
-            self._begin(self._cache, list(dict.fromkeys(itertools.chain(*wanted.values()))))
+            chunks_of = {span: chunks(self._version, len(self), *span) for span in ranges}
+            self._begin(self._cache, list(dict.fromkeys(itertools.chain(*chunks_of.values()))))
             if self._cache.keeps:
                 return
-            ranges = [own for own in ranges if not all(map(self._cache.has, wanted[own]))]
+            ranges = [span for span in ranges if not all(map(self._cache.has, chunks_of[span]))]
         _ahead.begin(self.path, self.facts, ranges)
 
     def check(self) -> None:
@@ -90,7 +92,7 @@ class RemoteFile:
         bare = replace(self.path, levels={}, known={})
         return RemoteFile, (bare, self.facts)
 
-    def _of_server(self, start: int, stop: int) -> memoryview:
+    def _fetch_range(self, start: int, stop: int) -> memoryview:
         """Return a range that was prefetched, or fetch it."""
         if (request := _ahead.take(self.path, (start, stop))) is not None:
             return storage.result(request)
@@ -98,9 +100,9 @@ class RemoteFile:
         parts = storage.fetch(self.path, self.facts, list(itertools.pairwise(cuts)))
         return parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
 
-    def _begin(self, cache: Cache, wanted: Sequence[Chunk]) -> None:
+    def _begin(self, cache: Cache, requested_chunks: Sequence[Chunk]) -> None:
         """Start to fetch those chunks that are not in the cache."""
-        for chunk in wanted:
+        for chunk in requested_chunks:
             if cache.keeps and not cache.has(chunk):
                 with _fetching_lock:
                     if chunk.name not in _fetching:
@@ -117,7 +119,7 @@ class RemoteFile:
         if (future := _fetching.get(chunk.name)) is not None:
             storage.result(future)
         if not cache.read(chunk, start, into):
-            into[:] = self._of_server(start, start + len(into))
+            into[:] = self._fetch_range(start, start + len(into))
 
 
 class _Ahead:
@@ -141,10 +143,10 @@ class _Ahead:
             while self.bytes > MOST_AHEAD and len(self._requests) > 1:
                 self._drop(next(iter(self._requests))).cancel()
 
-    def take(self, path: RemotePath, own: Range) -> Future[memoryview] | None:
+    def take(self, path: RemotePath, byte_range: Range) -> Future[memoryview] | None:
         """Remove and return the request for a range; None if there is no such request."""
         with self._lock:
-            return self._drop((path, own)) if (path, own) in self._requests else None
+            return self._drop((path, byte_range)) if (path, byte_range) in self._requests else None
 
     def _drop(self, key: tuple[RemotePath, Range]) -> Future[memoryview]:
         self.bytes -= key[1][1] - key[1][0]

@@ -99,8 +99,8 @@ class RemotePath(Url):
         """
         if (facts := self.facts()) is None:
             raise FileNotFoundError(2, "No such object", str(self))
-        below = int.from_bytes(facts.etag.encode(), "little") % 999_999_937
-        return Stat(facts.size, facts.modified * 10**9 + below)
+        subseconds = int.from_bytes(facts.etag.encode(), "little") % 999_999_937
+        return Stat(facts.size, facts.modified * 10**9 + subseconds)
 
     def is_file(self) -> bool:
         """Return whether this is an object that can be read."""
@@ -170,7 +170,11 @@ class RemotePath(Url):
         """Return the facts of those named objects directly below this path that exist."""
         urls = [self / name for name in names]
         facts = storage.heads(urls, denied_is_absent=denied_are_absent)
-        return {name: own for name, own in zip(names, facts, strict=True) if own is not None}
+        return {
+            name: object_facts
+            for name, object_facts in zip(names, facts, strict=True)
+            if object_facts is not None
+        }
 
 
 Place = Path | RemotePath
@@ -186,9 +190,11 @@ def expanded(name: str) -> list[str]:
     """Expand the braces in a name into all names that it stands for, like a shell."""
     if (match := _BRACES.search(name)) is None:
         return [name]
-    if own := re.fullmatch(r"(\d+)\.\.(\d+)", match[1]):
-        choices = [f"{number:0{len(own[1])}}" for number in range(int(own[1]), int(own[2]) + 1)]
+    if bounds := re.fullmatch(r"(\d+)\.\.(\d+)", match[1]):
+        choices = [
+            f"{number:0{len(bounds[1])}}" for number in range(int(bounds[1]), int(bounds[2]) + 1)
+        ]
     else:
         choices = match[1].split(",")
     before, after = name[: match.start()], name[match.end() :]
-    return [one for choice in choices for one in expanded(f"{before}{choice}{after}")]
+    return [expansion for choice in choices for expansion in expanded(f"{before}{choice}{after}")]

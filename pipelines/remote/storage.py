@@ -89,22 +89,24 @@ def level(url: Url) -> tuple[dict[str, Facts], list[str]]:
 
     async def list_level(store: Any, key: str) -> tuple[dict[str, Facts], list[str]]:
         try:
-            found = await store.list_with_delimiter_async(key or None)
+            listing = await store.list_with_delimiter_async(key or None)
         except Exception as error:
             if isinstance(error, FileNotFoundError) or _status(error) == 404:
                 raise DataError(
                     f"{url} does not exist: check the address and the bucket's name"
                 ) from None
             raise
-        objects = {str(meta["path"]).rpartition("/")[2]: _facts(meta) for meta in found["objects"]}
-        return objects, [str(p).rstrip("/").rpartition("/")[2] for p in found["common_prefixes"]]
+        objects = {
+            str(meta["path"]).rpartition("/")[2]: _facts(meta) for meta in listing["objects"]
+        }
+        return objects, [str(p).rstrip("/").rpartition("/")[2] for p in listing["common_prefixes"]]
 
     return results([partial(_request, url, list_level)])[0]
 
 
 def fetch(url: Url, facts: Facts, ranges: Sequence[Range]) -> list[memoryview]:
     """Fetch ranges of an object concurrently; see ``get``."""
-    return results([partial(get, url, facts, *own) for own in ranges])
+    return results([partial(get, url, facts, *span) for span in ranges])
 
 
 async def get(url: Url, facts: Facts, start: int, stop: int) -> memoryview:
@@ -119,10 +121,10 @@ async def get(url: Url, facts: Facts, start: int, stop: int) -> memoryview:
         options["if_match"] = f'"{facts.etag}"'
 
     async def get_range(store: Any, key: str) -> memoryview:
-        found = await store.get_async(key, options=options)
-        if not is_same(_facts(found.meta), facts):  # web servers may ignore If-Match
-            raise _changed(url)
-        data = memoryview(await found.bytes_async())
+        response = await store.get_async(key, options=options)
+        if not is_same(_facts(response.meta), facts):  # web servers may ignore If-Match
+            raise _changed_error(url)
+        data = memoryview(await response.bytes_async())
         if len(data) != stop - start:
             raise EOFError("UnexpectedEof")
         return data
@@ -132,8 +134,8 @@ async def get(url: Url, facts: Facts, start: int, stop: int) -> memoryview:
 
 def is_same(one: Facts, other: Facts) -> bool:
     """Return whether size and ETag are equal; compare times if either ETag is missing."""
-    by = 2 if one.etag and other.etag else 1
-    return one.size == other.size and one[by] == other[by]
+    field_index = 2 if one.etag and other.etag else 1
+    return one.size == other.size and one[field_index] == other[field_index]
 
 
 def submit(request: Callable[[], Coroutine[Any, Any, Result]]) -> Future[Result]:
@@ -181,10 +183,10 @@ async def _request(url: Url, ask: Callable[[Any, str], Awaitable[Result]]) -> Re
         except FastSiamError:
             raise
         except Exception as error:
-            final = _final(url, error)
+            final = _final_error(url, error)
             if final is not None or time.monotonic() + _PAUSE > end:
                 # Do not show obstore's error text: it may contain a signed request.
-                raise final or _unreachable(url, error) from None
+                raise final or _unreachable_error(url, error) from None
         await asyncio.sleep(_PAUSE)
 
 
@@ -216,11 +218,11 @@ class _Client:
         """Cancel all requests before the interpreter exits."""
 
         async def cancel() -> None:
-            others = asyncio.all_tasks() - {asyncio.current_task()}
-            for task in others:
+            tasks = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(*others, return_exceptions=True)
-            if others:
+            await asyncio.gather(*tasks, return_exceptions=True)
+            if tasks:
                 await asyncio.sleep(_SECONDS_TO_NOTICE)
 
         atexit.unregister(self.close)
@@ -230,22 +232,22 @@ class _Client:
         self._thread.join(_SECONDS_TO_STOP)
 
 
-_own: _Client | None = None
+_process_client: _Client | None = None
 _starting = threading.Lock()
 
 
 def _client() -> _Client:
     """Return this process's client, which is created at the first call."""
-    global _own
-    if _own is None:
+    global _process_client
+    if _process_client is None:
         with _starting:
-            _own = _own or _Client()
-    if _own.process != os.getpid():
+            _process_client = _process_client or _Client()
+    if _process_client.process != os.getpid():
         raise WorkerError(
             "this process was forked from one that reads from object storage, so it cannot "
             "read from there; start it with forkserver or spawn"
         )
-    return _own
+    return _process_client
 
 
 def _facts(meta: Any) -> Facts:
@@ -286,25 +288,25 @@ def aws_profile() -> dict[str, Any]:
     Raises:
         DataError: the profile does not exist or yields no keys, or boto3 is missing.
     """
-    named = os.environ.get("AWS_PROFILE")
+    profile = os.environ.get("AWS_PROFILE")
     files = os.environ.get("AWS_CONFIG_FILE"), os.environ.get("AWS_SHARED_CREDENTIALS_FILE")
-    usual = Path("~/.aws/config").expanduser(), Path("~/.aws/credentials").expanduser()
+    default_paths = Path("~/.aws/config").expanduser(), Path("~/.aws/credentials").expanduser()
     if {"AWS_ACCESS_KEY_ID", "AWS_SKIP_SIGNATURE"} & set(os.environ) or not (
-        named or any(files) or any(path.is_file() for path in usual)
+        profile or any(files) or any(path.is_file() for path in default_paths)
     ):
         return {}
     try:
         import botocore.session
         from obstore.auth.boto3 import Boto3CredentialProvider
 
-        session = botocore.session.Session(profile=named)
-        found: dict[str, Any] = {}
+        session = botocore.session.Session(profile=profile)
+        options: dict[str, Any] = {}
         region = session.get_config_variable("region")
         if region and not {"AWS_REGION", "AWS_DEFAULT_REGION"} & set(os.environ):
-            found["region"] = region
-        if named or session.get_credentials() is not None:
-            found["credential_provider"] = Boto3CredentialProvider(session, ttl=_CREDENTIALS_LAST)
-        return found
+            options["region"] = region
+        if profile or session.get_credentials() is not None:
+            options["credential_provider"] = Boto3CredentialProvider(session, ttl=_CREDENTIALS_LAST)
+        return options
     except ImportError:
         raise DataError(
             "reading the profiles in ~/.aws needs boto3: pip install 'fastsiam[cloud]', or set "
@@ -312,12 +314,12 @@ def aws_profile() -> dict[str, Any]:
         ) from None
     except Exception as error:  # botocore's messages name the profile, but contain no keys
         raise DataError(
-            f"cannot get AWS credentials from profile {named or 'default'}: "
+            f"cannot get AWS credentials from profile {profile or 'default'}: "
             f"{' '.join(str(error).split())}; check ~/.aws, or log in again"
         ) from None
 
 
-def _final(url: Url, error: Exception) -> FastSiamError | None:
+def _final_error(url: Url, error: Exception) -> FastSiamError | None:
     """Return the error to raise for a failed request; None if a retry can help."""
     name, status, reason = type(error).__name__, _status(error), ""
     text = f"{error} {error.__cause__ or ''}"
@@ -327,7 +329,7 @@ def _final(url: Url, error: Exception) -> FastSiamError | None:
             "to resume"
         )
     if name == "PreconditionError" or status in (412, 416):
-        return _changed(url)
+        return _changed_error(url)
     if name == "NotSupportedError" or re.search("non-partial response|non partial", text):
         return DataError(
             f"cannot read {url} in place: its server does not support range requests; copy the "
@@ -354,14 +356,14 @@ def _is_denied(error: Exception) -> bool:
     return type(error).__name__ in denials or _status(error) in (401, 403)
 
 
-def _changed(url: Url) -> FileLostError:
+def _changed_error(url: Url) -> FileLostError:
     return FileLostError(
         f"{url} was overwritten while it was read; start the same command again to read the new "
         "version"
     )
 
 
-def _unreachable(url: Url, error: Exception) -> DataError:
+def _unreachable_error(url: Url, error: Exception) -> DataError:
     """Return the error for a request that kept failing for ``PATIENCE_SECONDS``."""
     reason = f"the server answers {_status(error)}" if _status(error) else "the connection failed"
     seconds = _seconds(PATIENCE_SECONDS, 120)
@@ -382,8 +384,8 @@ _CREDENTIALS = {
 
 def _status(error: Exception) -> int:
     """Return the HTTP status in an error message of obstore; 0 if it has no status."""
-    found = re.search(r"[Ss]tatus(?: ?[Cc]ode)?[:( ]+(\d{3})\b", str(error))
-    return int(found[1]) if found else 0
+    match = re.search(r"[Ss]tatus(?: ?[Cc]ode)?[:( ]+(\d{3})\b", str(error))
+    return int(match[1]) if match else 0
 
 
 def _seconds(variable: str, default: float) -> float:
