@@ -40,9 +40,9 @@ def snippet(pretrained: Pretrained, format: str, file: str) -> str:
     if format == "timm" or model.backbone.startswith("timm/"):
         library = "timm"
     if format in AUTHORS:
-        *others, encoder = (f"module.{start}" for start in AUTHORS[format].parts.values())
+        *prefixes, encoder = (f"module.{start}" for start in AUTHORS[format].parts.values())
         # Prefixes of the heads' keys after the encoder's prefix has been removed.
-        heads = [x.removeprefix(encoder) if x.startswith(encoder) else "module." for x in others]
+        heads = [x.removeprefix(encoder) if x.startswith(encoder) else "module." for x in prefixes]
     return _template("snippet.py.jinja", trim_blocks=True, lstrip_blocks=True).render(
         model=model,
         name=model.backbone.removeprefix("timm/"),
@@ -115,14 +115,14 @@ def _images(record: Record) -> list[str]:
     Only the last component of paths is named, because full paths may reveal private information.
     """
     data = record.data
-    other = [f"data {Path(data.other_data).name}"] if data.other_data else []
-    other += [f"{data.holdout} of each class held out"] if data.holdout else []
+    details = [f"data {Path(data.other_data).name}"] if data.other_data else []
+    details += [f"{data.holdout} of each class held out"] if data.holdout else []
     if isinstance(data, TrainingDataFacts) and data.chosen_crc32 is not None:
         part = f"{data.percent:g}% of the training images"
         if data.subset:
             part = f"training images in {Path(data.subset).name}"
-        return [*other, f"{part}: {data.train:,}"]
-    return [*other, f"{data.train:,} training images"] if other else []
+        return [*details, f"{part}: {data.train:,}"]
+    return [*details, f"{data.train:,} training images"] if details else []
 
 
 def _literal(text: str) -> str:

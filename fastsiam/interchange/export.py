@@ -42,15 +42,15 @@ def _backbone(pretrained: Pretrained, file: str) -> dict[str, Any]:
 
 def plain_content(pretrained: Pretrained, file: str) -> dict[str, Any]:
     """Return the content of a plain file: the backbone's weights, loading code, and metadata."""
-    model, seen = pretrained.model, pretrained.input
-    about = {
+    model, preprocessing = pretrained.model, pretrained.input
+    metadata = {
         "version": fastsiam.__version__,
         "backbone": {"backbone": model.backbone, "stem": model.stem, "width": model.width},
         "epoch": pretrained.epoch,
-        "input": seen and asdict(seen),
+        "input": preprocessing and asdict(preprocessing),
     }
     code = snippet(pretrained, "plain", file)
-    return {"state_dict": _backbone(pretrained, file), "snippet": code, "fastsiam": about}
+    return {"state_dict": _backbone(pretrained, file), "snippet": code, "fastsiam": metadata}
 
 
 def _detectron2(pretrained: Pretrained, file: str) -> dict[str, Any]:
@@ -65,10 +65,10 @@ def _detectron2(pretrained: Pretrained, file: str) -> dict[str, Any]:
 def _checkpoint(authors: Layout, pretrained: Pretrained, file: str) -> dict[str, Any]:
     """Return a checkpoint in the authors' layout, without a momentum encoder."""
     weights: dict[str, Tensor] = {}
-    number, theirs = authors.renamed
+    number, replacement = authors.renamed
     for key, value in pretrained.part(*authors.parts).items():
         part, _, rest = key.partition(".")
-        weights[f"module.{authors.parts[part]}{rest}".replace(number, theirs)] = value
+        weights[f"module.{authors.parts[part]}{rest}".replace(number, replacement)] = value
     if layer := authors.zero_bias:  # a bias that is never trained, or cancelled by the next BN
         width = len(weights[f"module.{layer}.weight"])
         weights[f"module.{layer}.bias"] = torch.zeros(width)
@@ -127,13 +127,13 @@ def export_weights(
     card = out.with_name(f"{out.name}.md")
     for target in (out, card):
         _check_target(target, pretrained.path, force=force)
-    refused = unsupported_formats(pretrained)
-    if refused[format]:
-        possible = " or ".join(f"--format {name}" for name, why in refused.items() if not why)
+    reasons = unsupported_formats(pretrained)
+    if reasons[format]:
+        possible = " or ".join(f"--format {name}" for name, reason in reasons.items() if not reason)
         raise CheckpointError(
-            f"cannot write {pretrained.path} as {format} ({refused[format]}): use {possible}"
+            f"cannot write {pretrained.path} as {format} ({reasons[format]}): use {possible}"
         )
-    pretrained = replace(pretrained, model=_as_called_in(format, pretrained.model))
+    pretrained = replace(pretrained, model=_rename_backbone(format, pretrained.model))
     content = content_of(pretrained, out.name)
     text = model_card(pretrained, format=format, file=out.name, results=results)
     weight_files.write(out, content)
@@ -144,19 +144,23 @@ def export_weights(
 def unsupported_formats(pretrained: Pretrained) -> dict[str, str]:
     """Return for each format a short reason why it does not support a network; "" if it does."""
     model, method = pretrained.model, pretrained.method
-    why = {name: _refused_backbone(name, _as_called_in(name, model)) for name in FORMATS}
+    reasons = {
+        name: _find_backbone_problem(name, _rename_backbone(name, model)) for name in FORMATS
+    }
     for name, authors in AUTHORS.items():
         assert authors.method is not None
-        if not why[name] and method is not None and not issubclass(method, authors.method):
-            why[name] = f"the heads of {method.title}"
-        why[name] = why[name] or _refused_heads(authors, pretrained.state, skeleton(model).features)
-    return why
+        if not reasons[name] and method is not None and not issubclass(method, authors.method):
+            reasons[name] = f"the heads of {method.title}"
+        reasons[name] = reasons[name] or _find_heads_problem(
+            authors, pretrained.state, skeleton(model).features
+        )
+    return reasons
 
 
-def _refused_backbone(format: str, model: BackboneConfig) -> str:
+def _find_backbone_problem(format: str, model: BackboneConfig) -> str:
     name, of_timm = model.backbone, model.backbone.startswith("timm/")
-    whose = "torchvision's" if format == "torchvision" else "its"
-    other_width = f"width {model.width}: {whose} ResNets are 64 wide" if model.width != 64 else ""
+    owner = "torchvision's" if format == "torchvision" else "its"
+    other_width = f"width {model.width}: {owner} ResNets are 64 wide" if model.width != 64 else ""
     if format == "plain" or (format == "timm" and of_timm):
         return ""
     if format == "torchvision":
@@ -170,16 +174,16 @@ def _refused_backbone(format: str, model: BackboneConfig) -> str:
     return other_width if model.stem == "imagenet" else f"{model.stem} stem"
 
 
-def _refused_heads(authors: Layout, state: Mapping[str, Tensor], features: int) -> str:
+def _find_heads_problem(authors: Layout, state: Mapping[str, Tensor], features: int) -> str:
     for part in (*HEADS, "prototypes"):
         present = any(key.startswith(f"{part}.") for key in state)
         if present != (part in authors.parts):
             return f"the authors have no {part}" if present else f"no {part}"
-    for part, theirs in authors.heads.items():
-        own = Head.of(state, part)
-        if theirs.widths[0] == 0 and own.widths[0] != features:
-            return f"a {part} of width {own.widths[0]}: the authors' has the features' width"
-        if own.norms != theirs.norms or len(own.widths) != len(theirs.widths):
+    for part, expected in authors.heads.items():
+        head = Head.of(state, part)
+        if expected.widths[0] == 0 and head.widths[0] != features:
+            return f"a {part} of width {head.widths[0]}: the authors' has the features' width"
+        if head.norms != expected.norms or len(head.widths) != len(expected.widths):
             return f"a {part} with different layers or BN than the authors'"
     return ""
 
@@ -187,20 +191,20 @@ def _refused_heads(authors: Layout, state: Mapping[str, Tensor], features: int) 
 def _check_target(target: Path, source: Path, *, force: bool) -> None:
     """Raise if the target is the source, is in a checkpoint folder, or exists without ``force``."""
     with os_errors_as(CheckpointError, f"cannot write {target}"):
-        there = target.exists()
-        same = there and source.exists() and target.samefile(source)
+        exists = target.exists()
+        is_source = exists and source.exists() and target.samefile(source)
         folder = target.resolve().parent
         last = checkpoints.last(folder.parent)
-        of_a_run = last.parent == folder and last.is_file()
-    if same:
+        holds_checkpoints = last.parent == folder and last.is_file()
+    if is_source:
         raise CheckpointError(f"{target} is the source of the weights: choose another file")
-    if of_a_run:
+    if holds_checkpoints:
         raise CheckpointError(f"{folder} holds a run's checkpoints: choose another folder")
-    if there and not force:
+    if exists and not force:
         raise CheckpointError(f"{target} already exists: choose another, or pass --force")
 
 
-def _as_called_in(format: str, model: BackboneConfig) -> BackboneConfig:
+def _rename_backbone(format: str, model: BackboneConfig) -> BackboneConfig:
     """Remove ``timm/`` from the name of a shared ResNet, unless the format is plain or timm."""
     name = model.backbone.removeprefix("timm/")
     if format in ("plain", "timm") or name not in SHARED_RESNETS:

@@ -65,16 +65,16 @@ def numbered(names: Mapping[str, str], state: Mapping[str, Tensor]) -> dict[str,
         state: the file's weights.
     """
     weights = {name: state[key] for key, name in names.items()}
-    new: dict[str, dict[int, int]] = {part: {} for part in HEADS}
+    new_numbers: dict[str, dict[int, int]] = {part: {} for part in HEADS}
     for part, number in sorted({_split(name)[:2] for name in weights} - {("", 0)}):
-        free = max(new[part].values(), default=-1) + 1
-        new[part][number] = free + -free % 3 if number in _layers(weights, part) else free
+        free = max(new_numbers[part].values(), default=-1) + 1
+        new_numbers[part][number] = free + -free % 3 if number in _layers(weights, part) else free
 
-    def renamed(name: str) -> str:
+    def rename(name: str) -> str:
         part, number, rest = _split(name)
-        return f"{part}.{new[part][number]}.{rest}" if part else name
+        return f"{part}.{new_numbers[part][number]}.{rest}" if part else name
 
-    return {key: renamed(name) for key, name in names.items()}
+    return {key: rename(name) for key, name in names.items()}
 
 
 def fold_biases(weights: dict[str, Tensor]) -> None:
@@ -96,6 +96,8 @@ def _layers(weights: Mapping[str, Tensor], part: str) -> dict[int, Tensor]:
     """Return the weight matrices of a head by layer number, in order."""
     split = {key: _split(key) for key, value in weights.items() if value.dim() == 2}
     layers = {
-        n: weights[key] for key, (own, n, rest) in split.items() if (own, rest) == (part, "weight")
+        n: weights[key]
+        for key, (key_part, n, rest) in split.items()
+        if (key_part, rest) == (part, "weight")
     }
     return dict(sorted(layers.items()))

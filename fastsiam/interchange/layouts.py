@@ -209,26 +209,28 @@ def translate(state: Mapping[str, Tensor], *, foreign: bool = False) -> Translat
     Raises:
         ValueError: the file has different weights for the same name.
     """
-    state = _unwrapped(state)
+    state = _unwrap(state)
     layout = next(
         x for x in LAYOUTS if all(any(re.match(mark, key) for key in state) for mark in x.marks)
     )
-    of_parts = ((re.escape(theirs), f"{part}.") for part, theirs in layout.parts.items())
-    rules = (*layout.rules, *of_parts)
-    new = {key: name for key in state if (name := _by_rules(key, rules)) is not None}
+    part_rules = ((re.escape(prefix), f"{part}.") for part, prefix in layout.parts.items())
+    rules = (*layout.rules, *part_rules)
+    new_names = {key: name for key in state if (name := _apply_rules(key, rules)) is not None}
     # In lightly's ResNetGenerator ReLU and pooling are not modules, so its stages start at 2.
-    lightlys = not foreign and "backbone.2.0.conv1.weight" in new.values()
+    is_lightly = not foreign and "backbone.2.0.conv1.weight" in new_names.values()
     if not foreign:
-        numbers = "backbone.0.weight" in new.values()
-        new = {k: _torchvisions(name, numbers, lightlys) for k, name in new.items()}
-    names = numbered(new, state)
+        is_numbered = "backbone.0.weight" in new_names.values()
+        new_names = {
+            k: _to_torchvision(name, is_numbered, is_lightly) for k, name in new_names.items()
+        }
+    names = numbered(new_names, state)
     _check_unambiguous(names, state)
     return Translation(
         layout=layout.name,
         weights={name: state[key] for key, name in names.items()},
         origin={name: key for key, name in names.items()},
         left_out=[key for key in state if key not in names],
-        small_stem="cifar-no-relu" if lightlys else layout.small_stem,
+        small_stem="cifar-no-relu" if is_lightly else layout.small_stem,
     )
 
 
@@ -241,35 +243,35 @@ def _check_unambiguous(names: Mapping[str, str], state: Mapping[str, Tensor]) ->
             raise ValueError(f"holds two networks, {other} and {key}: save only one of them")
 
 
-def _unwrapped(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _unwrap(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Remove the prefixes of wrappers: torch.compile's anywhere, others if all keys have them."""
     state = {key.replace("_orig_mod.", ""): value for key, value in state.items()}
-    while found := [x for x in _WRAPPERS if state and all(key.startswith(x) for key in state)]:
-        state = {key.removeprefix(found[0]): value for key, value in state.items()}
+    while prefixes := [x for x in _WRAPPERS if state and all(key.startswith(x) for key in state)]:
+        state = {key.removeprefix(prefixes[0]): value for key, value in state.items()}
     return state
 
 
-def _by_rules(key: str, rules: Rules) -> str | None:
-    for pattern, own in rules:
+def _apply_rules(key: str, rules: Rules) -> str | None:
+    for pattern, replacement in rules:
         if re.match(pattern, key):
-            if own is None:
+            if replacement is None:
                 return None
-            key = re.sub(f"^{pattern}", own, key, count=1)
+            key = re.sub(f"^{pattern}", replacement, key, count=1)
             break
     return re.sub(r"^projector\.(?=weight|bias)", "projector.0.", key)  # a single linear layer
 
 
-def _torchvisions(name: str, numbers: bool, lightlys: bool) -> str:
+def _to_torchvision(name: str, is_numbered: bool, is_lightly: bool) -> str:
     """Replace ``nn.Sequential``'s numbers by torchvision's names; rename lightly's shortcuts."""
-    children = [x for x in _CHILDREN if not (lightlys and x in ("relu", "maxpool"))]
+    children = [x for x in _CHILDREN if not (is_lightly and x in ("relu", "maxpool"))]
     match = re.match(r"backbone\.(\d)\.", name)
-    if numbers and match and int(match[1]) < len(children):
+    if is_numbered and match and int(match[1]) < len(children):
         name = f"backbone.{children[int(match[1])]}.{name[match.end() :]}"
     return re.sub(r"^(backbone\.layer\d\.\d+)\.shortcut\.", r"\1.downsample.", name)
 
 
 def to_detectron2(name: str) -> str:
     """Convert the name of a torchvision ResNet's weight to detectron2's name."""
-    for pattern, theirs in _DETECTRON2:
-        name = re.sub(pattern, theirs, name)
+    for pattern, replacement in _DETECTRON2:
+        name = re.sub(pattern, replacement, name)
     return name

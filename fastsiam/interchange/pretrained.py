@@ -22,9 +22,9 @@ from fastsiam.model.backbones import Backbone, LibraryNetwork, build_backbone
 from .heads import build_parts
 from .layouts import AUTHORS
 
-_SHOWN = 3
+_MOST_KEYS = 3
 """Number of keys that a message lists; it counts the others."""
-_LONGEST = 100
+_MOST_CHARACTERS = 100
 """Number of characters after which a message truncates a key."""
 
 
@@ -99,8 +99,8 @@ class Pretrained:
     def input_or_default(self) -> Input:
         """``input``; if unknown, 224-pixel crops (small stems: 32) and ImageNet's statistics."""
         crop = 224 if self.model.stem == "imagenet" else 32
-        usual = Input(crop=crop, resize=usual_resize(crop), mean=IMAGENET_MEAN, std=IMAGENET_STD)
-        return self.input or usual
+        default = Input(crop=crop, resize=usual_resize(crop), mean=IMAGENET_MEAN, std=IMAGENET_STD)
+        return self.input or default
 
     def build(self) -> nn.Module:
         """Build all parts, randomly initialised by torch's global generator.
@@ -124,8 +124,8 @@ class Pretrained:
         parts = ("backbone",) if layer == "backbone" else ("backbone", "projector")
         state = self.part(*parts)
         with torch.random.fork_rng(devices=[]):
-            built = self.build()
-        network = nn.Sequential(OrderedDict((part, built.get_submodule(part)) for part in parts))
+            module = self.build()
+        network = nn.Sequential(OrderedDict((part, module.get_submodule(part)) for part in parts))
         try:
             network.load_state_dict(state)
         except RuntimeError as error:
@@ -152,7 +152,7 @@ class Pretrained:
 
     def __str__(self) -> str:
         """Return a one-line description for display."""
-        of = {
+        descriptions = {
             **{name: f"{name} (the authors' layout)" for name in AUTHORS},
             "fastsiam": "a run of fastsiam",
             "plain": "a plain file",
@@ -163,7 +163,7 @@ class Pretrained:
         epochs = "" if self.epoch is None else f", {counted(self.epoch, 'epoch')}"
         left_out = f"; left out: {listed(self.left_out)}" if self.left_out else ""
         name = title(self.model.backbone)
-        layout = of.get(self.layout, self.layout)
+        layout = descriptions.get(self.layout, self.layout)
         return f"{name}{stem} of {layout}{epochs}, from {self.path}{left_out}"
 
 
@@ -175,5 +175,5 @@ def title(backbone: str) -> str:
 def listed(keys: Iterable[str]) -> str:
     """Format a list of keys for a message: the first few, then how many more."""
     keys = list(keys)
-    more = f" and {len(keys) - _SHOWN} more" if len(keys) > _SHOWN else ""
-    return ", ".join(as_one_line(key)[:_LONGEST] for key in keys[:_SHOWN]) + more
+    more = f" and {len(keys) - _MOST_KEYS} more" if len(keys) > _MOST_KEYS else ""
+    return ", ".join(as_one_line(key)[:_MOST_CHARACTERS] for key in keys[:_MOST_KEYS]) + more

@@ -48,30 +48,30 @@ def load_pretrained(path: Path | str, *, backbone: str = "", stem: str = "") -> 
         BackendError: timm is needed but not installed.
         ValueError: the name of the backbone or the stem is unknown.
     """
-    named: dict[str, Any] = {"backbone": backbone, "stem": stem}
-    asked = BackboneConfig(**{key: name for key, name in named.items() if name})
-    found = checkpoints.locate(Path(path))
-    content = weight_files.read(found)
+    options: dict[str, Any] = {"backbone": backbone, "stem": stem}
+    config = BackboneConfig(**{key: name for key, name in options.items() if name})
+    file = checkpoints.locate(Path(path))
+    content = weight_files.read(file)
     if isinstance(content, dict) and "steps_per_epoch" in content:
-        read = _of_run(checkpoints.parse(found, content), found)
+        pretrained = _parse_run(checkpoints.parse(file, content), file)
     elif isinstance(content, dict) and {"fastsiam", "state_dict"} <= content.keys():
-        read = _of_plain(content, found)
+        pretrained = _parse_plain(content, file)
     else:
-        return _of_other(content, found, asked, named)
-    for name, own in ((backbone, read.model.backbone), (stem, read.model.stem)):
-        if name not in ("", own):
-            raise CheckpointError(f"{found} holds {own}, not {name}")
-    return read
+        return _parse_other(content, file, config, options)
+    for name, actual in ((backbone, pretrained.model.backbone), (stem, pretrained.model.stem)):
+        if name not in ("", actual):
+            raise CheckpointError(f"{file} holds {actual}, not {name}")
+    return pretrained
 
 
-def _of_run(checkpoint: Checkpoint, path: Path) -> Pretrained:
+def _parse_run(checkpoint: Checkpoint, path: Path) -> Pretrained:
     config, images = checkpoint.config, checkpoint.images
     network = method_skeleton(config.model, images=images)
     return Pretrained(
         path=path,
         layout="fastsiam",
         model=config.model,
-        state=_checked(path, checkpoint.model, network),
+        state=_check_weights(path, checkpoint.model, network),
         epoch=checkpoint.epoch,
         config=config,
         images=images,
@@ -79,14 +79,14 @@ def _of_run(checkpoint: Checkpoint, path: Path) -> Pretrained:
     )
 
 
-def _of_plain(content: dict[str, Any], path: Path) -> Pretrained:
+def _parse_plain(content: dict[str, Any], path: Path) -> Pretrained:
     """Parse a file of ``export --format plain``: the backbone's weights and their metadata."""
     try:
-        about, weights = content["fastsiam"], content["state_dict"]
-        model = BackboneConfig(**about["backbone"])
+        metadata, weights = content["fastsiam"], content["state_dict"]
+        model = BackboneConfig(**metadata["backbone"])
         network = _skeleton(model, {})
-        epoch = checked(float | None, about["epoch"], "epoch")
-        seen = checked(Input | None, about["input"], "input")
+        epoch = checked(float | None, metadata["epoch"], "epoch")
+        preprocessing = checked(Input | None, metadata["input"], "input")
         state = {f"backbone.{key}": value for key, value in weights.items()}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(
@@ -96,38 +96,38 @@ def _of_plain(content: dict[str, Any], path: Path) -> Pretrained:
         path=path,
         layout="plain",
         model=model,
-        state=_checked(path, state, network),
+        state=_check_weights(path, state, network),
         epoch=epoch,
-        input=seen,
+        input=preprocessing,
     )
 
 
-def _of_other(
-    content: Any, path: Path, asked: BackboneConfig, named: Mapping[str, str]
+def _parse_other(
+    content: Any, path: Path, config: BackboneConfig, options: Mapping[str, str]
 ) -> Pretrained:
-    state, beside = _weights(path, content)
+    state, ignored_keys = _weights(path, content)
     try:
-        given = translate(state, foreign=not asked.is_own)
+        translation = translate(state, foreign=not config.is_own)
     except ValueError as error:
         raise CheckpointError(f"{path} {error}") from error
-    model = _backbone(path, given, named)
+    model = _backbone(path, translation, options)
     classifier = {f"backbone.{key}" for key in classifier_keys(model)}
-    unused = [given.origin[key] for key in given.weights if key in classifier]
-    weights = {key: value for key, value in given.weights.items() if key not in classifier}
+    unused = [translation.origin[key] for key in translation.weights if key in classifier]
+    weights = {key: value for key, value in translation.weights.items() if key not in classifier}
     fold_biases(weights)
     network = _skeleton(model, weights)
     for key in network.state_dict():  # torch before 0.4.1 and Caffe have no counters
         if key.endswith(".num_batches_tracked"):
             weights.setdefault(key, torch.tensor(0))
-    layout = "timm" if model.backbone.startswith("timm/") else given.layout
+    layout = "timm" if model.backbone.startswith("timm/") else translation.layout
     return Pretrained(
         path=path,
         layout=layout,
         model=model,
-        state=_checked(path, weights, network, given.origin),
+        state=_check_weights(path, weights, network, translation.origin),
         epoch=_epochs(content, layout),
-        left_out=(*given.left_out, *unused, *beside),
-        stem_assumed=model.stem == "cifar" and not named["stem"],
+        left_out=(*translation.left_out, *unused, *ignored_keys),
+        stem_assumed=model.stem == "cifar" and not options["stem"],
     )
 
 
@@ -149,20 +149,20 @@ def _weights(path: Path, content: Any) -> tuple[dict[str, Tensor], list[str]]:
     return state, [*(str(key) for key in entries if key not in state), *averages]
 
 
-def _backbone(path: Path, given: Translation, named: Mapping[str, str]) -> BackboneConfig:
+def _backbone(path: Path, translation: Translation, options: Mapping[str, str]) -> BackboneConfig:
     """Return the configuration of the named backbone, or of the ResNet that the weights match."""
-    name = named["backbone"] or _resnet(given.weights)
+    name = options["backbone"] or _resnet(translation.weights)
     if not name:
         raise CheckpointError(
-            f"cannot tell which network {path} holds ({listed(given.origin.values())}): "
+            f"cannot tell which network {path} holds ({listed(translation.origin.values())}): "
             "name it with --backbone, such as convnext_tiny or timm/NAME"
         )
-    model, first = BackboneConfig(backbone=name), given.weights.get("backbone.conv1.weight")
-    if not model.is_own or first is None or first.dim() != 4:
+    model, conv1 = BackboneConfig(backbone=name), translation.weights.get("backbone.conv1.weight")
+    if not model.is_own or conv1 is None or conv1.dim() != 4:
         return model
-    stem: Any = named["stem"] or (given.small_stem if first.shape[-1] == 3 else "imagenet")
+    stem: Any = options["stem"] or (translation.small_stem if conv1.shape[-1] == 3 else "imagenet")
     try:
-        return replace(model, width=len(first), stem=stem)
+        return replace(model, width=len(conv1), stem=stem)
     except ValueError as error:
         raise CheckpointError(f"{path} contains no valid network: {error}") from error
 
@@ -174,9 +174,13 @@ def _resnet(weights: Mapping[str, Tensor]) -> str:
         sum(block.startswith(f"backbone.layer{stage}.") for block in blocks)
         for stage in range(1, 5)
     )
-    deep = "backbone.layer1.0.conv3.weight" in weights
-    found = (k for k, (kind, of) in BLOCKS.items() if of == depths and (kind is Bottleneck) == deep)
-    return next(found, "")
+    has_bottlenecks = "backbone.layer1.0.conv3.weight" in weights
+    names = (
+        k
+        for k, (kind, counts) in BLOCKS.items()
+        if counts == depths and (kind is Bottleneck) == has_bottlenecks
+    )
+    return next(names, "")
 
 
 def _skeleton(model: BackboneConfig, weights: Mapping[str, Tensor]) -> nn.Module:
@@ -185,7 +189,7 @@ def _skeleton(model: BackboneConfig, weights: Mapping[str, Tensor]) -> nn.Module
         return build_parts(skeleton(model), weights)
 
 
-def _checked(
+def _check_weights(
     path: Path, weights: Any, network: nn.Module, origin: Mapping[str, str] | None = None
 ) -> dict[str, Tensor]:
     """Check weights against a network; return them as contiguous float32 tensors and counters.
@@ -217,22 +221,24 @@ def _checked(
     if any(problems.values()):
         backbone = network.get_submodule("backbone")
         kind = type(getattr(backbone, "network", backbone)).__name__
-        said = [f"{len(keys)} {what} ({listed(keys)})" for what, keys in problems.items() if keys]
+        descriptions = [
+            f"{len(keys)} {problem} ({listed(keys)})" for problem, keys in problems.items() if keys
+        ]
         raise CheckpointError(
             f"the weights in {path} do not match {kind}: "
-            f"{', '.join(said)}; if this is a different network, name it with --backbone"
+            f"{', '.join(descriptions)}; if this is a different network, name it with --backbone"
         )
-    plain = {
+    state = {
         key: (value.detach().float() if value.is_floating_point() else value.detach()).contiguous()
         for key, value in weights.items()
     }
-    own = (key for key in plain if key.startswith("backbone."))
-    if broken := [origin[key] for key in own if not plain[key].isfinite().all()]:
+    backbone_keys = (key for key in state if key.startswith("backbone."))
+    if bad_keys := [origin[key] for key in backbone_keys if not state[key].isfinite().all()]:
         raise CheckpointError(
-            f"{path} holds weights that are not finite ({listed(broken)}): training had diverged, "
-            "or the file is corrupt; use an earlier checkpoint"
+            f"{path} holds weights that are not finite ({listed(bad_keys)}): training had "
+            "diverged, or the file is corrupt; use an earlier checkpoint"
         )
-    return plain
+    return state
 
 
 def _epochs(content: Any, layout: str) -> float | None:

@@ -82,7 +82,7 @@ def read(path: Path) -> Any:
     if not path.is_file():
         raise CheckpointError(f"no weights file at {path}")
     try:
-        return _safetensors(path) if path.suffix == ".safetensors" else _unpickled(path)
+        return _read_safetensors(path) if path.suffix == ".safetensors" else _unpickle(path)
     except CheckpointError:
         raise
     except OSError as error:
@@ -126,24 +126,24 @@ def write(path: Path, content: Any) -> None:
 
 
 def _write_safetensors(content: dict[str, Any], path: Path) -> None:
-    about = dict(content) if "state_dict" in content else {"state_dict": content}
-    state = about.pop("state_dict")
-    texts = {k: x if isinstance(x, str) else json.dumps(x) for k, x in about.items()}
+    metadata = dict(content) if "state_dict" in content else {"state_dict": content}
+    state = metadata.pop("state_dict")
+    texts = {k: x if isinstance(x, str) else json.dumps(x) for k, x in metadata.items()}
     path.touch()
     mode = path.stat().st_mode
     save_file(state, path, metadata={"format": "pt"} | texts)
     path.chmod(mode)  # safetensors replaces the file by one that only its owner can read
 
 
-def _safetensors(path: Path) -> dict[str, Any]:
+def _read_safetensors(path: Path) -> dict[str, Any]:
     """Read the tensors; those of a plain file as ``state_dict``, next to its metadata."""
     with safe_open(path, framework="pt") as file:
-        about = (file.metadata() or {}).get("fastsiam")
+        metadata = (file.metadata() or {}).get("fastsiam")
     state = load_file(path)
-    return state if about is None else {"state_dict": state, "fastsiam": parse_json(about)}
+    return state if metadata is None else {"state_dict": state, "fastsiam": parse_json(metadata)}
 
 
-def _unpickled(path: Path) -> Any:
+def _unpickle(path: Path) -> Any:
     """Read with torch's restricted unpickler, again for each harmless name that it rejects.
 
     torch's own list of globals (``get_unsafe_globals_in_checkpoint``) supports neither files from
@@ -156,10 +156,10 @@ def _unpickled(path: Path) -> Any:
             with safe_globals(allowed), warnings.catch_warnings(action="ignore"):
                 return torch.load(path, map_location="cpu", weights_only=True)
         except pickle.UnpicklingError as error:
-            found = _UNKNOWN.search(str(error))
-            if found is None:
+            match = _UNKNOWN.search(str(error))
+            if match is None:
                 raise
-            name = found[1] if "." in found[1] else f"builtins.{found[1]}"
+            name = match[1] if "." in match[1] else f"builtins.{match[1]}"
             harmless = _HARMLESS_PACKAGES.match(name) or _HARMLESS_NAMES.fullmatch(name)
             if name in stand_ins or len(stand_ins) == _MOST_NAMES or not harmless:
                 raise CheckpointError(

@@ -60,10 +60,10 @@ def cache_folder() -> Path:
 
 def stamp() -> str:
     """Return a hash of the C++ sources and this module."""
-    whole = hashlib.sha256()
+    digest = hashlib.sha256()
     for path in sorted([Path(__file__), *SOURCE.glob("*.h"), *SOURCE.glob("*.cpp")]):
-        whole.update(path.read_bytes())
-    return whole.hexdigest()
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 def is_current(folder: Path) -> bool:
@@ -78,9 +78,9 @@ def is_current(folder: Path) -> bool:
 
 def compiler() -> list[str] | None:
     """Return the C++ compiler command: ``$CXX``, a system compiler or ziglang's; None if absent."""
-    named = os.environ.get("CXX")
-    if named:
-        return shlex.split(named)
+    command = os.environ.get("CXX")
+    if command:
+        return shlex.split(command)
     for name in ("g++", "clang++", "c++"):
         if shutil.which(name) and _is_new_enough([name]):
             return [name]
@@ -92,9 +92,9 @@ def compiler() -> list[str] | None:
 def _is_new_enough(command: list[str]) -> bool:
     """Return whether a compiler supports the newest CPU kind: GCC 11 or Clang 12, or newer."""
     kind = next(iter(KINDS)) if _is_x86() else OTHER
-    tried = [*command, "-std=c++17", *_processor(kind), "-fsyntax-only", "-x", "c++", "-"]
-    done = subprocess.run(tried, input="#include <string.h>\n", capture_output=True, text=True)
-    return done.returncode == 0
+    check = [*command, "-std=c++17", *_cpu_options(kind), "-fsyntax-only", "-x", "c++", "-"]
+    result = subprocess.run(check, input="#include <string.h>\n", capture_output=True, text=True)
+    return result.returncode == 0
 
 
 def _is_x86() -> bool:
@@ -118,62 +118,68 @@ def build(folder: Path) -> list[Path]:
         raise RuntimeError("no C++ compiler found: install g++ 11 or newer, or pip install ziglang")
     folder.mkdir(parents=True, exist_ok=True)
     zig = "ziglang" in command
-    flags = [*command, *_FLAGS, *_linked(zig=zig)]
+    flags = [*command, *_FLAGS, *_linker_options(zig=zig)]
     sources = sorted(str(path) for path in SOURCE.glob("*.cpp"))
     jpeg = [path for path in sources if Path(path).name.startswith(("jpeg", "thread_exit"))]
     kernels = [path for path in sources if not Path(path).name.startswith("jpeg")]
-    made = []
+    libraries = []
     for kind in KINDS if _is_x86() else [OTHER]:
-        own = [*flags, *_processor(kind, zig=zig)]
-        made.append(_compile([*own, *kernels], folder / library(kind)))
+        kind_flags = [*flags, *_cpu_options(kind, zig=zig)]
+        libraries.append(_compile([*kind_flags, *kernels], folder / library(kind)))
     for old in (JPEG, JPEG_LICENCE):
         (folder / old).unlink(missing_ok=True)
-    any_processor = [*flags, *_processor(OTHER, zig=zig)]
-    linked = next((way for way in (_STATIC, _DYNAMIC) if _links(any_processor, way)), None)
-    if linked:
-        made.append(_compile([*any_processor, *jpeg, *linked], folder / JPEG))
-    if linked == _STATIC:
+    any_processor = [*flags, *_cpu_options(OTHER, zig=zig)]
+    libjpeg = next(
+        (options for options in (_STATIC, _DYNAMIC) if _can_link(any_processor, options)), None
+    )
+    if libjpeg:
+        libraries.append(_compile([*any_processor, *jpeg, *libjpeg], folder / JPEG))
+    if libjpeg == _STATIC:
         for licence in sorted(Path("/usr").glob(_LICENCES))[:1]:
             shutil.copyfile(licence, folder / JPEG_LICENCE)
     (folder / STAMP).write_text(stamp())
-    return made
+    return libraries
 
 
-def _linked(*, zig: bool) -> list[str]:
+def _linker_options(*, zig: bool) -> list[str]:
     """Return linker options that avoid a C++ runtime library; see ``source/thread_exit.cpp``."""
     if sys.platform != "linux":
         return []
     return ["-nostdlib++", "-s"] if zig else ["-Wl,--as-needed,-z,defs", "-static-libgcc"]
 
 
-def _processor(kind: str, *, zig: bool = False) -> list[str]:
+def _cpu_options(kind: str, *, zig: bool = False) -> list[str]:
     """Return the compiler options for a CPU kind; Zig uses different names for CPUs."""
     if kind == OTHER:
         return ["-mcpu=baseline"] if zig else []  # Zig's default is the CPU of this machine
     if zig:
         return ["-mcpu=" + "+".join([kind.replace("-", "_"), *KINDS[kind]])]
-    return [f"-march={kind}", *(f"-m{own}" for own in KINDS[kind]), "-mprefer-vector-width=512"]
+    return [
+        f"-march={kind}",
+        *(f"-m{feature}" for feature in KINDS[kind]),
+        "-mprefer-vector-width=512",
+    ]
 
 
 def _compile(command: list[str], target: Path) -> Path:
     """Compile to a temporary folder, then move: processes that use the old library keep it."""
     with tempfile.TemporaryDirectory(prefix="new-", dir=target.parent) as folder:
         new = Path(folder) / target.name
-        done = _run([*command, "-o", str(new)])
-        if done.returncode:
-            raise RuntimeError(f"{shlex.join(command)} failed:\n{done.stderr}")
-        sys.stderr.write(done.stderr)
+        result = _run([*command, "-o", str(new)])
+        if result.returncode:
+            raise RuntimeError(f"{shlex.join(command)} failed:\n{result.stderr}")
+        sys.stderr.write(result.stderr)
         return new.replace(target)
 
 
 def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
     """Run a compiler with a temporary cache: Zig would leave 0.5 GB in the home directory."""
     with tempfile.TemporaryDirectory() as folder:
-        own = {"ZIG_GLOBAL_CACHE_DIR": folder, "ZIG_LOCAL_CACHE_DIR": folder}
-        return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **own})
+        caches = {"ZIG_GLOBAL_CACHE_DIR": folder, "ZIG_LOCAL_CACHE_DIR": folder}
+        return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **caches})
 
 
-def _links(command: list[str], libjpeg: list[str]) -> bool:
+def _can_link(command: list[str], libjpeg: list[str]) -> bool:
     """Return whether libjpeg-turbo and its header are installed and link with these options."""
     with tempfile.TemporaryDirectory() as folder:
         source = str(SOURCE / "jpeg_library.cpp")

@@ -18,24 +18,26 @@ _ROOT = Path("/")
 
 def cores() -> int:
     """Return the number of cores this process may use, given its affinity and cgroup quotas."""
-    own = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min([own, *_quotas()])
+    affinity = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
+    return min([affinity, *_quotas()])
 
 
 @cache
 def _quotas() -> list[int]:
     """Return the CPU quota, in cores, of each of this process's control groups that has one."""
-    found = []
+    quotas = []
     for group in control_groups("sys/fs/cgroup", "0::"):
         with contextlib.suppress(OSError, ValueError):  # "max": no limit
             quota, period = map(int, (group / "cpu.max").read_text().split())
-            found.append(ceil(quota / period))
+            quotas.append(ceil(quota / period))
     for group in control_groups("sys/fs/cgroup/cpu", ":cpu"):
         with contextlib.suppress(OSError, ValueError):
             files = (group / f"cpu.cfs_{name}_us" for name in ("quota", "period"))
             quota, period = (int(file.read_text()) for file in files)
-            found += [ceil(quota / period)] if quota > 0 else []  # -1: no limit
-    return found
+            quotas += [ceil(quota / period)] if quota > 0 else []  # -1: no limit
+    return quotas
 
 
 def control_groups(home: str, own: str) -> list[Path]:

@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 _DECODE = CFUNCTYPE(c_int, c_void_p, c_int64, c_int32, c_int32, c_void_p, c_void_p, c_void_p)
 """The function type ``Decode`` in ``source/job.h``."""
-_BEHIND = 64
+_PADDING = 64
 """Bytes that may be written past the decoded pixels; also enough for an ``Image`` structure."""
 
 
@@ -56,11 +56,11 @@ def decode_corner(
     """
     if not decoder():
         return None
-    box, made = np.array([0, 0, rows, columns], np.int32), np.empty(_BEHIND, np.uint8)
-    pixels, at = np.empty(3 * height * width + _BEHIND, np.uint8), library.at
+    box, image = np.array([0, 0, rows, columns], np.int32), np.empty(_PADDING, np.uint8)
+    pixels, at = np.empty(3 * height * width + _PADDING, np.uint8), library.at
     encoded = at(np.frombuffer(data, np.uint8)), len(data), height, width
-    refused = _DECODE(decoder())(*encoded, at(box), at(pixels), at(made))
-    return None if refused else pixels
+    status = _DECODE(decoder())(*encoded, at(box), at(pixels), at(image))
+    return None if status else pixels
 
 
 def is_certain_to_decode(data: bytes | memoryview, height: int, width: int) -> bool:

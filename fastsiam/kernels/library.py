@@ -115,10 +115,10 @@ def address(function: Any) -> int:
     Raises:
         ValueError: the function is a null pointer.
     """
-    place = ctypes.cast(function, c_void_p).value
-    if place is None:
+    pointer = ctypes.cast(function, c_void_p).value
+    if pointer is None:
         raise ValueError(f"{function} is a null pointer")
-    return place
+    return pointer
 
 
 @cache
@@ -129,12 +129,12 @@ def kinds() -> tuple[str, ...]:
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     flags = set(next((line for line in lines if line.startswith("flags")), "").split())
-    run: list[str] = []
+    supported_kinds: list[str] = []
     for kind, needs in reversed(_NEEDS.items()):
         if not flags.issuperset(needs.split()):
             break
-        run.insert(0, kind)
-    return tuple(run)
+        supported_kinds.insert(0, kind)
+    return tuple(supported_kinds)
 
 
 def kind() -> str:
@@ -143,13 +143,13 @@ def kind() -> str:
     Raises:
         BackendError: this processor does not support the selected kind.
     """
-    chosen = os.environ.get(CHOICE) or kinds()[0]
-    if chosen not in kinds():
+    choice = os.environ.get(CHOICE) or kinds()[0]
+    if choice not in kinds():
         raise BackendError(
-            f"{CHOICE}={chosen} is not supported by this processor; set it to one of "
+            f"{CHOICE}={choice} is not supported by this processor; set it to one of "
             f"{', '.join(kinds())}"
         )
-    return chosen
+    return choice
 
 
 def writes_halves() -> bool:
@@ -204,8 +204,8 @@ def next_marker(data: bytes | memoryview, begin: int) -> int:
     if (compiled := kernels_if_any()) is None:
         match = _MARKER.search(data, begin)
         return match.end() - 1 if match else -1
-    place: int = compiled.fastsiam_next_marker(at(np.frombuffer(data, np.uint8)), begin, len(data))
-    return place
+    offset: int = compiled.fastsiam_next_marker(at(np.frombuffer(data, np.uint8)), begin, len(data))
+    return offset
 
 
 @cache
@@ -239,8 +239,8 @@ def decoder_name() -> str:
         return "Pillow (no suitable libjpeg-turbo)"
     version = jpeg().fastsiam_jpeg_version()
     number = f"{version // 1000000}.{version // 1000 % 1000}.{version % 1000}"
-    which = f"built-in libjpeg-turbo {number}" if version else "the system's libjpeg-turbo"
-    return f"{which}, which decodes only the parts that crops need"
+    decoder = f"built-in libjpeg-turbo {number}" if version else "the system's libjpeg-turbo"
+    return f"{decoder}, which decodes only the parts that crops need"
 
 
 def _compiled() -> Path | None:
@@ -264,8 +264,10 @@ def _folder() -> Path:
         BackendError: the libraries cannot be compiled.
     """
     try:
-        own = build.own_folder()
-        folder = _compiled() or (own if os.access(own, os.W_OK) else build.cache_folder())
+        own_folder = build.own_folder()
+        folder = _compiled() or (
+            own_folder if os.access(own_folder, os.W_OK) else build.cache_folder()
+        )
         folder.mkdir(parents=True, exist_ok=True)
         if folder != Path(__file__).parent:
             instead = "set XDG_CACHE_HOME to a folder of your own"

@@ -41,22 +41,22 @@ def run_all(futures: Sequence[Future[object]]) -> None:
     Raises:
         BaseException: what interrupted the wait, such as Ctrl-C, or the first failed call's error.
     """
-    stopped = wait_all(futures)
-    if stopped is not None:
-        raise stopped
+    interruption = wait_all(futures)
+    if interruption is not None:
+        raise interruption
     for future in futures:
         future.result()
 
 
 def wait_all(futures: Sequence[Future[object]]) -> BaseException | None:
     """Wait until all calls have ended; return the exception that interrupted the wait, if any."""
-    stopped: BaseException | None = None
+    interruption: BaseException | None = None
     while running := [future for future in futures if not future.done()]:
         try:
             wait(running)
         except BaseException as error:  # keep waiting, even if Ctrl-C is pressed again
-            stopped = error
-    return stopped
+            interruption = error
+    return interruption
 
 
 @lru_cache(maxsize=1)

@@ -58,9 +58,9 @@ def _words(params: ViewParams) -> NDArray[np.uint64]:
     fields = [np.ascontiguousarray(getattr(params, name)) for name in params.__slots__]
     views, images = params.flip.shape
     parts = [field.reshape(views, images, -1).view(np.uint8) for field in fields]
-    used = sum(part.shape[-1] for part in parts)
-    row = np.zeros((views, images, -(-used // _WORD) * _WORD), np.uint8)
-    np.concatenate(parts, axis=-1, out=row[..., :used])
+    size = sum(part.shape[-1] for part in parts)
+    row = np.zeros((views, images, -(-size // _WORD) * _WORD), np.uint8)
+    np.concatenate(parts, axis=-1, out=row[..., :size])
     return row.view("<u8")
 
 

@@ -93,23 +93,23 @@ def draw_views(
     index, size = np.asarray(index, np.int64), np.asarray(size, np.int64).reshape(-1, 2)
     ranges, views = _ranges(config), len(config.views)
     key = rng.keys(seed, epoch, index[None, :], np.arange(views)[:, None])
-    after = rng.uniform(key, _AFTER_CROP, skip=_FIRST_AFTER_CROP)
-    factor = ranges["factor"] + after[..., 3:7] * ranges["factor_width"]
-    sigma = ranges["blur_sigma_min"] + after[..., 9] * ranges["sigma_width"]
+    draws = rng.uniform(key, _AFTER_CROP, skip=_FIRST_AFTER_CROP)
+    factor = ranges["factor"] + draws[..., 3:7] * ranges["factor_width"]
+    sigma = ranges["blur_sigma_min"] + draws[..., 9] * ranges["sigma_width"]
     threshold = np.where(
-        after[..., 10] < ranges["solarise_p"], ranges["solarise_threshold"], NO_LEVEL
+        draws[..., 10] < ranges["solarise_p"], ranges["solarise_threshold"], NO_LEVEL
     )
-    box, flip = _crop_boxes(ranges, key, size), after[..., 0] < ranges["flip_p"]
+    box, flip = _crop_boxes(ranges, key, size), draws[..., 0] < ranges["flip_p"]
     if any(view.crop_of >= 0 for view in config.views):
         box, flip = box[config.crops_of], flip[config.crops_of]
     return ViewParams(
         box=box,
         flip=flip,
-        jitter=after[..., 1] < ranges["jitter_p"],
-        order=_ORDERS[(after[..., 2] * len(_ORDERS)).astype(np.int64)],
+        jitter=draws[..., 1] < ranges["jitter_p"],
+        order=_ORDERS[(draws[..., 2] * len(_ORDERS)).astype(np.int64)],
         factor=factor.astype(np.float32),
-        gray=after[..., 7] < ranges["gray_p"],
-        blur=np.where(after[..., 8] < ranges["blur_p"], sigma, 0.0).astype(np.float32),
+        gray=draws[..., 7] < ranges["gray_p"],
+        blur=np.where(draws[..., 8] < ranges["blur_p"], sigma, 0.0).astype(np.float32),
         solarise=threshold.astype(np.int16),
     )
 
@@ -127,7 +127,7 @@ def _ranges(config: AugmentConfig) -> NDArray[np.void]:
         strengths = view.brightness, view.contrast, view.saturation
         least = np.array([*(max(0.0, 1 - strength) for strength in strengths), -view.hue])
         most = np.array([*(1 + strength for strength in strengths), view.hue])
-        implied = {
+        derived_values = {
             "scale_width": view.scale_max - view.scale_min,
             "log_ratio": np.log(view.ratio_min),
             "log_ratio_width": np.log(view.ratio_max / view.ratio_min),
@@ -135,7 +135,7 @@ def _ranges(config: AugmentConfig) -> NDArray[np.void]:
             "factor_width": most - least,
             "sigma_width": view.blur_sigma_max - view.blur_sigma_min,
         }
-        rows.append(asdict(view) | implied)
+        rows.append(asdict(view) | derived_values)
     columns = [(name, np.float64, np.shape(value)) for name, value in rows[0].items()]
     return np.array([tuple(row.values()) for row in rows], columns)[:, None]
 
@@ -151,12 +151,12 @@ def _crop_boxes(
     box = tries[:, :, 0]
     view, image = np.nonzero(~fit[:, :, 0])
     if len(view):
-        own, sizes = ranges[view], size[image, None]
+        view_ranges, sizes = ranges[view], size[image, None]
         u = rng.uniform(key[view, image, None], 4 * _TRIES - 4, skip=4)
-        tries, fit = _tries(own, u, sizes)
-        chosen = tries[np.arange(len(view)), 0, np.argmax(fit[:, 0], axis=-1)]
+        tries, fit = _tries(view_ranges, u, sizes)
+        first_fit = tries[np.arange(len(view)), 0, np.argmax(fit[:, 0], axis=-1)]
         fits = fit.any(axis=-1)
-        box[view, image] = np.where(fits, chosen, _central_boxes(own, sizes)[:, 0])
+        box[view, image] = np.where(fits, first_fit, _central_boxes(view_ranges, sizes)[:, 0])
     return box.astype(np.int32)
 
 

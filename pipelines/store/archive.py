@@ -47,7 +47,7 @@ _SMALL_BYTES = 2**28
 """Local tars of fewer bytes in total are indexed by one process, without starting others."""
 _REMOTE_TARS = 8
 """Number of remote tars that are read concurrently."""
-_HEADERS, _STRETCH = 2**15, 2**25
+_HEADER_BUFFER, _SCAN_BUFFER = 2**15, 2**25
 """Buffer sizes for remote tars, in bytes: for finding inner tars, and for reading sequentially."""
 
 
@@ -118,7 +118,7 @@ class _Part(NamedTuple):
     """Class name derived from the tar's name, or ""."""
 
 
-_Found = tuple[NDArray[np.void], list[str], list[str]]
+_PartImages = tuple[NDArray[np.void], list[str], list[str]]
 """Rows, names and label texts of a part's images, in the order of its members; see ``_arrange``."""
 
 
@@ -136,16 +136,16 @@ def build_index(files: Sequence[File], source: str) -> Index:
         DataError: a tar is corrupt or compressed, or the tars contain no images, several splits or
             invalid labels.
     """
-    stopped, local = threading.Event(), isinstance(files[0], Mapped)
+    stop_event, is_local = threading.Event(), isinstance(files[0], Mapped)
 
     def reader(file: File, end: int, at_once: int) -> Callable[[int, int], Bytes]:
         """Return a function that reads a byte range, through a buffer if the file is remote."""
-        if local:
+        if is_local:
             return file.read
         stream = io.BufferedReader(FileReader(file.read, 0, end), at_once)
 
         def read(start: int, stop: int) -> bytes:
-            if stopped.is_set():  # another tar failed
+            if stop_event.is_set():  # another tar failed
                 raise CancelledError
             stream.seek(start)
             return stream.read(stop - start)
@@ -154,26 +154,26 @@ def build_index(files: Sequence[File], source: str) -> Index:
 
     def find(number: int) -> list[_Part]:
         file = files[number]
-        return _parts(number, file, reader(file, len(file), _HEADERS))
+        return _parts(number, file, reader(file, len(file), _HEADER_BUFFER))
 
-    def scan(part: _Part) -> _Found:
+    def scan(part: _Part) -> _PartImages:
         file = files[part.file]
-        return _scan(file, part, reader(file, part.end, _STRETCH))
+        return _scan(file, part, reader(file, part.end, _SCAN_BUFFER))
 
     with ExitStack() as stack:
         threads = stack.enter_context(ThreadPoolExecutor(_REMOTE_TARS))
-        stack.callback(stopped.set)
-        run: Callable[..., Iterable[Any]] = map if local else threads.map
+        stack.callback(stop_event.set)
+        run: Callable[..., Iterable[Any]] = map if is_local else threads.map
         parts = list(chain(*run(find, range(len(files)))))
-        done = stack.enter_context(tally(f"indexing {source}, tars", len(parts)))
-        scan_all: Callable[[Iterable[_Part]], Iterable[_Found]] = partial(run, scan)
-        if local and sum(map(len, files)) >= _SMALL_BYTES:
+        progress = stack.enter_context(tally(f"indexing {source}, tars", len(parts)))
+        scan_all: Callable[[Iterable[_Part]], Iterable[_PartImages]] = partial(run, scan)
+        if is_local and sum(map(len, files)) >= _SMALL_BYTES:
             scan_all = stack.enter_context(process_pool(-1, scan))
-        found: list[_Found] = []
-        for own in scan_all(parts):
-            found.append(own)
-            done.add()
-    rows, names, texts = zip(*found, strict=True)
+        results: list[_PartImages] = []
+        for result in scan_all(parts):
+            results.append(result)
+            progress.add()
+    rows, names, texts = zip(*results, strict=True)
     return _arrange(np.concatenate(rows), [*chain(*names)], [*chain(*texts)], source)
 
 
@@ -195,7 +195,7 @@ def _parts(number: int, file: File, read: Callable[[int, int], Bytes]) -> list[_
     return inner or [_Part(number, 0, len(file), stem if _WNID.fullmatch(stem) else "")]
 
 
-def _scan(file: File, part: _Part, read: Callable[[int, int], Bytes]) -> _Found:
+def _scan(file: File, part: _Part, read: Callable[[int, int], Bytes]) -> _PartImages:
     """Index a part's images. The last of several members with one name wins, as in ``tar -x``."""
     rows: dict[str, tuple[int, ...]] = {}
     texts: dict[str, str] = {}
@@ -268,8 +268,8 @@ def _arrange(rows: NDArray[np.void], names: list[str], texts: list[str], source:
 
 def _files_first(name: str) -> str:
     """Return a sort key that puts a folder's files before its subfolders, like ``FolderStore``."""
-    folder, _, own = name.rpartition("/")
-    return "\1" + folder.replace("/", "\1") + "\0" + own
+    folder, _, file_name = name.rpartition("/")
+    return "\1" + folder.replace("/", "\1") + "\0" + file_name
 
 
 def _members(
@@ -298,10 +298,10 @@ def _members(
         with tarfile.open(fileobj=FileReader(read_little, start, end), mode="r:") as tar:
             while (member := tar.next()) is not None:
                 tar.members.clear()  # type: ignore[attr-defined]  # saves memory
-                at = start + member.offset_data
-                own = _safe_name(member.name)
-                is_hidden = own.startswith(".") or "/." in own  # skipped, as in folders
-                is_image = not is_hidden and is_image_name(PurePosixPath(own).name)
+                offset = start + member.offset_data
+                name = _safe_name(member.name)
+                is_hidden = name.startswith(".") or "/." in name  # skipped, as in folders
+                is_image = not is_hidden and is_image_name(PurePosixPath(name).name)
                 reason = ""
                 if member.islnk() or member.issym():
                     option = "--dereference" if member.issym() else "--hard-dereference"
@@ -315,10 +315,10 @@ def _members(
                     )
                 if reason and (is_image or member.sparse is not None):
                     raise DataError(f"{path} cannot be read in place: {member.name} {reason}")
-                if member.isreg() and (member.size < 0 or at + member.size > end):
+                if member.isreg() and (member.size < 0 or offset + member.size > end):
                     raise tarfile.ReadError("unexpected end of data")
                 if member.isreg() and not is_hidden:
-                    yield own, at, member.size
+                    yield name, offset, member.size
             # tarfile stops at a corrupt header without an error; a complete tar ends with zeros.
             place = start + tar.offset
             rest = bytes(read_little(place, end))

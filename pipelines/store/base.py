@@ -319,9 +319,9 @@ class PlacedStore(Store):
 
     def ahead(self, indices: Sequence[int]) -> None:
         """Start to prefetch images that will be read soon."""
-        own = np.asarray(indices, np.int64)
-        file, start = self.file[own], self.start[own].astype(np.int64)
-        stop = start + self.size[own].astype(np.int64)
+        rows = np.asarray(indices, np.int64)
+        file, start = self.file[rows], self.start[rows].astype(np.int64)
+        stop = start + self.size[rows].astype(np.int64)
         for number in np.unique(file).tolist() if self.files else ():
             of_file = file == number
             ranges = zip(start[of_file].tolist(), stop[of_file].tolist(), strict=True)
@@ -344,12 +344,12 @@ def picked(store: Store, positions: NDArray[np.int64]) -> Store:
     """
     if np.array_equal(positions, np.arange(len(store))):
         return store
-    own = copy(store)  # keeps files open and checked
-    for name in own.columns:
+    subset = copy(store)  # keeps files open and checked
+    for name in subset.columns:
         if (column := getattr(store, name)) is not None:
-            setattr(own, name, column[positions])
-    own._whole, own.positions = store._whole or store, store.full_positions(positions)
-    return own
+            setattr(subset, name, column[positions])
+    subset._whole, subset.positions = store._whole or store, store.full_positions(positions)
+    return subset
 
 
 def choose_split(split: Split, files: Sequence[Place], folder: Place) -> list[Place]:
@@ -366,13 +366,13 @@ def choose_split(split: Split, files: Sequence[Place], folder: Place) -> list[Pl
         return {*re.split(r"[^a-z]+", path.stem.lower())}
 
     for word in SPLIT_NAMES[split]:
-        named = [path for path in files if word in words(path)]
+        matches = [path for path in files if word in words(path)]
         folders = word, f"{word}.parquet"  # Spark's output folder
-        below = [p for p in files if p.parent != folder and p.parent.name.lower() in folders]
-        if named or below:
-            return named or below
-    known = {word for names in SPLIT_NAMES.values() for word in names}
-    if split == "train" and not any(known & words(path) for path in files):
+        folder_files = [p for p in files if p.parent != folder and p.parent.name.lower() in folders]
+        if matches or folder_files:
+            return matches or folder_files
+    split_words = {word for names in SPLIT_NAMES.values() for word in names}
+    if split == "train" and not any(split_words & words(path) for path in files):
         return list(files)
     raise NoSplitError(f"{folder} has no file of this kind with {split!r} in its name")
 
@@ -390,9 +390,9 @@ def find_split(path: Place, split: Split) -> list[Place]:
         return [path]
     if "train" not in path.stem.lower():
         raise NoSplitError(f"{path} has no {split} split beside it")
-    beside, begins = list_visible(path.parent, path.suffix), _before_split(path)
-    own = [file for file in beside if _before_split(file) == begins]
-    return choose_split(split, own, path.parent)
+    siblings, prefix = list_visible(path.parent, path.suffix), _before_split(path)
+    candidates = [file for file in siblings if _before_split(file) == prefix]
+    return choose_split(split, candidates, path.parent)
 
 
 def _before_split(path: Place) -> list[str]:
@@ -432,10 +432,10 @@ def blocks(file: NDArray[np.integer], offset: NDArray[np.integer]) -> NDArray[np
     ordered = np.asarray(file)[order]
     places = np.arange(len(order))
     first = np.maximum.accumulate(np.where(np.diff(ordered, prepend=-1) != 0, places, 0))
-    begins = (places - first) % BLOCK_IMAGES == 0
-    found = np.empty(len(order), np.int64)
-    found[order] = np.cumsum(begins) - 1
-    return found
+    is_start = (places - first) % BLOCK_IMAGES == 0
+    numbers = np.empty(len(order), np.int64)
+    numbers[order] = np.cumsum(is_start) - 1
+    return numbers
 
 
 def in_order(images: int) -> NDArray[np.int64]:

@@ -108,9 +108,11 @@ class BetonStore(PlacedStore):
         """``fields`` are the names of the file's fields."""
         self.image_field = first.image_field
         """Name of the image field."""
-        counts = [len(own["start"]) for own in tables]
+        counts = [len(part_table["start"]) for part_table in tables]
         self._first = np.cumsum([0, *counts])
-        table = {name: np.concatenate([own[name] for own in tables]) for name in tables[0]}
+        table = {
+            name: np.concatenate([part_table[name] for part_table in tables]) for name in tables[0]
+        }
         self.labels, self.width, self.height = table["labels"], table["width"], table["height"]
         self.modes = table["modes"]
         """(images,) JPEG or RAW."""
@@ -122,12 +124,13 @@ class BetonStore(PlacedStore):
     def set_rules(self, rules: ImageRules) -> None:
         """Warn about rules that differ from those of the conversion; they have no effect."""
         for option, default in asdict(ImageRules()).items():
-            wanted = getattr(rules, option)
-            converted = self.about.get("options", {}).get(option, default)
-            if wanted not in (default, converted):
+            value = getattr(rules, option)
+            conversion_value = self.about.get("options", {}).get(option, default)
+            if value not in (default, conversion_value):
                 warn_once(
-                    f"--{option} {wanted} has no effect on {self.root}, which was converted with "
-                    f"--{option} {converted}: convert the images again with --{option} {wanted}"
+                    f"--{option} {value} has no effect on {self.root}, which was converted with "
+                    f"--{option} {conversion_value}: convert the images again with "
+                    f"--{option} {value}"
                 )
 
     def raw_size(self, index: int) -> tuple[int, int] | None:
@@ -149,13 +152,13 @@ class BetonStore(PlacedStore):
 
     def name(self, index: int) -> str:
         """Return the image's name in the source data set, or ``image N`` if FFCV wrote the file."""
-        part, own = self._find(index)
-        return part.names[own] if part.annex else f"image {own}"
+        part, row = self._find(index)
+        return part.names[row] if part.annex else f"image {row}"
 
     def where(self, index: int) -> str:
         """Return an image's file, position and name, for messages."""
-        part, own = self._find(index)
-        return f"image {own} of {part.path}" + (f" ({part.names[own]})" if part.annex else "")
+        part, row = self._find(index)
+        return f"image {row} of {part.path}" + (f" ({part.names[row]})" if part.annex else "")
 
     def is_intact(self, index: int, data: Bytes) -> bool:
         """Return whether bytes match an image's checksum; True if the file has no checksums."""
@@ -183,16 +186,16 @@ class _Part:
     def __init__(self, path: Place) -> None:
         self.path, self.file = path, open_file(path)
         if len(self.file) < HEADER.itemsize:
-            raise self._damaged(f"it has {len(self.file)} bytes")
+            raise self._damage_error(f"it has {len(self.file)} bytes")
         head = self.file.read(0, HEADER.itemsize + _MOST_FIELDS * FIELD.itemsize)
         self._header = np.frombuffer(head, HEADER, 1)[0]
         if self._header["version"] != VERSION:
-            raise self._damaged(f"its format is {self._header['version']}, not {VERSION}")
+            raise self._damage_error(f"its format is {self._header['version']}, not {VERSION}")
         count = int(self._header["num_fields"])
         self._tables = HEADER.itemsize + count * FIELD.itemsize
         """Offset of the metadata."""
         if not 0 < count <= _MOST_FIELDS or self._tables > len(head):
-            raise self._damaged(f"its header claims {count} fields")
+            raise self._damage_error(f"its header claims {count} fields")
         self._fields = np.frombuffer(head, FIELD, count, HEADER.itemsize)
         self.page_size = int(self._header["page_size"])
         self.fields = tuple(field["name"].decode("ascii", "replace") for field in self._fields)
@@ -223,7 +226,7 @@ class _Part:
         count = int(self._header["num_samples"])
         end = self._tables + count * row.itemsize
         if end > len(self.file):
-            raise self._damaged(f"it ends before its metadata of {count:,} images")
+            raise self._damage_error(f"it ends before its metadata of {count:,} images")
         rows = np.frombuffer(self.file.read(self._tables, end), row) if count else np.empty(0, row)
         image, label = rows[f"f{self._image}"], self._number_of(INT_FIELD, b"label")
         labels = np.full(count, -1) if label is None else rows[f"f{label}"]
@@ -233,7 +236,7 @@ class _Part:
         raw = modes == RAW
         pixels = 3 * width[raw].astype(np.int64) * height[raw]
         if (pixels != size[raw]).any() or (modes > RAW).any():
-            raise self._damaged("sizes and lengths of its images do not match")
+            raise self._damage_error("sizes and lengths of its images do not match")
         return {
             "labels": labels,
             "modes": modes,
@@ -262,27 +265,27 @@ class _Part:
         if not any(arguments):  # as FFCV's own image field leaves them
             return None
         if not arguments.startswith(MAGIC):
-            raise self._damaged("the arguments of its image field are not fastsiam's")
+            raise self._damage_error("the arguments of its image field are not fastsiam's")
         _, version, start, size, crc, check = MARK.unpack_from(arguments)
         if version != ANNEX_FORMAT:
             raise DataError(
                 f"{self.path} was written by a newer fastsiam (annex {version}); update fastsiam"
             )
-        own = bytearray(self.file.read(0, self._tables))
-        place = HEADER.itemsize + self._image * FIELD.itemsize + 17 + MARK.size - 4
-        own[place : place + 4] = bytes(4)
-        if zlib.crc32(own) != check:
-            raise self._damaged("its header does not match its checksum")
+        header = bytearray(self.file.read(0, self._tables))
+        offset = HEADER.itemsize + self._image * FIELD.itemsize + 17 + MARK.size - 4
+        header[offset : offset + 4] = bytes(4)
+        if zlib.crc32(header) != check:
+            raise self._damage_error("its header does not match its checksum")
         annex = start, start + size
         if annex[1] > len(self.file) or zlib.crc32(self.file.read(*annex)) != crc:
-            raise self._damaged("its annex is missing or does not match its checksum")
+            raise self._damage_error("its annex is missing or does not match its checksum")
         return annex
 
     def _number_of(self, kind: int, name: bytes) -> int | None:
         """Return the index of the field with a type and name, else of the first with that type."""
         of_kind = [i for i, field in enumerate(self._fields) if field["type_id"] == kind]
-        named = [i for i in of_kind if self._fields[i]["name"] == name]
-        return next(iter(named + of_kind), None)
+        matches = [i for i in of_kind if self._fields[i]["name"] == name]
+        return next(iter(matches + of_kind), None)
 
     def _read_sizes(self, start: NDArray[np.uint64], metadata_crc32: int) -> NDArray[np.int64]:
         """Look up the size of each image's record in the allocation table, which may be unsorted.
@@ -297,21 +300,21 @@ class _Part:
         size = len(self.file) - at
         most = RECORD.itemsize * int(self._header["num_samples"]) * len(self.fields)
         if size > most:  # would be downloaded if the file is remote
-            raise self._damaged("its allocation table is not at the end of the file")
+            raise self._damage_error("its allocation table is not at the end of the file")
         if at < HEADER.itemsize or size < RECORD.itemsize or size % RECORD.itemsize:
-            raise self._damaged("its allocation table is incomplete")
+            raise self._damage_error("its allocation table is incomplete")
         table = np.frombuffer(self.file.read(at, at + size), RECORD)
         order = np.argsort(table["ptr"], kind="stable")
         place = np.searchsorted(table["ptr"], start, sorter=order)
-        found = table[order[np.minimum(place, len(table) - 1)]]
-        if (found["ptr"] != start).any():
-            raise self._damaged("its allocation table lacks images")
+        records = table[order[np.minimum(place, len(table) - 1)]]
+        if (records["ptr"] != start).any():
+            raise self._damage_error("its allocation table lacks images")
         if self.annex and zlib.crc32(table.data, metadata_crc32) != self.about.get("tables_crc32"):
-            raise self._damaged("its metadata do not match their checksum")
-        return found["size"].astype(np.int64)
+            raise self._damage_error("its metadata do not match their checksum")
+        return records["size"].astype(np.int64)
 
-    def _damaged(self, why: str) -> DataError:
-        return DataError(f"{self.path} is damaged or not a .beton file: {why}; convert it again")
+    def _damage_error(self, reason: str) -> DataError:
+        return DataError(f"{self.path} is damaged or not a .beton file: {reason}; convert it again")
 
 
 def page_size(length: int) -> int:

@@ -47,9 +47,9 @@ class CifarStore(Store):
                 self.classes = tuple(name.decode() for name in names)
             elif (split == "train") != member.startswith("test"):
                 pixels.append(content[b"data"].reshape(-1, 3, SIDE, SIDE).transpose(0, 2, 3, 1))
-                own = content.get(b"labels") or content[b"fine_labels"]
-                labels += own
-                self._names += [f"{member}/{i}" for i in range(len(own))]
+                batch_labels = content.get(b"labels") or content[b"fine_labels"]
+                labels += batch_labels
+                self._names += [f"{member}/{i}" for i in range(len(batch_labels))]
         self._pixels = np.ascontiguousarray(np.concatenate(pixels))
         self.labels = np.array(labels, np.int64)
 

@@ -65,22 +65,24 @@ def columns_of(path: object, schema: Any, names: ColumnNames = AUTOMATIC) -> Col
         DataError: the image column is ambiguous, or a named column does not exist or has an
             unsuitable type.
     """
-    able = {
+    usable = {
         "image": [field.name for field in schema if _can_hold_images(field.type)],
         "label": [field.name for field in schema if _can_hold_labels(field.type)],
     }
-    for what, name in names._asdict().items():
-        if name and name not in able[what]:
-            there = name in schema.names
-            problem = f"holds {schema.field(name).type}, not {what}s" if there else "does not exist"
+    for role, name in names._asdict().items():
+        if name and name not in usable[role]:
+            exists = name in schema.names
+            problem = (
+                f"holds {schema.field(name).type}, not {role}s" if exists else "does not exist"
+            )
             raise DataError(
-                f"{path}: --{what}-column {name} {problem}; the columns are "
+                f"{path}: --{role}-column {name} {problem}; the columns are "
                 f"{as_one_line(', '.join(schema.names))}"
             )
     features = _features(schema)
-    images = [name for name in able["image"] if features.get(name) == "Image"] or able["image"]
-    found = images if len(images) == 1 else [name for name in _IMAGES if name in images][:1]
-    if images and not (names.image or found):
+    images = [name for name in usable["image"] if features.get(name) == "Image"] or usable["image"]
+    matches = images if len(images) == 1 else [name for name in _IMAGES if name in images][:1]
+    if images and not (names.image or matches):
         raise DataError(
             f"{path} has {len(images)} columns that can hold images "
             f"({as_one_line(', '.join(images))}): name one with --image-column, such as "
@@ -91,17 +93,19 @@ def columns_of(path: object, schema: Any, names: ColumnNames = AUTOMATIC) -> Col
             f"{path} has no column that can hold images (a struct of bytes and path, or bytes), "
             f"only {as_one_line(', '.join(schema.names))}; a list of image files has to be a .csv"
         )
-    image = names.image or found[0]
-    declared = [name for name in able["label"] if isinstance(features.get(name), list)]
-    known = [name for name in LABELS if name in able["label"]]
-    label = names.label or next(iter(known or (declared if len(declared) == 1 else [])), None)
+    image = names.image or matches[0]
+    class_labels = [name for name in usable["label"] if isinstance(features.get(name), list)]
+    named_labels = [name for name in LABELS if name in usable["label"]]
+    label = names.label or next(
+        iter(named_labels or (class_labels if len(class_labels) == 1 else [])), None
+    )
     classes = features.get(label) if label else None
     return Columns(
         image,
         f"{image}.bytes" if schema.field(image).type.num_fields else image,
         label,
         tuple(map(str, classes)) if isinstance(classes, list) else (),
-        "" if [image] == found else image,
+        "" if [image] == matches else image,
     )
 
 
@@ -143,14 +147,14 @@ def reading(problem: str, advice: str = "") -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, LookupError, TypeError, StopIteration, ArrowException) as error:
-        why = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
-        raise DataError(f"{problem}: {why}{advice}") from error
+        reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+        raise DataError(f"{problem}: {reason}{advice}") from error
 
 
 def _can_hold_images(kind: Any) -> bool:
     if str(kind).startswith("struct<"):
-        at = kind.get_field_index("bytes")
-        return at >= 0 and str(kind.field(at).type) in _BYTES
+        index = kind.get_field_index("bytes")
+        return index >= 0 and str(kind.field(index).type) in _BYTES
     return str(kind) in _BYTES
 
 
@@ -174,12 +178,14 @@ def _features(schema: Any) -> dict[str, Any]:
     The value is the list of class names for a ClassLabel, else the name of the column's type.
     """
     try:
-        found = dict(parse_json((schema.metadata or {})[b"huggingface"])["info"]["features"])
+        features = dict(parse_json((schema.metadata or {})[b"huggingface"])["info"]["features"])
     except (KeyError, TypeError, ValueError):
         return {}
-    own = {name: feature for name, feature in found.items() if isinstance(feature, dict)}
+    typed_features = {
+        name: feature for name, feature in features.items() if isinstance(feature, dict)
+    }
     return {
         name: feature.get("names", []) if kind == "ClassLabel" else kind
-        for name, feature in own.items()
+        for name, feature in typed_features.items()
         for kind in [feature.get("_type")]
     }

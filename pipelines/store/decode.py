@@ -74,7 +74,7 @@ def decode(
         raise
     except Exception as error:  # Pillow can raise any exception on a corrupt file
         raise ValueError(first_line(error)) from error
-    return _turned(image, data) if rules.exif == "apply" else image
+    return _apply_orientation(image, data) if rules.exif == "apply" else image
 
 
 class _UnsupportedError(ValueError):
@@ -91,8 +91,8 @@ def _as_rgb(image: Image.Image, rules: ImageRules) -> Image.Image:
     if image.mode == "La":  # TIFF; Pillow supports no other conversion of it
         image = image.convert("LA")
     if rules.alpha != "drop" and has_alpha(image):
-        behind = Image.new("RGBA", image.size, rules.alpha)
-        return Image.alpha_composite(behind, image.convert("RGBA")).convert("RGB")
+        background = Image.new("RGBA", image.size, rules.alpha)
+        return Image.alpha_composite(background, image.convert("RGBA")).convert("RGB")
     if image.mode == "RGB":
         image.load()
         return image
@@ -105,15 +105,15 @@ def _check_tiff(image: TiffImagePlugin.TiffImageFile) -> None:
     Raises:
         _UnsupportedError: the message has the reason and a format to save the image in instead.
     """
-    tags, compressed = image.tag_v2, image.info["compression"] != "raw"
+    tags, is_compressed = image.tag_v2, image.info["compression"] != "raw"
     if image.mode == "I" or _SIGNED in tags.get(_SAMPLE_FORMAT, ()):
         raise _UnsupportedError(
             "its pixels are signed or 32-bit integers, whose range is unknown; save it with 8 or "
             "16 unsigned bits, or as floats from 0 to 1"
         )
     deep = max(tags.get(_BITS_PER_SAMPLE, (1,))) > 8
-    if (deep and tags.get(_PLANAR) == _SEPARATE and not compressed) or (
-        image.mode == "F" and tags.prefix == b"MM" and compressed
+    if (deep and tags.get(_PLANAR) == _SEPARATE and not is_compressed) or (
+        image.mode == "F" and tags.prefix == b"MM" and is_compressed
     ):
         raise _UnsupportedError(
             "it is a TIFF that Pillow misreads (uncompressed 16-bit planes, or compressed "
@@ -131,23 +131,23 @@ def _as_eight_bits(image: Image.Image) -> NDArray[np.uint8]:
         _UnsupportedError: floats are outside 0 to 1, so their range is unknown.
     """
     tags = getattr(image, "tag_v2", None)  # TIFF only
-    inverted = tags is not None and tags.get(_PHOTOMETRIC) == _WHITE_IS_ZERO
+    is_inverted = tags is not None and tags.get(_PHOTOMETRIC) == _WHITE_IS_ZERO
     if image.mode == "F":
-        exact = np.asarray(image).astype(np.float64)
-        if not 0 <= exact.min() <= exact.max() <= 1:  # False also for NaN
+        floats = np.asarray(image).astype(np.float64)
+        if not 0 <= floats.min() <= floats.max() <= 1:  # False also for NaN
             raise _UnsupportedError(
-                f"its pixels are floats from {exact.min():g} to {exact.max():g}, but only 0 to 1 "
+                f"its pixels are floats from {floats.min():g} to {floats.max():g}, but only 0 to 1 "
                 "is supported; scale them, or save the image with 8 or 16 bits"
             )
-        return np.floor((1 - exact if inverted else exact) * 255 + 0.5).astype(np.uint8)
+        return np.floor((1 - floats if is_inverted else floats) * 255 + 0.5).astype(np.uint8)
     most = 2 ** (16 if tags is None else tags[_BITS_PER_SAMPLE][0]) - 1
     values = np.asarray(image).astype(np.uint32)  # mode I: a 16-bit PNG or PGM
-    if inverted:
+    if is_inverted:
         values = most - values
     return ((values * 510 + most) // (2 * most)).astype(np.uint8)
 
 
-def _turned(image: Image.Image, data: Bytes) -> Image.Image:
+def _apply_orientation(image: Image.Image, data: Bytes) -> Image.Image:
     """Apply the EXIF orientation of an encoded image (``data``) to its decoded pixels."""
     try:
         orientation = probe(data).orientation

@@ -91,8 +91,8 @@ class Mapped:
 def _allow_many_files() -> None:
     """Raise the process's limit on open files, because each mapping keeps its file open."""
     limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if limit < (wanted := min(most, _OPEN_FILES)):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
+    if limit < (target := min(most, _OPEN_FILES)):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (target, most))
 
 
 File = Mapped | RemoteFile

@@ -33,7 +33,7 @@ Network file systems have a high latency, but answer many requests in parallel.
 CSV = ".csv"
 _PATH, _SPLIT = "path", "split"
 """Default column names of a list."""
-_LOOKED_FOR = 1000
+_MOST_CHECKS = 1000
 """Maximum number of files, spread evenly over a list, that are checked when it is opened."""
 
 
@@ -100,20 +100,20 @@ class FileStore(Store):
 
     def _read_files(self, indices: NDArray[np.int64], memory: memoryview) -> list[int]:
         """Read files into consecutive parts of a buffer until it is full; return their sizes."""
-        names, which = self._names, np.ascontiguousarray(self.full_positions(indices), np.int64)
-        sizes = np.empty(len(which), np.int64)
+        names, positions = self._names, np.ascontiguousarray(self.full_positions(indices), np.int64)
+        sizes = np.empty(len(positions), np.int64)
         count: int = library.kernels().fastsiam_read_files(
             self._prefix,
             library.at(names),
             names.itemsize,
-            library.at(which),
-            len(which),
+            library.at(positions),
+            len(positions),
             np.frombuffer(memory, np.uint8).ctypes.data,
             len(memory),
             library.at(sizes),
         )
-        done: list[int] = sizes[:count].tolist()
-        return done
+        read_sizes: list[int] = sizes[:count].tolist()
+        return read_sizes
 
     def sizes(self) -> NDArray[np.int64]:
         """Return the size of each image in bytes: (images,); 0 if the file no longer exists."""
@@ -132,17 +132,17 @@ class FileStore(Store):
         def stat(first: int) -> None:
             for index in range(first, min(first + _STAT_CHUNK, files)):
                 with contextlib.suppress(OSError):
-                    found = os.stat(self._file(index))
-                    stats[index] = found.st_size, found.st_mtime_ns
+                    status = os.stat(self._file(index))
+                    stats[index] = status.st_size, status.st_mtime_ns
 
         if self._stats is None:
             stats = np.zeros((files, 2), np.int64)
             with (
-                tally(f"checking files of {self.root}", files) as done,
+                tally(f"checking files of {self.root}", files) as progress,
                 ThreadPoolExecutor(_STAT_THREADS) as pool,
             ):
                 for _ in pool.map(stat, range(0, files, _STAT_CHUNK)):
-                    done.add(min(_STAT_CHUNK, files - done.done))
+                    progress.add(min(_STAT_CHUNK, files - progress.done))
             self._stats = stats
         return self._stats
 
@@ -165,21 +165,21 @@ class FolderStore(FileStore):
     repair = "repair or remove the file"
 
     def __init__(self, root: Path) -> None:
-        broken: list[str] = []
-        with tally(f"listing {root}, files and folders") as listed:
-            names = [*_walk(root, listed, broken)]
-        if broken:
+        broken_links: list[str] = []
+        with tally(f"listing {root}, files and folders") as progress:
+            names = [*_walk(root, progress, broken_links)]
+        if broken_links:
             warn_once(
                 f"{root} has broken links to images, which are skipped: "
-                f"{len(broken):,}, such as {broken[0]}"
+                f"{len(broken_links):,}, such as {broken_links[0]}"
             )
         if not names:
             raise NoImagesError(
                 f"{root} holds no images ({', '.join(IMAGE_ENDINGS)}), nor do its subfolders"
             )
         counts = {
-            os.fsdecode(folder): sum(1 for _ in own)
-            for folder, own in groupby(names, lambda name: name[: max(0, name.find(b"/"))])
+            os.fsdecode(folder): sum(1 for _ in paths)
+            for folder, paths in groupby(names, lambda name: name[: max(0, name.find(b"/"))])
         }
         labels = np.repeat(np.arange(len(counts)), [*counts.values()])
         if counts.pop("", 0):
@@ -193,16 +193,16 @@ class FolderStore(FileStore):
         super().__init__(root, root, names, labels, tuple(counts))
 
 
-def _walk(root: Path, listed: Tally, broken: list[str]) -> Iterator[bytes]:
+def _walk(root: Path, progress: Tally, broken_links: list[str]) -> Iterator[bytes]:
     """Yield the paths of all images below ``root``, relative to it.
 
     The images of a folder come before those of its subfolders; both are sorted. Hidden files and
-    folders are skipped. Broken image links are skipped and appended to ``broken``.
+    folders are skipped. Broken image links are skipped and appended to ``broken_links``.
     """
     # Each folder, with the folders of the links followed to it: a link back to these is a loop.
     waiting: list[tuple[str, tuple[str, ...]]] = [("", ())]
     while waiting:
-        folder, left = waiting.pop()
+        folder, links = waiting.pop()
         here, images = root / folder, []
         folders: dict[str, tuple[str, ...]] = {}
         with os_errors_as(DataError, f"cannot list {here}"), os.scandir(here) as entries:
@@ -211,14 +211,14 @@ def _walk(root: Path, listed: Tally, broken: list[str]) -> Iterator[bytes]:
                     continue
                 if entry.is_symlink() and not os.path.exists(entry.path):
                     if is_image_name(entry.name):
-                        broken.append(entry.path)
+                        broken_links.append(entry.path)
                 elif is_image_name(entry.name) and entry.is_file():
                     images.append(entry.name)
                 elif entry.is_dir():
-                    own = (*left, os.path.realpath(here)) if entry.is_symlink() else left
-                    if not (entry.is_symlink() and _leads_back(entry.path, own)):
-                        folders[entry.name] = own
-        listed.add(len(images) + len(folders))
+                    entry_links = (*links, os.path.realpath(here)) if entry.is_symlink() else links
+                    if not (entry.is_symlink() and _leads_back(entry.path, entry_links)):
+                        folders[entry.name] = entry_links
+        progress.add(len(images) + len(folders))
         yield from (os.fsencode(f"{folder}{name}") for name in sorted(images))
         waiting += [(f"{folder}{name}/", folders[name]) for name in sorted(folders, reverse=True)]
 
@@ -254,27 +254,28 @@ class ListedStore(FileStore):
         paths = columns[names.image or _PATH]
         if not paths:
             raise DataError(f"{path} lists no images: it has no rows")
-        taken = _of_split(path, len(paths), columns.get(_SPLIT), split)
-        files = [os.fsencode(paths[row]) for row in taken.tolist()]
-        for row, file in zip(taken.tolist(), files, strict=True):
+        rows = _of_split(path, len(paths), columns.get(_SPLIT), split)
+        files = [os.fsencode(paths[row]) for row in rows.tolist()]
+        for row, file in zip(rows.tolist(), files, strict=True):
             if not file or b"\0" in file:
                 raise DataError(f"{path} has no path in row {row + 1:,}: remove the row")
         label = names.label or next((name for name in LABELS if name in columns), "")
         texts = [text.strip() for text in columns[label]] if label else [""] * len(paths)
         labels, classes = number_classes(parse_labels(texts), path)
-        super().__init__(path, path.parent, files, labels[taken], classes)
+        super().__init__(path, path.parent, files, labels[rows], classes)
         self._check_files()
 
     def _check_files(self) -> None:
         """Raise a ``DataError`` if files are missing, checking a sample of a long list."""
-        some = np.unique(np.linspace(0, len(self) - 1, min(len(self), _LOOKED_FOR), dtype=int))
-        there = [os.path.isfile(self._file(index)) for index in some.tolist()]
-        if all(there):
+        sample = np.unique(np.linspace(0, len(self) - 1, min(len(self), _MOST_CHECKS), dtype=int))
+        exists = [os.path.isfile(self._file(index)) for index in sample.tolist()]
+        if all(exists):
             return
         raise DataError(
-            f"{self.root} lists files that do not exist: {there.count(False):,} of {len(some):,} "
-            f"that were checked, the first {self.path(int(some[there.index(False)]))}; paths are "
-            "absolute, or relative to the list's folder"
+            f"{self.root} lists files that do not exist: {exists.count(False):,} of "
+            f"{len(sample):,} that were checked, the first "
+            f"{self.path(int(sample[exists.index(False)]))}; paths are absolute, or "
+            "relative to the list's folder"
         )
 
 
@@ -286,13 +287,13 @@ def _of_split(
         if split == "train":
             return np.arange(rows)
         raise NoSplitError(f"{path} has no validation images: it has no column {_SPLIT!r}")
-    own = np.array([name.strip().lower() for name in splits])
+    row_splits = np.array([name.strip().lower() for name in splits])
     for name in SPLIT_NAMES[split]:
-        if len(taken := np.flatnonzero(own == name)):
-            return taken
-    known = ", ".join(repr(str(name)) for name in np.unique(own)[:5])
-    wanted = " or ".join(SPLIT_NAMES[split])
-    raise NoSplitError(f"{path} has no row whose {_SPLIT} is {wanted}, only {known}")
+        if len(matches := np.flatnonzero(row_splits == name)):
+            return matches
+    examples = ", ".join(repr(str(name)) for name in np.unique(row_splits)[:5])
+    names = " or ".join(SPLIT_NAMES[split])
+    raise NoSplitError(f"{path} has no row whose {_SPLIT} is {names}, only {examples}")
 
 
 def _read_csv(path: Path, names: ColumnNames) -> dict[str, list[str]]:
@@ -323,4 +324,4 @@ def _read_csv(path: Path, names: ColumnNames) -> dict[str, list[str]]:
         raise DataError(f"{path} is damaged in line {lines.line_num:,}: {error}") from error
     except OSError as error:
         raise DataError(f"cannot read {path}: {reason(error)}") from error
-    return {name: [row[place] for row in rows] for place, name in enumerate(header)}
+    return {name: [row[column] for row in rows] for column, name in enumerate(header)}

@@ -80,12 +80,12 @@ def open_index(files: Sequence[File], build: Callable[[str], Index], *, column: 
     with _locked(places, source):
         if (index := load(places, facts)) is not None:  # built by another process
             return index
-        began = time.monotonic()
+        start = time.monotonic()
         index = build(source)
-        kept = keep(index, places, facts)
+        home = keep(index, places, facts)
         log.info(
             f"indexed {len(index['rows']):,} images in {source} in "
-            f"{time.monotonic() - began:.1f} s ({f'kept in {kept}' if kept else 'not kept'})"
+            f"{time.monotonic() - start:.1f} s ({f'kept in {home}' if home else 'not kept'})"
         )
         return index
 
@@ -126,8 +126,8 @@ def file_facts(paths: Sequence[Place]) -> Facts:
     facts: Facts = []
     for path in paths:
         with os_errors_as(DataError, f"cannot read {path}"):
-            found = path.stat()
-        facts.append([path.name, found.st_size, found.st_mtime_ns])
+            status = path.stat()
+        facts.append([path.name, status.st_size, status.st_mtime_ns])
     return facts
 
 
@@ -138,14 +138,14 @@ def homes(paths: Sequence[Place]) -> list[Path]:
     """
     first, names = paths[0], [path.name for path in paths]
     stem = first.stem if len(paths) == 1 else f"{first.stem}-and-{len(paths) - 1}-more"
-    found = []
+    candidates = []
     if isinstance(first, Path):
-        found.append(first.parent / f".{stem}.fastsiam-index")
+        candidates.append(first.parent / f".{stem}.fastsiam-index")
     with contextlib.suppress(OSError, RuntimeError):  # a user without a home
         cache = Path(os.environ.get("XDG_CACHE_HOME", "") or Path.home() / ".cache")
         key = hashlib.sha256(json.dumps([str(first.parent.resolve()), names]).encode()).hexdigest()
-        found.append(cache / "fastsiam" / f"{key[:16]}.index")
-    return found
+        candidates.append(cache / "fastsiam" / f"{key[:16]}.index")
+    return candidates
 
 
 def load(homes: Sequence[Path], facts: Facts) -> Index | None:
@@ -154,8 +154,8 @@ def load(homes: Sequence[Path], facts: Facts) -> Index | None:
         with contextlib.suppress(Exception):  # numpy can raise any exception on a corrupt file
             with np.load(home) as file:
                 index = {name: file[name] for name in file.files}
-            about = json.loads(index.pop("about").tobytes())
-            if about == [_FORMAT, facts, None] and index["rows"].dtype == ROW:
+            metadata = json.loads(index.pop("about").tobytes())
+            if metadata == [_FORMAT, facts, None] and index["rows"].dtype == ROW:
                 return index
     return None
 
@@ -164,12 +164,12 @@ def keep(index: Index, homes: Sequence[Path], facts: Facts) -> Path | None:
     """Store the index at the first writable path, and return the path; None if none is writable."""
     for home in homes:
         try:
-            about = np.frombuffer(json.dumps([_FORMAT, facts, None]).encode(), np.uint8)
+            metadata = np.frombuffer(json.dumps([_FORMAT, facts, None]).encode(), np.uint8)
             with (
                 atomic_write(home, by_many=True) as temporary,  # possibly all ranks of a run
                 temporary.open("wb") as file,
             ):
-                np.savez(file, about=about, **index)  # type: ignore[arg-type]
+                np.savez(file, about=metadata, **index)  # type: ignore[arg-type]
         except OSError:  # read-only or full
             continue
         return home

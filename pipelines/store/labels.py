@@ -81,24 +81,24 @@ def label_validation(store: Store, train_classes: Callable[[], tuple[str, ...]])
         NoLabelsError: no list was found.
         DataError: the list cannot be read, or does not contain an image.
     """
-    named = [_VALIDATION_NAME.search(store.name(i)) for i in range(len(store))]
-    if not all(named):
+    matches = [_VALIDATION_NAME.search(store.name(i)) for i in range(len(store))]
+    if not all(matches):
         return
     # of a remote path only the nearest, because each folder costs requests
-    above = (
+    parents = (
         store.root.resolve().parents[:4] if isinstance(store.root, Path) else [store.root.parent]
     )
-    known = _known_labels(store.root, above)
+    wnids = _known_labels(store.root, parents)
     try:
-        labels = [known[int(match[1])] for match in named if match]
+        labels = [wnids[int(match[1])] for match in matches if match]
     except KeyError as error:
         raise DataError(f"the list of labels lacks validation image {error}") from error
     store.labels, store.classes = number_classes(labels, store.root, train_classes())
 
 
-def _known_labels(root: Place, above: Sequence[Place]) -> dict[int, str]:
+def _known_labels(root: Place, parents: Sequence[Place]) -> dict[int, str]:
     """Return the WordNet id of each validation image, by its number from 1 to 50,000."""
-    for folder in (root, *above):
+    for folder in (root, *parents):
         for name, read in ((f"{_DEVKIT}.tar.gz", _from_devkit), (_KAGGLE_LIST, _from_kaggle)):
             if (folder / name).is_file():
                 return read(folder / name)
@@ -131,5 +131,5 @@ def _from_kaggle(path: Place) -> dict[int, str]:
     """Return the WordNet ids from Kaggle's list, with lines of image name, WordNet id and boxes."""
     with os_errors_as(DataError, f"cannot read the list of labels {path}"):
         lines = path.read_bytes().decode(errors="replace").splitlines()
-    found = (re.match(r"ILSVRC2012_val_(\d{8}),(n\d{8})\b", line) for line in lines)
-    return {int(match[1]): match[2] for match in found if match}
+    matches = (re.match(r"ILSVRC2012_val_(\d{8}),(n\d{8})\b", line) for line in lines)
+    return {int(match[1]): match[2] for match in matches if match}

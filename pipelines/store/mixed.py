@@ -47,45 +47,47 @@ class MixedStore(Store):
 
     def read(self, index: int) -> Bytes:
         """Return an image's bytes."""
-        store, own = self._place(index)
-        return store.read(own)
+        store, position = self._place(index)
+        return store.read(position)
 
     def read_into(self, indices: NDArray[np.int64], new_chunk: NewChunk) -> list[Bytes]:
         """Return the bytes of several images."""
-        found: dict[int, Bytes] = {}
-        for store, rows, own in self._parts(indices):
-            read = store.read_into(own, new_chunk)
-            found |= dict(zip(rows.tolist(), read, strict=True))
-        return [found[row] for row in range(len(indices))]
+        images: dict[int, Bytes] = {}
+        for store, rows, positions in self._parts(indices):
+            part_images = store.read_into(positions, new_chunk)
+            images |= dict(zip(rows.tolist(), part_images, strict=True))
+        return [images[row] for row in range(len(indices))]
 
     def name(self, index: int) -> str:
         """Return an image's name, prefixed with the number of its data set."""
-        store, own = self._place(index)
-        return f"{self.sets[index]}/{store.name(own)}"
+        store, position = self._place(index)
+        return f"{self.sets[index]}/{store.name(position)}"
 
     def where(self, index: int) -> str:
         """Return the location of an image, for messages."""
-        store, own = self._place(index)
-        return store.where(own)
+        store, position = self._place(index)
+        return store.where(position)
 
     def raw_size(self, index: int) -> tuple[int, int] | None:
         """Return (height, width) if the image is stored as raw pixels, else None."""
-        store, own = self._place(index)
-        return store.raw_size(own)
+        store, position = self._place(index)
+        return store.raw_size(position)
 
     def dimensions(self) -> NDArray[np.int64] | None:
         """Return the height and width of each decoded image: (images, 2), or None."""
-        known = [own for store in self._stores if (own := store.dimensions()) is not None]
-        return self._of_whole(known) if len(known) == len(self._stores) else None
+        parts = [
+            dimensions for store in self._stores if (dimensions := store.dimensions()) is not None
+        ]
+        return self._concatenate(parts) if len(parts) == len(self._stores) else None
 
     def rules_of(self, index: int) -> ImageRules:
         """Return the decoding rules of an image's data set."""
-        store, own = self._place(index)
-        return store.rules_of(own)
+        store, position = self._place(index)
+        return store.rules_of(position)
 
     def sizes(self) -> NDArray[np.int64]:
         """Return the size of each image in bytes: (images,)."""
-        return self._of_whole([store.sizes() for store in self._stores])
+        return self._concatenate([store.sizes() for store in self._stores])
 
     def stamp(self) -> str:
         """Return the fingerprints of all data sets, one per line."""
@@ -96,17 +98,17 @@ class MixedStore(Store):
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
         """Return the addresses and lengths of images in memory, or None; see ``Store.locate``."""
         addresses, lengths = np.empty((2, len(indices)), np.int64)
-        for store, rows, own in self._parts(indices):
-            found = store.locate(own)
-            if found is None:
+        for store, rows, positions in self._parts(indices):
+            location = store.locate(positions)
+            if location is None:
                 return None
-            addresses[rows], lengths[rows] = found
+            addresses[rows], lengths[rows] = location
         return addresses, lengths
 
     def ahead(self, indices: Sequence[int]) -> None:
         """Start to prefetch images that will be read soon."""
-        for store, _, own in self._parts(np.asarray(indices, np.int64)):
-            store.ahead(own.tolist())
+        for store, _, positions in self._parts(np.asarray(indices, np.int64)):
+            store.ahead(positions.tolist())
 
     def bad_image_advice(self) -> str:
         """Return advice on how to continue despite a bad image, for messages."""
@@ -119,7 +121,7 @@ class MixedStore(Store):
             first = int(columns[-1].max(initial=first - 1)) + 1
         return np.concatenate(columns)
 
-    def _of_whole(self, columns: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
+    def _concatenate(self, columns: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
         """Concatenate per-image columns of the data sets, and select this store's images."""
         return np.concatenate(columns)[self.full_positions(np.arange(len(self)))]
 
@@ -143,5 +145,5 @@ class MixedStore(Store):
 
 def _labels(store: Store, number: dict[str, int]) -> NDArray[np.int64]:
     """Return the labels of a data set's images in the numbering of the mixture's classes."""
-    own = np.array([*(number[name] for name in store.classes), -1], np.int64)
-    return own[np.where(store.labels < len(store.classes), store.labels, -1)]
+    new_labels = np.array([*(number[name] for name in store.classes), -1], np.int64)
+    return new_labels[np.where(store.labels < len(store.classes), store.labels, -1)]

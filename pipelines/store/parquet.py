@@ -68,23 +68,25 @@ class ParquetStore(TableStore):
         tables = [_open_table(path) for path in files]
         self._metadata: list[Any] = [table.metadata for table in tables]
         schemas = [table.schema_arrow for table in tables]
-        super().__init__(root, files, schemas, [own.num_rows for own in self._metadata], names)
+        super().__init__(
+            root, files, schemas, [metadata.num_rows for metadata in self._metadata], names
+        )
         self._row_groups = [
             (file, number)
-            for file, own in enumerate(self._metadata)
-            for number in range(own.num_row_groups)
+            for file, metadata in enumerate(self._metadata)
+            for number in range(metadata.num_row_groups)
         ]
         """(file index, index in the file) of each row group."""
         if in_order:  # sizes are the mean of the row group
             facts = [self._metadata[file].row_group(number) for file, number in self._row_groups]
-            counts = [own.num_rows for own in facts]
-            means = [own.total_byte_size // max(1, own.num_rows) for own in facts]
+            counts = [metadata.num_rows for metadata in facts]
+            means = [metadata.total_byte_size // max(1, metadata.num_rows) for metadata in facts]
             self.groups = np.repeat(np.arange(len(facts)), counts)
             self._first_images = np.cumsum([0, *counts])
             self._group, self._next = -1, 0
             self._images: Iterator[bytes] = iter(())
-            nowhere = np.zeros(len(self), np.int64)
-            self._set_places((), self.file, nowhere, np.repeat(means, counts))
+            no_starts = np.zeros(len(self), np.int64)
+            self._set_places((), self.file, no_starts, np.repeat(means, counts))
         else:
             self._index()
             self._metadata = [None] * len(files)  # free megabytes; only names are read from now on
@@ -110,10 +112,10 @@ class ParquetStore(TableStore):
 
     def _index(self) -> None:
         """Load or build the index, and set the byte range of each image."""
-        here = [path for path in self._paths if isinstance(path, Path)]
-        if len(here) < len(self._paths):
-            raise self._unplaced("are on another machine")
-        files = [Mapped(path) for path in here]
+        local_paths = [path for path in self._paths if isinstance(path, Path)]
+        if len(local_paths) < len(self._paths):
+            raise self._random_access_error("are on another machine")
+        files = [Mapped(path) for path in local_paths]
         index = open_index(files, partial(self._build, files), column=self._named)
         rows = index["rows"]
         if len(rows) != len(self):
@@ -126,23 +128,23 @@ class ParquetStore(TableStore):
         rows = [np.zeros(0, ROW)]
         pool = ThreadPoolExecutor(cores())
         try:
-            with tally(f"indexing {source}, row groups", len(self._row_groups)) as done:
-                for own in pool.map(
+            with tally(f"indexing {source}, row groups", len(self._row_groups)) as progress:
+                for group_rows in pool.map(
                     lambda group: self._find_images(files, *group), self._row_groups
                 ):
-                    if own is None:
-                        raise self._unplaced("are compressed")
-                    rows.append(own)
-                    done.add()
+                    if group_rows is None:
+                        raise self._random_access_error("are compressed")
+                    rows.append(group_rows)
+                    progress.add()
         finally:
             pool.shutdown(cancel_futures=True)
         return {"rows": np.concatenate(rows)}
 
-    def _unplaced(self, why: str) -> DataError:
+    def _random_access_error(self, reason: str) -> DataError:
         """Return the error for images that cannot be read in random order."""
         option = f" --image-column {quoted(self._named)}" if self._named else ""
         return DataError(
-            f"the images in {self.root} {why}, so they can only be read in order; convert them: "
+            f"the images in {self.root} {reason}, so they can only be read in order; convert them: "
             f"fastsiam convert parquet --source {quoted(self.root)}{option} --out DIR, and pass "
             "--data DIR"
         )
@@ -170,13 +172,13 @@ class ParquetStore(TableStore):
             end = start + column.total_compressed_size
             if column.compression != "UNCOMPRESSED":
                 return None
-        rows, behind = [], start
+        rows, next_start = [], start
         for data in self._read_images(file, number):
-            at = files[file].find(data, behind, end)
-            if at < 0 and (at := files[file].find(data, start, end)) < 0:
+            offset = files[file].find(data, next_start, end)
+            if offset < 0 and (offset := files[file].find(data, start, end)) < 0:
                 return None
-            rows.append((at, len(data), -1, file, 0, 0, 0))
-            behind = max(behind, at + len(data))
+            rows.append((offset, len(data), -1, file, 0, 0, 0))
+            next_start = max(next_start, offset + len(data))
         return np.array(rows, ROW)
 
     def _read_images(self, file: int, number: int) -> Iterator[bytes]:
@@ -214,22 +216,22 @@ def open_parquet(
     if root.is_file():
         return ParquetStore(root, find_split(root, split), names, in_order=in_order)
 
-    def below(path: Place) -> str:
+    def relative(path: Place) -> str:
         return str(path).removeprefix(f"{root}/")
 
-    found: list[Place] = sorted(
+    paths: list[Place] = sorted(
         path
         for path in root.rglob(f"*{PARQUET}")
-        if "/." not in f"/{below(path)}" and path.is_file()
+        if "/." not in f"/{relative(path)}" and path.is_file()
     )
-    if not found:
+    if not paths:
         raise DataError(f"{root} holds no {PARQUET} files")
-    files = choose_split(split, found, root)
-    if len(homes := sorted({path.parent for path in files})) > 1:
-        some = ", ".join(map(below, homes[:3]))
+    files = choose_split(split, paths, root)
+    if len(folders := sorted({path.parent for path in files})) > 1:
+        examples = ", ".join(map(relative, folders[:3]))
         raise DataError(
-            f"{root} has {split} images in several folders of parquet files ({some}): pass one "
-            f"of them, such as {homes[0]}"
+            f"{root} has {split} images in several folders of parquet files ({examples}): pass one "
+            f"of them, such as {folders[0]}"
         )
     return ParquetStore(root, files, names, in_order=in_order)
 

@@ -95,7 +95,7 @@ def probe(data: Bytes) -> Probe:
         ValueError: the data are not an image; the message is the reason.
     """
     if data[:2] == _SOI:
-        return _jpeg(data)
+        return _parse_jpeg(data)
     image = open_with_pillow(data)
     flags = int(Flags.NOT_JPEG)
     if has_alpha(image):
@@ -171,7 +171,7 @@ def has_only_entropy_data(data: Bytes, head: Probe) -> bool:
     return False
 
 
-def _jpeg(data: Bytes) -> Probe:
+def _parse_jpeg(data: Bytes) -> Probe:
     """Parse a JPEG header: follow the markers up to the first scan."""
     flags, size, adobe, orientation = 0, (0, 0), -1, 0
     exif: list[tuple[int, int]] = []
@@ -184,8 +184,8 @@ def _jpeg(data: Bytes) -> Probe:
             place += 1
             continue
         length = data[place + 2] << 8 | data[place + 3]
-        body, following = place + 4, place + 2 + length
-        if length < 2 or following > end:
+        body, segment_end = place + 4, place + 2 + length
+        if length < 2 or segment_end > end:
             break
         if marker in _SOF or marker in _OTHER_SOF:
             if length < 8 or length < 8 + 3 * data[body + 5]:
@@ -203,8 +203,8 @@ def _jpeg(data: Bytes) -> Probe:
             elif channels != 3:
                 flags |= _UNUSUAL
         elif marker == _APP1 and data[body : body + 6] == b"Exif\x00\x00":
-            exif.append((place, following))
-            orientation = orientation or _orientation(data[body:following])
+            exif.append((place, segment_end))
+            orientation = orientation or _orientation(data[body:segment_end])
             if orientation not in (0, 1):
                 flags |= _ROTATED
         elif marker == _APP14 and length >= 14 and data[body : body + 5] == b"Adobe":
@@ -215,8 +215,8 @@ def _jpeg(data: Bytes) -> Probe:
             if adobe == 0 and not flags & (_GRAY | _CMYK):
                 flags |= _UNUSUAL
             rotation = tuple(exif) if flags & _ROTATED else ()
-            return Probe(*size, flags, following, rotation, orientation)
-        place = following
+            return Probe(*size, flags, segment_end, rotation, orientation)
+        place = segment_end
     raise ValueError("it is truncated within its header")
 
 

@@ -84,10 +84,10 @@ def open_store(
 def _check_columns(store: Store, columns: ColumnNames) -> None:
     """Raise a ``DataError`` if the user named columns, but the data have no columns."""
     if any(columns) and not isinstance(store, TableStore | ListedStore):
-        named = [f"--{what}-column" for what, name in columns._asdict().items() if name]
+        options = [f"--{role}-column" for role, name in columns._asdict().items() if name]
         raise DataError(
-            f"{store} has no columns: leave out {' and '.join(named)}, or pass "
-            f"{' '.join(f'{option}=' for option in named)} if a run's settings name them"
+            f"{store} has no columns: leave out {' and '.join(options)}, or pass "
+            f"{' '.join(f'{option}=' for option in options)} if a run's settings name them"
         )
 
 
@@ -105,9 +105,9 @@ def beton_files(folder: Place, split: Split) -> Sequence[Place]:
         DataError: parts are missing, or the folder cannot be listed.
     """
     with os_errors_as(DataError, f"cannot list {folder}"):
-        whole = folder / f"{split}.beton"
-        if whole.is_file():
-            return [whole]
+        file = folder / f"{split}.beton"
+        if file.is_file():
+            return [file]
         parts = {
             (int(match[2]), int(match[1])): path
             for path in folder.glob(f"{split}-*.beton")
@@ -116,7 +116,7 @@ def beton_files(folder: Place, split: Split) -> Sequence[Place]:
     if not parts:
         return []
     count, _ = max(parts)
-    if any(own != count for own, _ in parts):
+    if any(part_count != count for part_count, _ in parts):
         raise DataError(f"{folder} holds parts of several conversions of {split} images")
     if missing := [str(n) for n in range(1, count + 1) if (count, n) not in parts]:
         raise DataError(
@@ -130,10 +130,10 @@ def _open_file(path: Place, split: Split, columns: ColumnNames, in_order: bool) 
     if path.suffix == ".beton":
         if split == "train":
             return _open_beton(path)
-        beside = path.with_name(path.name.replace("train", "val"))
-        if beside == path or not beside.is_file():
+        sibling = path.with_name(path.name.replace("train", "val"))
+        if sibling == path or not sibling.is_file():
             raise NoSplitError(f"{path} has no {split} split beside it")
-        return _open_beton(beside)
+        return _open_beton(sibling)
     if path.name in CIFAR_ARCHIVES:
         return CifarStore(require_local_path(path), split)
     if path.suffix == ".tar":
@@ -181,7 +181,7 @@ def _open_unconverted(root: Place, split: Split, columns: ColumnNames, in_order:
     for name in SPLIT_NAMES[split]:
         if name in folders and (val or name != "training"):  # "training" alone may be a class
             if not val:
-                _warn_of_others(root, folders[name], folders.values())
+                _warn_of_unused_folders(root, folders[name], folders.values())
             return _open_images(folders[name], split, columns, in_order)
     with _unless_images(root):
         if tars := list_visible(root, ".tar"):
@@ -208,20 +208,22 @@ def _folders(root: Place) -> list[Place]:
     """Return the visible folders in a folder, sorted, without a stat call per file."""
     entries: Iterable[Place]
     if isinstance(root, Path):
-        with contextlib.closing(os.scandir(root)) as found:
-            entries = [root / own.name for own in found if not own.is_file(follow_symlinks=False)]
+        with contextlib.closing(os.scandir(root)) as listing:
+            entries = [
+                root / entry.name for entry in listing if not entry.is_file(follow_symlinks=False)
+            ]
     else:
         entries = root.iterdir()
     return sorted(path for path in entries if path.is_dir() and not path.name.startswith("."))
 
 
-def _warn_of_others(root: Place, train: Place, folders: Iterable[Place]) -> None:
+def _warn_of_unused_folders(root: Place, train: Place, folders: Iterable[Place]) -> None:
     """Warn if folders next to train/ contain images: all of them may be classes."""
-    others = [folder for folder in folders if isinstance(folder, Path) and folder != train]
-    if left_out := [other.name for other in others if _has_image(other)]:
+    other_folders = [folder for folder in folders if isinstance(folder, Path) and folder != train]
+    if names := [other.name for other in other_folders if _has_image(other)]:
         warn_once(
             f"{root} has a folder {train.name}/ with the training images, so the images in "
-            f"{len(left_out):,} other folders, such as {left_out[0]}/, are not used; if "
+            f"{len(names):,} other folders, such as {names[0]}/, are not used; if "
             f"{train.name}/ is a class, move all class folders into a folder train/"
         )
 
@@ -267,7 +269,7 @@ def _unless_images(folder: Place) -> Iterator[None]:
 
 def _has_parquet(folder: Place) -> bool:
     """Return whether a folder has parquet files and no image files; stop at the first image."""
-    found = False
+    has_parquet = False
     with os_errors_as(DataError, f"cannot list {folder}"):
         entries = os.scandir(folder) if isinstance(folder, Path) else folder.iterdir()
         with contextlib.closing(entries):
@@ -275,5 +277,7 @@ def _has_parquet(folder: Place) -> bool:
                 if is_image_name(entry.name):
                     return False
                 name = entry.name
-                found |= name.endswith(PARQUET) and not name.startswith(".") and entry.is_file()
-    return found
+                has_parquet |= (
+                    name.endswith(PARQUET) and not name.startswith(".") and entry.is_file()
+                )
+    return has_parquet

@@ -63,7 +63,7 @@ class TableStore(PlacedStore):
             columns_of(path, schema, names) for path, schema in zip(paths, schemas, strict=True)
         ]
         files = list(zip(paths, self._columns, strict=True))
-        self._named = next((own.named for own in self._columns if own.named), "")
+        self._named = next((columns.named for columns in self._columns if columns.named), "")
         """The image column, if the user named one that would not have been detected; else ""."""
         self._first_rows = np.cumsum([0, *rows])
         self.file = np.repeat(np.arange(len(paths)), rows)
@@ -71,22 +71,22 @@ class TableStore(PlacedStore):
         if not images:
             raise DataError(f"the tables in {root} have no rows")
         self.labels, self.classes = np.full(images, -1), ()
-        unlabelled = [path for path, own in files if own.label is None]
+        unlabelled = [path for path, columns in files if columns.label is None]
         if unlabelled and len(unlabelled) < len(paths):
             warn_once(f"the images in {root} are unlabelled: {unlabelled[0]} has no label column")
         if not unlabelled:
             labels = []
-            for file, (path, own) in enumerate(files):
-                with reading(f"{path} is damaged in column {own.label!r}"):
-                    labels.append(self._read_leaf(file, str(own.label)))
-            known = self._columns[0].classes
-            for path, own in files:
-                if own.classes and known and own.classes != known:
+            for file, (path, columns) in enumerate(files):
+                with reading(f"{path} is damaged in column {columns.label!r}"):
+                    labels.append(self._read_leaf(file, str(columns.label)))
+            classes = self._columns[0].classes
+            for path, columns in files:
+                if columns.classes and classes and columns.classes != classes:
                     raise DataError(
                         f"{path} and {paths[0]} have different classes: pass them as separate data "
                         "sets, each with --data"
                     )
-            self.labels, self.classes = number_classes(read_labels(labels, root), root, known)
+            self.labels, self.classes = number_classes(read_labels(labels, root), root, classes)
 
     @abstractmethod
     def _read_leaf(self, file: int, leaf: str) -> Any:
@@ -95,8 +95,8 @@ class TableStore(PlacedStore):
     def name(self, index: int) -> str:
         """Return the row's path or ``row N``, prefixed with the class name if it has one."""
         position, label = self.position(index), int(self.labels[index])
-        own = self._named_paths[position] or f"row {position}"
-        return f"{self.classes[label]}/{own}" if label >= 0 else own
+        row_name = self._named_paths[position] or f"row {position}"
+        return f"{self.classes[label]}/{row_name}" if label >= 0 else row_name
 
     def where(self, index: int) -> str:
         """Return an image's row, file and name, for messages."""
@@ -109,8 +109,10 @@ class TableStore(PlacedStore):
 
     def stamp(self) -> str:
         """Return a fingerprint of the files' names, sizes and times, and of the image column."""
-        named = [columns.named for columns in self._columns if columns.named]
-        return hashlib.sha256(json.dumps([*file_facts(self._paths), *named]).encode()).hexdigest()
+        image_columns = [columns.named for columns in self._columns if columns.named]
+        return hashlib.sha256(
+            json.dumps([*file_facts(self._paths), *image_columns]).encode()
+        ).hexdigest()
 
     def read(self, index: int) -> Bytes:
         """Return an image's bytes.
@@ -120,9 +122,9 @@ class TableStore(PlacedStore):
         """
         if len(data := self._read(index)):
             return data
-        named = self._named_paths[self.position(index)]
+        path = self._named_paths[self.position(index)]
         raise self.cannot_decode(
-            index, "the row has no bytes" + (f", only the path {named}" if named else "")
+            index, "the row has no bytes" + (f", only the path {path}" if path else "")
         )
 
     def _read(self, index: int) -> Bytes:
@@ -134,10 +136,10 @@ class TableStore(PlacedStore):
         paths: list[str | None] = []
         rows = np.diff(self._first_rows).tolist()
         for file, (columns, count) in enumerate(zip(self._columns, rows, strict=True)):
-            own: list[str | None] = []
+            file_paths: list[str | None] = []
             with contextlib.suppress(DataError), reading("no paths beside the images"):
-                own = self._read_leaf(file, f"{columns.image}.path").to_pylist()
-            paths += own if len(own) == count else [None] * count
+                file_paths = self._read_leaf(file, f"{columns.image}.path").to_pylist()
+            paths += file_paths if len(file_paths) == count else [None] * count
         return paths
 
     def _check_has_bytes(self) -> None:
@@ -172,7 +174,7 @@ class ArrowStore(TableStore):
         schemas, rows = [table.schema for table in tables], list(map(len, tables))
         super().__init__(root, paths, schemas, rows, names)
         columns = zip(files, self._columns, tables, strict=True)
-        start, size = np.hstack([_places(*own) for own in columns])
+        start, size = np.hstack([_places(*arguments) for arguments in columns])
         self._set_places(files, self.file, start, size)
         self._check_has_bytes()
 
@@ -215,8 +217,8 @@ def _places_of(file: Mapped, data: Any) -> NDArray[np.int64]:
     if not len(data) or content is None or not content.size:
         return np.zeros((2, len(data)), np.int64)
     end = data.offset + len(data) + 1  # the buffer may have padding
-    wide = str(data.type).startswith("large")
-    edges = np.frombuffer(offsets, np.int64 if wide else np.int32, end)[data.offset :]
+    is_large = str(data.type).startswith("large")
+    edges = np.frombuffer(offsets, np.int64 if is_large else np.int32, end)[data.offset :]
     edges = edges.astype(np.int64)
     begin = content.address - file.address
     if not 0 <= begin <= len(file) - content.size:

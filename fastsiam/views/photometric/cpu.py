@@ -35,16 +35,18 @@ _buffers = BufferPool(8)
 """Memory for views: up to eight batches may be ready or in use when an epoch ends."""
 
 
-def _finish(crops: Tensor, what: Operations, config: AugmentConfig, dtype: torch.dtype) -> Tensor:
+def _finish(
+    crops: Tensor, operations: Operations, config: AugmentConfig, dtype: torch.dtype
+) -> Tensor:
     """Augment crops of the same size; see ``operations.Finish``."""
     count, height, width, _ = crops.shape
     pixels = crops.contiguous().numpy()
-    stage = Stage(what, config, height, width, dtype)
-    finish, taken = library.kernels().fastsiam_finish, np.zeros(1, np.int64)
+    stage = Stage(operations, config, height, width, dtype)
+    finish, counter = library.kernels().fastsiam_finish, np.zeros(1, np.int64)
 
     def work() -> None:
-        crops, at_work = library.at(pixels, np.uint8), library.at(taken)
-        if finish(crops, count, height, width, stage.compiled, at_work) >= 0:
+        address, counter_address = library.at(pixels, np.uint8), library.at(counter)
+        if finish(address, count, height, width, stage.compiled, counter_address) >= 0:
             raise MemoryError(
                 f"not enough memory to augment a crop of {height} x {width} pixels: "
                 "use smaller crops"
@@ -81,9 +83,9 @@ class Stage:
         self.shape = count, height, width, 3
         """Shape of the crops: (M, height, width, 3)."""
         mean, std = np.array(config.mean), np.array(config.std)
-        written = dtype if dtype in _TYPES and library.writes_halves() else torch.float32
-        number, kind = _TYPES[written]
-        self._written, self._dtype = written, dtype
+        output_dtype = dtype if dtype in _TYPES and library.writes_halves() else torch.float32
+        number, kind = _TYPES[output_dtype]
+        self._output_dtype, self._dtype = output_dtype, dtype
         self._out = _buffers.array((count, 3 * height * width), kind)
         arrays: list[NDArray[Any]] = [
             np.ascontiguousarray(what.order, np.int8),
@@ -100,7 +102,7 @@ class Stage:
 
     def views(self) -> Tensor:
         """Return the output as views (M, 3, height, width), channels-last."""
-        views = torch.from_numpy(self._out).view(self._written).to(self._dtype)
+        views = torch.from_numpy(self._out).view(self._output_dtype).to(self._dtype)
         return views.view(self.shape).permute(0, 3, 1, 2)
 
 
@@ -118,7 +120,7 @@ def normalize(crops: Tensor, config: AugmentConfig, dtype: torch.dtype) -> Tenso
     levels = torch.arange(256.0).view(256, 1, 1, 1).expand(256, 3, 1, 1)
     table = reference.normalize(levels, config).reshape(256, 3).to(dtype).contiguous()
     source, out = crops.contiguous(), torch.empty(crops.shape, dtype=dtype)
-    look_up, taken = library.kernels().fastsiam_normalize, np.zeros(1, np.int64)
+    look_up, counter = library.kernels().fastsiam_normalize, np.zeros(1, np.int64)
     count, pixels = len(crops), crops.shape[1] * crops.shape[2]
 
     def work() -> None:
@@ -129,7 +131,7 @@ def normalize(crops: Tensor, config: AugmentConfig, dtype: torch.dtype) -> Tenso
             table.data_ptr(),
             dtype.itemsize,
             out.data_ptr(),
-            library.at(taken),
+            library.at(counter),
         )
 
     in_threads(work, count)

@@ -56,23 +56,25 @@ _BLOCK = 1024  # values per program of ``box_blur``
 _COMPILER = {"enable_fp_fusion": False}
 
 
-def _finish(crops: Tensor, what: Operations, config: AugmentConfig, dtype: torch.dtype) -> Tensor:
+def _finish(
+    crops: Tensor, operations: Operations, config: AugmentConfig, dtype: torch.dtype
+) -> Tensor:
     """Augment crops of the same size; see ``operations.Finish``.
 
     The crops must be on a GPU, or on the CPU for Triton's interpreter.
     """
     if dtype == torch.float64:
-        return _finish(crops, what, config, torch.float32).double()
+        return _finish(crops, operations, config, torch.float32).double()
     side = crops.shape[1]
     assert crops.dtype == torch.uint8 and dtype.itemsize in (2, 4)
     crops = crops.contiguous()
     if crops.storage_offset() % 16:  # crops of several sizes share memory: some are unaligned
         crops = crops.clone()
-    rows, narrow = _boxes(what, side)
-    thresholds, table = np.unique(what.solarise, return_inverse=True)
+    rows, narrow = _boxes(operations, side)
+    thresholds, table = np.unique(operations.solarise, return_inverse=True)
     lookup, views, boxes = _upload(
         _lookup(config, dtype, tuple(thresholds.tolist())),
-        *(torch.from_numpy(numbers) for numbers in (_views(what, table), rows)),
+        *(torch.from_numpy(array) for array in (_views(operations, table), rows)),
         device=crops.device,
     )
     bits = lookup.view(torch.int32 if dtype.itemsize == 4 else torch.int16)
@@ -141,13 +143,13 @@ def _blur_wide(boxes: Tensor, views: Tensor, lookup: Tensor, levels: Tensor, out
     """Blur views with boxes of any width, from ``levels`` to ``out``, in six passes."""
     if len(boxes):
         side = levels.shape[1]
-        blocks, between = triton.cdiv(3 * side * side, _BLOCK), torch.empty_like(levels)
+        blocks, buffer = triton.cdiv(3 * side * side, _BLOCK), torch.empty_like(levels)
         for number in range(6):
-            last, stride = number == 5, 3 if number < 3 else 3 * side
-            source, target = (between, levels) if number % 2 else (levels, between)
+            is_last, stride = number == 5, 3 if number < 3 else 3 * side
+            source, target = (buffer, levels) if number % 2 else (levels, buffer)
             cuda_blur.box_blur[(len(boxes) * blocks,)](
-                *(source, out.view(lookup.dtype) if last else target, boxes, views, lookup),
-                *(side, stride, last, blocks, _BLOCK),
+                *(source, out.view(lookup.dtype) if is_last else target, boxes, views, lookup),
+                *(side, stride, is_last, blocks, _BLOCK),
                 **_COMPILER,
             )
 
@@ -157,37 +159,37 @@ def _words(x: Tensor) -> Tensor:
     return x.flatten().view(torch.int32)
 
 
-def _views(what: Operations, table: NDArray[np.int64]) -> NDArray[np.float32]:
+def _views(operations: Operations, table: NDArray[np.int64]) -> NDArray[np.float32]:
     """Return the parameters of M views, (M, COLUMNS); see the columns in ``cuda_colours``.
 
     Args:
-        what: operations of the views.
+        operations: operations of the views.
         table: (M,) index of each view's lookup table.
     """
-    at, octal = cuda_colours, 8 ** np.arange(5)
-    blurred, contrast = what.blur > 0, what.order == CONTRAST
-    operations = np.column_stack([what.order + 1, what.gray * at.GRAY.value])
-    before = octal[contrast.argmax(1)]  # without contrast argmax is 0: all operations are in REST
-    factor = what.factor.astype(np.float64)
+    constants, octal = cuda_colours, 8 ** np.arange(5)
+    blurred, contrast = operations.blur > 0, operations.order == CONTRAST
+    codes = np.column_stack([operations.order + 1, operations.gray * constants.GRAY.value])
+    divisor = octal[contrast.argmax(1)]  # without contrast argmax is 0: all operations are in REST
+    factor = operations.factor.astype(np.float64)
     factor[:, HUE] = np.trunc(factor[:, HUE] * 255) % 256
-    views = np.zeros((len(operations), at.COLUMNS.value), np.float32)
-    views[:, at.FACTORS.value : at.FACTORS.value + 4] = factor
-    views[:, at.TABLE.value] = table * (3 * 256)
-    views[:, at.MEAN.value] = contrast.any(1)
-    views[:, at.FIRST.value] = operations @ octal % before
-    views[:, at.REST.value] = operations @ octal // before
-    views[:, at.BLURRED.value] = blurred
+    views = np.zeros((len(codes), constants.COLUMNS.value), np.float32)
+    views[:, constants.FACTORS.value : constants.FACTORS.value + 4] = factor
+    views[:, constants.TABLE.value] = table * (3 * 256)
+    views[:, constants.MEAN.value] = contrast.any(1)
+    views[:, constants.FIRST.value] = codes @ octal % divisor
+    views[:, constants.REST.value] = codes @ octal // divisor
+    views[:, constants.BLURRED.value] = blurred
     return views
 
 
-def _boxes(what: Operations, side: int) -> tuple[NDArray[np.float32], int]:
+def _boxes(operations: Operations, side: int) -> tuple[NDArray[np.float32], int]:
     """Return the boxes of the blurred views, (B, 4), narrow ones first, and how many are narrow.
 
     A row has the weight of the box's inner pixels, that of its two ends, its radius, and the view.
     """
-    inner, outer, whole = box_weights(what.blur[what.blurred])
-    narrow = (whole <= cuda_blur.WIDEST) & (side % cuda_blur.MULTIPLE == 0)
-    boxes = np.stack([inner, outer, whole, what.blurred], axis=1).astype(np.float32)
+    inner, outer, radius = box_weights(operations.blur[operations.blurred])
+    narrow = (radius <= cuda_blur.WIDEST) & (side % cuda_blur.MULTIPLE == 0)
+    boxes = np.stack([inner, outer, radius, operations.blurred], axis=1).astype(np.float32)
     return boxes[np.argsort(~narrow, kind="stable")], int(narrow.sum())
 
 

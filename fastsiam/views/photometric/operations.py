@@ -59,8 +59,8 @@ def operations(params: ViewParams, config: AugmentConfig) -> list[Operations]:
     params = replace(params, order=np.where(idle, np.int8(NOTHING), params.order))
     sides = []
     for numbers in config.by_side.values():
-        own = params.views(numbers)
-        columns = (getattr(own, name) for name in Operations.__slots__)
+        view_params = params.views(numbers)
+        columns = (getattr(view_params, name) for name in Operations.__slots__)
         sides.append(Operations(*(x.reshape(-1, *x.shape[2:]) for x in columns)))
     return sides
 
@@ -81,11 +81,11 @@ def augment_by_size(
 
     The other arguments are those of ``fastsiam.views.photometric.photometric``.
     """
-    made = [
-        finish(own.flatten(0, 1), what, config, dtype)
-        for own, what in zip(crops, operations(params, config), strict=True)
+    outputs = [
+        finish(tensor.flatten(0, 1), side_operations, config, dtype)
+        for tensor, side_operations in zip(crops, operations(params, config), strict=True)
     ]
-    return split_by_view(made, config)
+    return split_by_view(outputs, config)
 
 
 def split_by_view(made: list[Tensor], config: AugmentConfig) -> tuple[Tensor, ...]:
@@ -99,6 +99,6 @@ def split_by_view(made: list[Tensor], config: AugmentConfig) -> tuple[Tensor, ..
         The views (N, ...) in the order of ``config.views``.
     """
     views: dict[int, Tensor] = {}
-    for own, numbers in zip(made, config.by_side.values(), strict=True):
-        views |= dict(zip(numbers, own.chunk(len(numbers)), strict=True))
+    for tensor, numbers in zip(made, config.by_side.values(), strict=True):
+        views |= dict(zip(numbers, tensor.chunk(len(numbers)), strict=True))
     return tuple(views[number] for number in sorted(views))

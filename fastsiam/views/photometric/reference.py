@@ -25,24 +25,28 @@ from .operations import Operations, augment_by_size
 
 
 @torch.no_grad()
-def _finish(crops: Tensor, what: Operations, config: AugmentConfig, dtype: torch.dtype) -> Tensor:
+def _finish(
+    crops: Tensor, operations: Operations, config: AugmentConfig, dtype: torch.dtype
+) -> Tensor:
     """Augment crops of the same size; see ``operations.Finish``."""
     images = crops.permute(0, 3, 1, 2)
     x = images.to(torch.float32, memory_format=torch.contiguous_format)
 
-    def change(rows: NDArray[np.int64], operation: Callable[..., Tensor], *given: Any) -> None:
+    def change(rows: NDArray[np.int64], operation: Callable[..., Tensor], *arguments: Any) -> None:
         if len(rows):
-            at = to_device(rows, x.device)
-            own = (value[at] if isinstance(value, Tensor) else value[rows] for value in given)
-            x.index_copy_(0, at, operation(x[at], *own))
+            index = to_device(rows, x.device)
+            row_arguments = (
+                value[index] if isinstance(value, Tensor) else value[rows] for value in arguments
+            )
+            x.index_copy_(0, index, operation(x[index], *row_arguments))
 
-    factor = to_device(what.factor, x.device)
+    factor = to_device(operations.factor, x.device)
     for slot in range(4):
         for op, operation in _JITTER.items():
-            change(np.flatnonzero(what.order[:, slot] == op), operation, factor[:, op])
-    change(np.flatnonzero(what.gray), grayscale)
-    change(what.blurred, gaussian_blur, what.blur)
-    change(what.solarised, solarise, to_device(what.solarise, x.device))
+            change(np.flatnonzero(operations.order[:, slot] == op), operation, factor[:, op])
+    change(np.flatnonzero(operations.gray), grayscale)
+    change(operations.blurred, gaussian_blur, operations.blur)
+    change(operations.solarised, solarise, to_device(operations.solarise, x.device))
     return normalize(x, config).to(dtype, memory_format=torch.channels_last)
 
 
@@ -123,11 +127,11 @@ def gaussian_blur(x: Tensor, sigma: np.ndarray) -> Tensor:
     filtering" (SSVM 2011), equations 7, 11 and 14. PIL's weights are integers in units of 2**-24,
     so its sums are integers below 2**33, which float64 represents exactly.
     """
-    inner, outer, whole = box_weights(np.asarray(sigma, np.float32))
-    reach = int(whole.max()) + 1
+    inner, outer, radius = box_weights(np.asarray(sigma, np.float32))
+    reach = int(radius.max()) + 1
     offset = np.abs(np.arange(-reach, reach + 1))
-    taps = np.where(offset <= whole[:, None], inner[:, None], 0.0)
-    taps += np.where(offset == whole[:, None] + 1, outer[:, None], 0.0)
+    taps = np.where(offset <= radius[:, None], inner[:, None], 0.0)
+    taps += np.where(offset == radius[:, None] + 1, outer[:, None], 0.0)
     weights = to_device(taps, x.device).view(-1, 2 * reach + 1, 1, 1, 1)
     x = x.double()
     for axis in (3, 2):
@@ -160,19 +164,19 @@ def box_weights(sigma: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         sigma: (M,) float32 sigma of the Gaussian that three such boxes approximate.
 
     Returns:
-        Inner and outer weights in units of 2**-24, (M,) float64 each, and the radius ``whole``,
-        (M,) int64: the box has ``2 * whole + 1`` inner pixels and a fraction of one at each end.
+        Inner and outer weights in units of 2**-24, (M,) float64 each, and the ``radius``,
+        (M,) int64: the box has ``2 * radius + 1`` inner pixels and a fraction of one at each end.
     """
     one = np.float32(1)
     variance = sigma * sigma / np.float32(3)
     length = np.sqrt(12 * variance.astype(np.float64) + 1).astype(np.float32)
-    whole = np.floor((length - one) / 2)
-    edge = (2 * whole + one) * (whole * (whole + one) - 3 * variance)
-    radius = whole + edge / (6 * (variance - (whole + one) * (whole + one)))
-    inner = np.floor(np.float32(2**24) / (radius * 2 + one))
-    whole = np.floor(radius).astype(np.int64)
-    outer = (2**24 - (2 * whole + 1) * inner.astype(np.int64)) // 2
-    return inner.astype(np.float64), outer.astype(np.float64), whole
+    radius = np.floor((length - one) / 2)
+    edge = (2 * radius + one) * (radius * (radius + one) - 3 * variance)
+    exact_radius = radius + edge / (6 * (variance - (radius + one) * (radius + one)))
+    inner = np.floor(np.float32(2**24) / (exact_radius * 2 + one))
+    radius = np.floor(exact_radius).astype(np.int64)
+    outer = (2**24 - (2 * radius + 1) * inner.astype(np.int64)) // 2
+    return inner.astype(np.float64), outer.astype(np.float64), radius
 
 
 def normalize(x: Tensor, config: AugmentConfig) -> Tensor:
