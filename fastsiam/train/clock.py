@@ -43,13 +43,13 @@ class Clock:
         """
         iterator = iter(batches)
         while True:
-            began = self._event()
+            start = self._event()
             try:
                 batch = next(iterator)
             except StopIteration:
                 break
             finally:
-                self._waits.append((began, self._event()))
+                self._waits.append((start, self._event()))
                 while self._waits and self._waits[0][1].query():
                     self._add_wait()
             self._steps += 1
@@ -94,8 +94,8 @@ class Clock:
         return event
 
     def _add_wait(self) -> None:
-        began, ended = self._waits.popleft()
-        self._waited += began.elapsed_time(ended) / 1000  # ms to s
+        start, end = self._waits.popleft()
+        self._waited += start.elapsed_time(end) / 1000  # ms to s
 
 
 class _HostEvent:

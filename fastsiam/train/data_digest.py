@@ -23,10 +23,10 @@ class DataDigest:
     """
 
     def __init__(self, start: Checkpoint | None) -> None:
-        kept = {} if start is None else start.seen
+        state = {} if start is None else start.seen
         self._own = 0
-        self._since = int(kept.get("since", 0 if start is None else start.step))
-        self._shared = int(kept.get("digest", "0"), 16)
+        self._since = int(state.get("since", 0 if start is None else start.step))
+        self._shared = int(state.get("digest", "0"), 16)
 
     def add(self, digest: int) -> None:
         """Add this rank's part of a step's batch."""
