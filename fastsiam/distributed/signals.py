@@ -48,7 +48,7 @@ class StopSignals:
     """
 
     def __init__(self, place: Place) -> None:
-        self._got = 0
+        self._signal_number = 0
         self._place = place
         self._failure: FastSiamError | None = None
         self._group: dist.ProcessGroup | None = None
@@ -86,7 +86,7 @@ class StopSignals:
         while True:
             item: T | object = sentinel
             error = None
-            if not self._got:
+            if not self._signal_number:
                 try:
                     item = next(iterator, sentinel)
                 except FastSiamError as failure:
@@ -94,7 +94,7 @@ class StopSignals:
                         raise
                     error = failure
             verdict, has_item = self._agree(
-                _FAILED + self._place.rank if error else self._got, item is not sentinel
+                _FAILED + self._place.rank if error else self._signal_number, item is not sentinel
             )
             if verdict >= _FAILED:
                 other_error = OtherRankError(
@@ -129,7 +129,7 @@ class StopSignals:
         return verdict, bool(any_item)
 
     def _note(self, number: int) -> None:
-        self._got = number
+        self._signal_number = number
         if self._place.is_leader:
             line = (
                 f"{signal.Signals(number).name}: stopping before the next step or batch; a second "

@@ -123,14 +123,14 @@ def _arguments(
     defaults = resumed or merge(recipe_settings).flags
     script_settings = {*_JOB_SETTINGS, *(["seed"] if job.seeds else [])}
     required = {"method", *(["data"] if config.data.mixed_with else [])}
-    changed = {
+    flags = {
         name: value
         for name, value in config.to_flags().items()
         if name not in script_settings and (value != defaults.get(name) or name in required)
     }
     if resumed:
-        changed["resume"] = config.run.resume
-    return ["--recipe", recipe, *as_arguments(changed)]
+        flags["resume"] = config.run.resume
+    return ["--recipe", recipe, *as_arguments(flags)]
 
 
 def submit(script: str, *, folder: Path) -> str:

@@ -356,11 +356,11 @@ def _timm_names() -> list[str]:
     return [f"timm/{name}" for name in timm.list_models()]
 
 
-def _unknown_message(name: str, known: Iterable[str]) -> str:
+def _unknown_message(name: str, names: Iterable[str]) -> str:
     choices = (
         f"pass {', '.join(OWN_BACKBONES)}, a classification network of torchvision or timm/NAME"
     )
-    return f"unknown backbone {name!r}; {nearest(name, known, most=4) or choices}"
+    return f"unknown backbone {name!r}; {nearest(name, names, most=4) or choices}"
 
 
 def _without_randomness(module: nn.Module) -> None:

@@ -102,7 +102,7 @@ class _HostEvent:
     """A point in time on the host, with the interface of ``torch.cuda.Event``."""
 
     def record(self) -> None:
-        self._at = time.perf_counter()
+        self._time = time.perf_counter()
 
     def query(self) -> bool:
         return True
@@ -111,7 +111,7 @@ class _HostEvent:
         pass
 
     def elapsed_time(self, later: _HostEvent) -> float:
-        return 1000 * (later._at - self._at)
+        return 1000 * (later._time - self._time)
 
 
 def _cuda_event() -> torch.cuda.Event:
