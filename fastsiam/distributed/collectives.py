@@ -18,9 +18,9 @@ from torch.distributed import _functional_collectives as functional
 from fastsiam.child_process import is_worker
 from fastsiam.errors import DataError
 
-_newer = getattr(functional, "all_gather_single_autograd", None)  # torch 2.13 renamed it
-_gather = _newer or functional.all_gather_tensor_autograd
-_GONE = (
+_gather_single = getattr(functional, "all_gather_single_autograd", None)  # torch 2.13 renamed it
+_gather = _gather_single or functional.all_gather_tensor_autograd
+_GONE_MESSAGES = (
     "closed by peer",
     "reset by peer",
     "broken pipe",
@@ -30,7 +30,7 @@ _GONE = (
     "remote process exit",
     "ncclremoteerror",
 )
-_LATE = ("timed out waiting", "timed out after", "wait timeout after")
+_LATE_MESSAGES = ("timed out waiting", "timed out after", "wait timeout after")
 """Parts of error messages of gloo, NCCL and torch's store, in lower case."""
 
 
@@ -60,8 +60,8 @@ def gather_with_gradient(tensor: Tensor, group: dist.ProcessGroup | None = None)
     if not dist.is_initialized():
         return tensor
     ranks: Any = group or dist.group.WORLD
-    every: Tensor = _gather(tensor.contiguous(), 0, ranks)
-    return every
+    result: Tensor = _gather(tensor.contiguous(), 0, ranks)
+    return result
 
 
 def gather_uneven(tensor: Tensor) -> Tensor:
@@ -91,7 +91,7 @@ def complete(table: Tensor, shares: Sequence[int]) -> None:
 
 def sum_across_ranks(tensor: Tensor) -> Tensor:
     """Sum a tensor over the ranks."""
-    return _reduced(tensor, dist.ReduceOp.SUM)
+    return _all_reduce(tensor, dist.ReduceOp.SUM)
 
 
 def mean_across_ranks(tensor: Tensor) -> Tensor:
@@ -101,10 +101,10 @@ def mean_across_ranks(tensor: Tensor) -> Tensor:
 
 def minimum_across_ranks(tensor: Tensor) -> Tensor:
     """Return the element-wise minimum over the ranks."""
-    return _reduced(tensor, dist.ReduceOp.MIN)
+    return _all_reduce(tensor, dist.ReduceOp.MIN)
 
 
-def _reduced(tensor: Tensor, operation: Any) -> Tensor:
+def _all_reduce(tensor: Tensor, operation: Any) -> Tensor:
     if dist.is_initialized():
         tensor = tensor.clone()
         dist.all_reduce(tensor, operation)
@@ -141,24 +141,25 @@ def check_same_images(names: Iterable[str], root: object) -> None:
     """
     if not dist.is_initialized():
         return
-    found = [*names]
-    digest = hashlib.sha256("\0".join(found).encode("utf-8", "surrogateescape")).hexdigest()
-    of_leader, number = from_leader(f"{digest} {len(found):,}").split()
-    if (digest, f"{len(found):,}") != (of_leader, number):
+    name_list = [*names]
+    digest = hashlib.sha256("\0".join(name_list).encode("utf-8", "surrogateescape")).hexdigest()
+    leader_digest, leader_count = from_leader(f"{digest} {len(name_list):,}").split()
+    if (digest, f"{len(name_list):,}") != (leader_digest, leader_count):
         raise DataError(
-            f"this rank finds different images than rank 0, or another order ({len(found):,} here, "
-            f"{number} there); give every machine the same data ({root})"
+            f"this rank finds different images than rank 0, or another order "
+            f"({len(name_list):,} here, {leader_count} there); give every machine the same data "
+            f"({root})"
         )
 
 
 def peer_is_gone(error: BaseException) -> bool:
     """Return whether a collective failed because another rank ended."""
-    return _of_exchange(error, _GONE)
+    return _is_exchange_error(error, _GONE_MESSAGES)
 
 
 def peer_is_late(error: BaseException) -> bool:
     """Return whether a collective failed because another rank did not arrive in time."""
-    return _of_exchange(error, _LATE)
+    return _is_exchange_error(error, _LATE_MESSAGES)
 
 
 @contextmanager
@@ -168,18 +169,18 @@ def closing_unless_lost(used: Any) -> Iterator[None]:
     In that case this process exits at once. Freeing GPU memory would wait for NCCL's kernels, which
     wait for the other rank until NCCL aborts the process.
     """
-    ending: BaseException | None = None
+    failure: BaseException | None = None
     try:
         yield
     except BaseException as error:
-        ending = error
+        failure = error
         raise
     finally:
-        if ending is None or not (peer_is_gone(ending) or peer_is_late(ending)):
+        if failure is None or not (peer_is_gone(failure) or peer_is_late(failure)):
             used.close()
 
 
-def _of_exchange(error: BaseException, signs: tuple[str, ...]) -> bool:
+def _is_exchange_error(error: BaseException, phrases: tuple[str, ...]) -> bool:
     text = str(error).lower()
-    exchange = isinstance(error, dist.DistError) or "gloo" in text or "nccl" in text
-    return is_worker() and exchange and any(sign in text for sign in signs)
+    is_exchange = isinstance(error, dist.DistError) or "gloo" in text or "nccl" in text
+    return is_worker() and is_exchange and any(phrase in text for phrase in phrases)

@@ -35,7 +35,7 @@ def take_cores(device: torch.device, *, beside_gpu: bool) -> None:
         return
     if beside_gpu and device.type == "cuda" and len(_nodes()) > 1:
         try:
-            ranks = _move_beside_gpu(device.index, ranks)
+            ranks = _bind_to_gpu_node(device.index, ranks)
         except (OSError, ValueError, AttributeError) as error:
             if device.index == 0:  # the other ranks probably fail in the same way
                 log.warning(f"ranks use all cores, not those of their GPUs' NUMA nodes: {error}")
@@ -44,21 +44,21 @@ def take_cores(device: torch.device, *, beside_gpu: bool) -> None:
         torch.set_num_threads(cores.own_cores())
 
 
-def _move_beside_gpu(own: int, ranks: int) -> int:
+def _bind_to_gpu_node(gpu_index: int, ranks: int) -> int:
     """Bind this process to the NUMA node of its GPU; return the number of ranks on that node.
 
     torch's launcher needs ``numactl`` for this, which is often missing or forbidden in containers.
     """
     nodes = [_node_of(gpu) for gpu in range(min(ranks, torch.cuda.device_count()))]
-    listed = (_SYSTEM / f"devices/system/node/node{nodes[own]}/cpulist").read_text()
-    near = _numbers(listed) & os.sched_getaffinity(0)
-    if not near:
-        raise OSError(f"this process may not use the cores near GPU {own}, {listed.strip()}")
-    os.sched_setaffinity(0, near)
+    cpulist = (_SYSTEM / f"devices/system/node/node{nodes[gpu_index]}/cpulist").read_text()
+    node_cores = _numbers(cpulist) & os.sched_getaffinity(0)
+    if not node_cores:
+        raise OSError(f"this process may not use the cores near GPU {gpu_index}, {cpulist.strip()}")
+    os.sched_setaffinity(0, node_cores)
     for thread in os.listdir("/proc/self/task"):  # some libraries start threads on import
         with contextlib.suppress(OSError):
-            os.sched_setaffinity(int(thread), near)
-    return nodes.count(nodes[own])
+            os.sched_setaffinity(int(thread), node_cores)
+    return nodes.count(nodes[gpu_index])
 
 
 def _nodes() -> list[Path]:
@@ -67,9 +67,9 @@ def _nodes() -> list[Path]:
 
 def _node_of(gpu: int) -> int:
     """Return the number of a GPU's NUMA node."""
-    at: Any = torch.cuda.get_device_properties(gpu)
-    place = f"{at.pci_domain_id:04x}:{at.pci_bus_id:02x}:{at.pci_device_id:02x}.0"
-    node = int((_SYSTEM / f"bus/pci/devices/{place}/numa_node").read_text())
+    props: Any = torch.cuda.get_device_properties(gpu)
+    pci_address = f"{props.pci_domain_id:04x}:{props.pci_bus_id:02x}:{props.pci_device_id:02x}.0"
+    node = int((_SYSTEM / f"bus/pci/devices/{pci_address}/numa_node").read_text())
     if node < 0:
         raise OSError(f"the system does not know the NUMA node of GPU {gpu}")
     return node

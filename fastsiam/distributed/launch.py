@@ -32,7 +32,7 @@ from fastsiam.signals import handle_signals, signal_name
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
 """Signals that the launcher forwards to its ranks, which save and exit."""
 _LOGGERS = ("agent.server.api", "multiprocessing.api", "rendezvous.dynamic_rendezvous")
-_WHY: dict[int, str] = {
+_KILL_HINTS: dict[int, str] = {
     signal.SIGKILL: ", perhaps because memory ran out",
     signal.SIGABRT: ", perhaps by NCCL after --rank-timeout; see the messages above",
 }
@@ -100,8 +100,8 @@ def _settings(config: NodesConfig, max_restarts: int) -> LaunchConfig:
             host = "localhost"  # torch compares names to decide which machine serves the store
     # Without this, torch kills ranks that are still saving 30 s after a signal. torch 2.11 always
     # does.
-    saving = round(config.rank_timeout) + 60
-    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(saving))
+    shutdown_timeout = round(config.rank_timeout) + 60
+    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(shutdown_timeout))
     return LaunchConfig(
         min_nodes=config.min_nodes,
         max_nodes=config.max_nodes,
@@ -141,11 +141,11 @@ def _exit_code(failures: Mapping[int, ProcessFailure]) -> int:
     Among ranks that failed within a second, one that a signal ended comes first, then one with its
     own error: the others exited because that one was gone. The agent ends the rest with SIGTERM.
     """
-    since = min(failure.timestamp for failure in failures.values())
+    first_time = min(failure.timestamp for failure in failures.values())
 
     def order(rank: int) -> tuple[bool, bool]:
-        code, early = failures[rank].exitcode, failures[rank].timestamp <= since + 1
-        if code not in (RANK_LOST, -signal.SIGTERM) and (early or code > 0):
+        code, is_early = failures[rank].exitcode, failures[rank].timestamp <= first_time + 1
+        if code not in (RANK_LOST, -signal.SIGTERM) and (is_early or code > 0):
             return False, code >= 0
         return True, code != RANK_LOST
 
@@ -153,8 +153,8 @@ def _exit_code(failures: Mapping[int, ProcessFailure]) -> int:
     code = failures[rank].exitcode
     if code >= 0:
         return code
-    why = _WHY.get(-code, "")
-    return _fail(f"rank {rank} was killed by {signal_name(-code)}{why}", SIGNALLED - code)
+    hint = _KILL_HINTS.get(-code, "")
+    return _fail(f"rank {rank} was killed by {signal_name(-code)}{hint}", SIGNALLED - code)
 
 
 def _fail(message: str, code: int) -> int:
@@ -177,9 +177,11 @@ def address_towards(host: str) -> str:
 
     Debian maps a machine's own name to 127.0.1.1; then the address of the default route is used.
     """
-    found = _own_address(host)
-    if found and (host in ("localhost", found) or not ipaddress.ip_address(found).is_loopback):
-        return found
+    address = _own_address(host)
+    if address and (
+        host in ("localhost", address) or not ipaddress.ip_address(address).is_loopback
+    ):
+        return address
     return _own_address("192.0.2.1") or host  # a reserved address (RFC 5737); nothing is sent
 
 
@@ -195,5 +197,7 @@ def _own_address(host: str) -> str:
 
 def interface_of(address: str) -> str:
     """Return the name of this machine's network interface with an address, or ""."""
-    found = psutil.net_if_addrs().items()
-    return next((name for name, own in found if address in (x.address for x in own)), "")
+    interfaces = psutil.net_if_addrs().items()
+    return next(
+        (name for name, addresses in interfaces if address in (x.address for x in addresses)), ""
+    )

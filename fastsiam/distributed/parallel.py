@@ -31,8 +31,8 @@ def bn_group(place: Place, config: NumericsConfig) -> dist.ProcessGroup | None:
         dist.new_group(list(range(start, start + size)), timeout=place.device_timeout)
         for start in starts
     ]
-    own: dist.ProcessGroup = groups[place.rank // size]  # type: ignore[assignment]
-    return own
+    group: dist.ProcessGroup = groups[place.rank // size]  # type: ignore[assignment]
+    return group
 
 
 @torch.no_grad()
@@ -55,23 +55,25 @@ def data_parallel(module: nn.Module, place: Place, *, same_buffers: bool) -> nn.
     """
     if place.world == 1:
         return module
-    if own := [name for name, _ in module.named_buffers(recurse=False)]:
-        nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, own)
+    if direct_buffers := [name for name, _ in module.named_buffers(recurse=False)]:
+        nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(
+            module, direct_buffers
+        )
     parameters = inspect.signature(nn.parallel.DistributedDataParallel.__init__).parameters
-    newer = "forward_sync_buffers" in parameters  # torch 2.13 renamed broadcast_buffers
-    buffers: Any = {"forward_sync_buffers" if newer else "broadcast_buffers": not same_buffers}
-    together = nn.parallel.DistributedDataParallel(
+    is_renamed = "forward_sync_buffers" in parameters  # torch 2.13 renamed broadcast_buffers
+    options: Any = {"forward_sync_buffers" if is_renamed else "broadcast_buffers": not same_buffers}
+    ddp = nn.parallel.DistributedDataParallel(
         module,
         device_ids=[place.device] if place.device.type == "cuda" else None,
         gradient_as_bucket_view=True,
         bucket_cap_mb=_BUCKET_MB,
-        **buffers,
+        **options,
     )
-    _finalise_buckets(together)
-    return together
+    _finalise_buckets(ddp)
+    return ddp
 
 
-def _finalise_buckets(together: nn.parallel.DistributedDataParallel) -> None:
+def _finalise_buckets(ddp: nn.parallel.DistributedDataParallel) -> None:
     """Run a pass with zero gradients, so that DDP's buckets are final before the first step.
 
     After its first pass DDP rebuilds its buckets in the order in which gradients arrived. With
@@ -79,14 +81,14 @@ def _finalise_buckets(together: nn.parallel.DistributedDataParallel) -> None:
     run would round differently from that of an uninterrupted one. In this pass gradients arrive in
     the usual order of training: the last layer first.
     """
-    module: Any = together.module
-    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    own = vars(module).get("forward")
-    module.forward = lambda _: [parameter.view_as(parameter) for parameter in trained]
-    out = together(torch.zeros((), device=trained[0].device))  # on a GPU, DDP wants an input
-    torch.autograd.backward(out, [torch.zeros_like(parameter) for parameter in trained])
+    module: Any = ddp.module
+    trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    forward = vars(module).get("forward")
+    module.forward = lambda _: [parameter.view_as(parameter) for parameter in trainable]
+    out = ddp(torch.zeros((), device=trainable[0].device))  # on a GPU, DDP wants an input
+    torch.autograd.backward(out, [torch.zeros_like(parameter) for parameter in trainable])
     del module.forward
-    if own is not None:
-        module.forward = own
-    for parameter in trained:
+    if forward is not None:
+        module.forward = forward
+    for parameter in trainable:
         parameter.grad = None

@@ -55,15 +55,15 @@ def check_devices(config: NodesConfig) -> None:
     Raises:
         DeviceError: a requested device does not exist.
     """
-    there = torch.cuda.device_count()
+    gpus = torch.cuda.device_count()
     if config.device == "cpu":
         return
-    if config.device == "cuda" and not there:
+    if config.device == "cuda" and not gpus:
         raise DeviceError("--device cuda: torch finds no GPU; pass --device cpu")
-    if config.gpus > max(1, there):
-        seen = f"{there} GPU{'' if there == 1 else 's'}" if there else "no GPU"
+    if config.gpus > max(1, gpus):
+        count = f"{gpus} GPU{'' if gpus == 1 else 's'}" if gpus else "no GPU"
         raise DeviceError(
-            f"--gpus {config.gpus}: torch finds {seen}; pass at most --gpus {max(1, there)}, or "
+            f"--gpus {config.gpus}: torch finds {count}; pass at most --gpus {max(1, gpus)}, or "
             f"add --device cpu for {config.gpus} processes on the CPU"
         )
 
@@ -75,14 +75,14 @@ def assigned_rank_and_world() -> tuple[int, int]:
         DeviceError: some of the launcher's variables are missing.
     """
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    needed = ("RANK", "MASTER_ADDR", "MASTER_PORT") if world > 1 else ()
+    required = ("RANK", "MASTER_ADDR", "MASTER_PORT") if world > 1 else ()
     if rank or is_worker():
-        needed = ("WORLD_SIZE", *needed)
-    if missing := [name for name in needed if name not in os.environ]:
-        there = [name for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE") if name in os.environ]
+        required = ("WORLD_SIZE", *required)
+    if missing := [name for name in required if name not in os.environ]:
+        present = [name for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE") if name in os.environ]
         raise DeviceError(
-            f"{', '.join(there)} set without {', '.join(missing)}: start ranks with --gpus or "
-            f"torchrun, or run `unset {' '.join(there)}` first"
+            f"{', '.join(present)} set without {', '.join(missing)}: start ranks with --gpus or "
+            f"torchrun, or run `unset {' '.join(present)}` first"
         )
     return rank, world
 

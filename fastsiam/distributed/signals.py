@@ -48,7 +48,7 @@ class StopSignals:
     """
 
     def __init__(self, place: Place) -> None:
-        self._got = 0
+        self._signal_number = 0
         self._place = place
         self._failure: FastSiamError | None = None
         self._group: dist.ProcessGroup | None = None
@@ -69,8 +69,8 @@ class StopSignals:
         self._handlers.__enter__()
         return self
 
-    def __exit__(self, *ending: Any) -> None:
-        self._handlers.__exit__(*ending)
+    def __exit__(self, *exc_info: Any) -> None:
+        self._handlers.__exit__(*exc_info)
 
     def over(self, items: Iterable[T]) -> Iterator[T]:
         """Yield items while all ranks can continue; every rank iterates over its own items.
@@ -82,31 +82,31 @@ class StopSignals:
             OtherRankError: another rank's iterator raised an error.
             FastSiamError: this rank's iterator raised it; the other ranks stop, too.
         """
-        iterator, nothing = iter(items), object()
+        iterator, sentinel = iter(items), object()
         while True:
-            item: T | object = nothing
+            item: T | object = sentinel
             error = None
-            if not self._got:
+            if not self._signal_number:
                 try:
-                    item = next(iterator, nothing)
+                    item = next(iterator, sentinel)
                 except FastSiamError as failure:
                     if self._is_alone:
                         raise
                     error = failure
-            verdict, more = self._agree(
-                _FAILED + self._place.rank if error else self._got, item is not nothing
+            verdict, has_item = self._agree(
+                _FAILED + self._place.rank if error else self._signal_number, item is not sentinel
             )
             if verdict >= _FAILED:
-                other = OtherRankError(
+                other_error = OtherRankError(
                     f"rank {verdict - _FAILED} cannot continue; see its own error message"
                 )
-                self._failure = error or other
+                self._failure = error or other_error
                 raise self._failure
             if verdict:
                 raise Signalled(verdict)
-            if not more:
+            if not has_item:
                 return
-            if item is not nothing:
+            if item is not sentinel:
                 yield item  # type: ignore[misc]
 
     def is_known_to_all(self, error: FastSiamError) -> bool:
@@ -119,17 +119,17 @@ class StopSignals:
             with contextlib.suppress(RuntimeError):
                 dist.barrier(self._group)
 
-    def _agree(self, own: int, more: bool) -> tuple[int, bool]:
+    def _agree(self, vote: int, has_item: bool) -> tuple[int, bool]:
         """Return the ranks' most urgent vote, and whether any of them has an item."""
         if self._is_alone:
-            return own, more
-        votes = torch.tensor([own, more])
+            return vote, has_item
+        votes = torch.tensor([vote, has_item])
         dist.all_reduce(votes, dist.ReduceOp.MAX, self._group)
-        verdict, some = votes.tolist()
-        return verdict, bool(some)
+        verdict, any_item = votes.tolist()
+        return verdict, bool(any_item)
 
     def _note(self, number: int) -> None:
-        self._got = number
+        self._signal_number = number
         if self._place.is_leader:
             line = (
                 f"{signal.Signals(number).name}: stopping before the next step or batch; a second "

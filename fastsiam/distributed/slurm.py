@@ -18,7 +18,7 @@ from fastsiam.config.run import SlurmConfig
 from fastsiam.config.train import as_arguments
 from fastsiam.errors import FastSiamError
 
-_BY_THE_JOB = "nodes", "rendezvous", "out"
+_JOB_SETTINGS = "nodes", "rendezvous", "out"
 """Settings that the script sets itself."""
 _PORT = "$((20000 + SLURM_JOB_ID % 40000))"
 """Port of the rendezvous; two jobs on the same machine rarely share it."""
@@ -64,14 +64,14 @@ def slurm_script(
         job: options of the job.
         resumed: settings of the run passed to ``--resume``, if any.
     """
-    several = config.run.max_nodes > 1
+    is_multi_node = config.run.max_nodes > 1
     words = [sys.executable, "-m", "fastsiam", "train", *_arguments(recipe, config, job, resumed)]
     command = shlex.join(words) + ' --out "$out"'
     if config.run.resume == "never":
         command += " ${SLURM_RESTART_COUNT:+--resume auto}"  # if the job was requeued
     if job.seeds:
         command += ' --seed "$SLURM_ARRAY_TASK_ID"'
-    if several:
+    if is_multi_node:
         command += f' --nodes {config.run.nodes} --rendezvous "$head:{_PORT}"'
         command = f'bash -c "$launch" fastsiam {command}'
     return _SCRIPT.format(
@@ -79,7 +79,7 @@ def slurm_script(
         version=fastsiam.__version__,
         warning=job.warning,
         out=_out(config.run.out, job),
-        head=_HEAD if several else "",
+        head=_HEAD if is_multi_node else "",
         command=command,
         requeues=job.requeues,
     )
@@ -88,7 +88,7 @@ def slurm_script(
 def _options(config: TrainConfig, job: SlurmConfig) -> list[str]:
     """Return the ``sbatch`` options."""
     run = config.run
-    asked = {
+    options = {
         "job-name": job.name,
         "partition": job.partition,
         "account": job.account,
@@ -104,14 +104,14 @@ def _options(config: TrainConfig, job: SlurmConfig) -> list[str]:
         "open-mode": "append",
         "output": f"{job.name}-{'%A_%a' if job.seeds else '%j'}.log",
     }
-    others = [job.sbatch.strip()] if job.sbatch.strip() else []
-    return [*(f"--{name}={x}" for name, x in asked.items() if x), "--requeue", *others]
+    extra = [job.sbatch.strip()] if job.sbatch.strip() else []
+    return [*(f"--{name}={x}" for name, x in options.items() if x), "--requeue", *extra]
 
 
-def _out(given: str, job: SlurmConfig) -> str:
+def _out(out: str, job: SlurmConfig) -> str:
     """Return the run's folder as a shell word that is the same after a requeue."""
     number = "$SLURM_ARRAY_JOB_ID" if job.seeds else "$SLURM_JOB_ID"
-    folder = shlex.quote(given) if given else f'runs/{job.name}-"{number}"'
+    folder = shlex.quote(out) if out else f'runs/{job.name}-"{number}"'
     return folder + ('/seed-"$SLURM_ARRAY_TASK_ID"' if job.seeds else "")
 
 
@@ -119,18 +119,18 @@ def _arguments(
     recipe: str, config: TrainConfig, job: SlurmConfig, resumed: Mapping[str, Any] | None
 ) -> list[str]:
     """Return the shortest command line for the settings, without those that the script sets."""
-    of_recipe = Settings(recipe=recipe, flags={"method": config.model.method.name})
-    usual = resumed or merge(of_recipe).flags
-    decided = {*_BY_THE_JOB, *(["seed"] if job.seeds else [])}
-    named = {"method", *(["data"] if config.data.mixed_with else [])}
-    changed = {
+    recipe_settings = Settings(recipe=recipe, flags={"method": config.model.method.name})
+    defaults = resumed or merge(recipe_settings).flags
+    script_settings = {*_JOB_SETTINGS, *(["seed"] if job.seeds else [])}
+    required = {"method", *(["data"] if config.data.mixed_with else [])}
+    flags = {
         name: value
         for name, value in config.to_flags().items()
-        if name not in decided and (value != usual.get(name) or name in named)
+        if name not in script_settings and (value != defaults.get(name) or name in required)
     }
     if resumed:
-        changed["resume"] = config.run.resume
-    return ["--recipe", recipe, *as_arguments(changed)]
+        flags["resume"] = config.run.resume
+    return ["--recipe", recipe, *as_arguments(flags)]
 
 
 def submit(script: str, *, folder: Path) -> str:
@@ -165,5 +165,5 @@ def submit(script: str, *, folder: Path) -> str:
 
 def _reason(text: str) -> str:
     """Extract sbatch's error messages from submitit's message."""
-    said = re.findall(r"sbatch: error: (.+)", text)
-    return "; ".join(said) or text.strip().splitlines()[-1]
+    messages = re.findall(r"sbatch: error: (.+)", text)
+    return "; ".join(messages) or text.strip().splitlines()[-1]

@@ -110,8 +110,8 @@ class Method(nn.Module, ABC):
 
         The default is a single group of all parameters that require a gradient.
         """
-        trained = [parameter for parameter in self.parameters() if parameter.requires_grad]
-        return [ParamGroup(name="all", params=trained)]
+        trainable = [parameter for parameter in self.parameters() if parameter.requires_grad]
+        return [ParamGroup(name="all", params=trainable)]
 
     def start_from(self, weights: dict[str, Tensor]) -> None:
         """Load pretrained weights of some parts, and copy them to momentum encoders.
@@ -159,7 +159,7 @@ class Method(nn.Module, ABC):
         images, batches = len(views[0]), list(views)
         if self.views_together:
             sizes = groupby(views, key=lambda view: view.shape[-1])
-            batches = [torch.cat(list(same)) for _, same in sizes]
+            batches = [torch.cat(list(group)) for _, group in sizes]
         outputs = []
         for module in modules:
             batches = [module(batch) for batch in batches]

@@ -13,6 +13,6 @@ class FastSiam(SimSiamVariant):
 
     def comparisons(self, views: int) -> list[Comparison]:
         """Compare each view with all others; without ``symmetric``, only the first view."""
-        every = tuple(range(views))
-        predicted = every if self.config.symmetric else every[:1]
-        return [(view, every[:view] + every[view + 1 :]) for view in predicted]
+        all_views = tuple(range(views))
+        predicting_views = all_views if self.config.symmetric else all_views[:1]
+        return [(view, all_views[:view] + all_views[view + 1 :]) for view in predicting_views]

@@ -48,19 +48,19 @@ class MoCoV2(Method):
 
     def forward(self, views: tuple[Tensor, ...], index: Tensor) -> Output:
         """Compute the loss of two views; the embeddings are the first view's queries."""
-        asking, answering = views, views[::-1]
+        query_views, key_views = views, views[::-1]
         if not self.config.symmetric:
-            asking, answering = views[:1], views[1:]
-        _, projections = self.by_view(asking, self.backbone, self.projector)
+            query_views, key_views = views[:1], views[1:]
+        _, projections = self.by_view(query_views, self.backbone, self.projector)
         queries = [unit(query) for query in projections]
         with torch.no_grad():
-            keys = self._keys(answering)
+            keys = self._keys(key_views)
         losses = [
             info_nce(query, key, self.queue, temperature=self.config.temperature)
             for query, key in zip(queries, keys, strict=True)
         ]
-        kept = torch.stack(keys[::-1], 1)  # (N, views, dim), first view first
-        return Output(torch.stack(losses).mean(), queries[0].detach(), {"keys": kept})
+        stacked_keys = torch.stack(keys[::-1], 1)  # (N, views, dim), first view first
+        return Output(torch.stack(losses).mean(), queries[0].detach(), {"keys": stacked_keys})
 
     def after_step(self, outputs: Sequence[Output], *, at: Moment) -> None:
         """Update the momentum encoder, and add the keys of all ranks to the queue."""
@@ -72,21 +72,23 @@ class MoCoV2(Method):
         """Return the momentum encoder's projections, l2-normalised: (N, dim) for each view."""
         images = len(views[0])
         rank, world = rank_and_world()
-        parts = groups_of(self, images, world)
-        if parts == 1:  # BN normalises the entire global batch together: nothing to shuffle
+        groups = groups_of(self, images, world)
+        if groups == 1:  # BN normalises the entire global batch together: nothing to shuffle
             [keys] = self.by_view(views, self.target)
             return [unit(key) for key in keys]
         order = torch.arange(images * world, device=views[0].device)
-        mixed = order.view(parts, -1).T.flatten()
-        back = order.view(-1, parts).T.flatten()
-        own = slice(rank * images, (rank + 1) * images)
-        [keys] = self.by_view([_gather_rows(view, mixed[own]) for view in views], self.target)
-        return [_gather_rows(unit(key), back[own]) for key in keys]
+        shuffled_order = order.view(groups, -1).T.flatten()
+        original_order = order.view(-1, groups).T.flatten()
+        rank_rows = slice(rank * images, (rank + 1) * images)
+        [keys] = self.by_view(
+            [_gather_rows(view, shuffled_order[rank_rows]) for view in views], self.target
+        )
+        return [_gather_rows(unit(key), original_order[rank_rows]) for key in keys]
 
 
-def _gather_rows(rows: Tensor, which: Tensor) -> Tensor:
+def _gather_rows(rows: Tensor, index: Tensor) -> Tensor:
     """Gather rows from all ranks, and return the selected ones in the same memory format."""
     if rows.dim() < 4:
-        return gather_with_gradient(rows)[which]
+        return gather_with_gradient(rows)[index]
     # Gather with channels last, so that channels-last images need no copy.
-    return gather_with_gradient(rows.movedim(1, -1))[which].movedim(-1, 1)
+    return gather_with_gradient(rows.movedim(1, -1))[index].movedim(-1, 1)

@@ -30,8 +30,8 @@ class MomentumEncoder(nn.Sequential):
         Args:
             momentum: weight of the old values, in [0, 1].
         """
-        own: list[Tensor] = list(nn.Sequential(*self._parts).parameters())
-        torch._foreach_lerp_(list(self.parameters()), own, 1 - momentum)
+        original_parameters: list[Tensor] = list(nn.Sequential(*self._parts).parameters())
+        torch._foreach_lerp_(list(self.parameters()), original_parameters, 1 - momentum)
 
 
 def rising_momentum(momentum: float, progress: float) -> float:
@@ -52,7 +52,7 @@ def push(queue: Tensor, pushed: Tensor, rows: Tensor) -> None:
         pushed: () int64, number of rows added so far; updated. Row i is stored at i modulo K.
         rows: (R, ...), oldest first.
     """
-    places = torch.arange(len(rows), device=rows.device) + pushed
-    most = len(queue)
-    queue.index_copy_(0, (places % most)[-most:], rows[-most:])
+    positions = torch.arange(len(rows), device=rows.device) + pushed
+    capacity = len(queue)
+    queue.index_copy_(0, (positions % capacity)[-capacity:], rows[-capacity:])
     pushed += len(rows)

@@ -18,16 +18,16 @@ SETTINGS = ("momentum", "weight_decay", "trust", "adapt_all")
 
 def build_optimizer(config: OptimConfig, groups: Sequence[ParamGroup]) -> torch.optim.Optimizer:
     """Build the optimizer for a method's parameter groups, with zeroed momentum buffers."""
-    own = [
+    param_groups = [
         {"params": group.params, "name": group.name}
         | ({} if group.weight_decay is None else {"weight_decay": group.weight_decay})
         for group in groups
     ]
-    shared: dict[str, Any] = {"momentum": config.momentum, "weight_decay": config.weight_decay}
-    shared["lr"] = peak_lr(config)
+    defaults: dict[str, Any] = {"momentum": config.momentum, "weight_decay": config.weight_decay}
+    defaults["lr"] = peak_lr(config)
     if config.optimizer == "lars":
-        return Lars(own, **shared, trust=config.lars_trust, adapt_all=config.lars_all)
-    return init_momentum_buffers(torch.optim.SGD(own, **shared, fused=True))
+        return Lars(param_groups, **defaults, trust=config.lars_trust, adapt_all=config.lars_all)
+    return init_momentum_buffers(torch.optim.SGD(param_groups, **defaults, fused=True))
 
 
 def init_momentum_buffers(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
@@ -84,30 +84,33 @@ class Lars(torch.optim.Optimizer):
         scale: Tensor | None = getattr(self, "grad_scale", None)
         overflow: Tensor | None = getattr(self, "found_inf", None)
         for group in self.param_groups:
-            there = [p for p in group["params"] if p.grad is not None]
-            if not there:
+            params = [p for p in group["params"] if p.grad is not None]
+            if not params:
                 continue
-            adapted = [p for p in there if p.dim() > 1 or group["adapt_all"]]
-            others = [p for p in there if not (p.dim() > 1 or group["adapt_all"])]
-            moves = _scaled_gradients(
-                adapted, _unscaled(adapted, scale), group["weight_decay"], group["trust"]
+            scaled_params = [p for p in params if p.dim() > 1 or group["adapt_all"]]
+            plain_params = [p for p in params if not (p.dim() > 1 or group["adapt_all"])]
+            updates = _scaled_gradients(
+                scaled_params,
+                _unscaled_gradients(scaled_params, scale),
+                group["weight_decay"],
+                group["trust"],
             )
-            moves += _unscaled(others, scale)
-            ordered = adapted + others
+            updates += _unscaled_gradients(plain_params, scale)
+            ordered = scaled_params + plain_params
             buffers = [self.state[p]["momentum_buffer"] for p in ordered]
             if overflow is None:
                 torch._foreach_mul_(buffers, group["momentum"])
-                torch._foreach_add_(buffers, moves)
+                torch._foreach_add_(buffers, updates)
                 torch._foreach_add_(ordered, buffers, alpha=-group["lr"])
                 continue
-            bad = overflow.bool()
-            torch._foreach_mul_(buffers, torch.where(bad, 1.0, group["momentum"]))
-            torch._foreach_add_(buffers, [torch.where(bad, 0.0, move) for move in moves])
-            rate = torch.where(bad, 0.0, -group["lr"])
+            skip = overflow.bool()
+            torch._foreach_mul_(buffers, torch.where(skip, 1.0, group["momentum"]))
+            torch._foreach_add_(buffers, [torch.where(skip, 0.0, update) for update in updates])
+            rate = torch.where(skip, 0.0, -group["lr"])
             torch._foreach_add_(ordered, torch._foreach_mul(buffers, rate))
 
 
-def _unscaled(weights: list[Tensor], scale: Tensor | None) -> list[Tensor]:
+def _unscaled_gradients(weights: list[Tensor], scale: Tensor | None) -> list[Tensor]:
     gradients = [w.grad for w in weights if w.grad is not None]
     if scale is None or not gradients:
         return gradients
@@ -156,8 +159,8 @@ def rates_at(
     Groups with schedule "cosine" warm up and decay. "constant" groups stay at the peak rate. Steps
     are counted from 0.
     """
-    peak, decaying = peak_lr(config), decaying_rate(config, step, steps_per_epoch)
-    return {group.name: decaying if group.schedule == "cosine" else peak for group in groups}
+    peak, decaying_lr = peak_lr(config), decaying_rate(config, step, steps_per_epoch)
+    return {group.name: decaying_lr if group.schedule == "cosine" else peak for group in groups}
 
 
 def decaying_rate(config: OptimConfig, step: int, steps_per_epoch: int) -> float:

@@ -37,7 +37,9 @@ class SimCLR(Method):
         _, *outputs = self.by_view(views, self.backbone, self.projector, self.predictor)
         z, p = ([unit(view) for view in output] for output in outputs)
         stop = self.config.stop_gradient
-        others = [gather_with_gradient(view.detach() if stop else view) for view in z]
+        all_projections = [gather_with_gradient(view.detach() if stop else view) for view in z]
         rank, _ = rank_and_world()
-        loss = nt_xent(p, others, first=rank * len(index), temperature=self.config.temperature)
+        loss = nt_xent(
+            p, all_projections, first=rank * len(index), temperature=self.config.temperature
+        )
         return Output(loss, z[0].detach(), {})

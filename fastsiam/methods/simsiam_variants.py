@@ -28,7 +28,7 @@ Comparison = tuple[int, tuple[int, ...]]
 
 def build_simsiam(config: SimSiamConfig, backbone: Backbone, *, images: int = 0) -> SimSiam:
     """Build SimSiam, or a variant if the settings ask for one."""
-    usual = replace(
+    standard = replace(
         config,
         predictor="trained",
         stop_gradient=True,
@@ -38,7 +38,7 @@ def build_simsiam(config: SimSiamConfig, backbone: Backbone, *, images: int = 0)
         target_average=0.0,
         encoder_momentum=0.0,
     )
-    kind = SimSiam if config == usual else SimSiamVariant
+    kind = SimSiam if config == standard else SimSiamVariant
     return kind(config, backbone, images=images)
 
 
@@ -71,21 +71,23 @@ class SimSiamVariant(SimSiam):
     def forward(self, views: tuple[Tensor, ...], index: Tensor) -> Output:
         """Compute the loss (a cosine is in [-1, 1]); embeddings are the first view's z, (N, d)."""
         comparisons = self.comparisons(len(views))
-        predicting = [view for view, _ in comparisons]
-        own = [views[view] for view in predicting]
-        _, z, p = self.by_view(own, self.backbone, self.projector, self.predictor)
-        wanted = {of for _, others in comparisons for of in others}
-        targets = self._targets(views, dict(zip(predicting, z, strict=True)), wanted)
+        predicting_views = [view for view, _ in comparisons]
+        inputs = [views[view] for view in predicting_views]
+        _, z, p = self.by_view(inputs, self.backbone, self.projector, self.predictor)
+        all_target_views = {view for _, target_views in comparisons for view in target_views}
+        targets = self._targets(
+            views, dict(zip(predicting_views, z, strict=True)), all_target_views
+        )
         rows = self.averages[index] if self.config.target_average else None
         similarity = SIMILARITIES[self.config.similarity]
         losses = [
-            similarity(prediction, self._averaged(rows, [targets[of] for of in others]))
-            for prediction, (_, others) in zip(p, comparisons, strict=True)
+            similarity(prediction, self._average(rows, [targets[view] for view in target_views]))
+            for prediction, (_, target_views) in zip(p, comparisons, strict=True)
         ]
         carry = {}
         if rows is not None:
             carry = {
-                "rows": self._averaged(rows, list(targets.values())).detach(),
+                "rows": self._average(rows, list(targets.values())).detach(),
                 "index": index.clone(),
             }
         return Output(torch.stack(losses).mean(), z[0].detach(), carry)
@@ -108,10 +110,10 @@ class SimSiamVariant(SimSiam):
                 for name in ("rows", "index")
             )
             self.averages.index_copy_(0, index, rows)
-        every = self.config.alternate_every or at.steps_per_epoch
+        interval = self.config.alternate_every or at.steps_per_epoch
         if momentum := self.config.encoder_momentum:
             self.frozen.follow(momentum)
-        elif self._has_frozen and at.done % every == 0:
+        elif self._has_frozen and at.done % interval == 0:
             self.frozen.copy_parts()
 
     @property
@@ -119,7 +121,7 @@ class SimSiamVariant(SimSiam):
         return self.config.alternate_every != 1 or self.config.encoder_momentum > 0
 
     def _targets(
-        self, views: tuple[Tensor, ...], z: dict[int, Tensor], wanted: set[int]
+        self, views: tuple[Tensor, ...], z: dict[int, Tensor], target_views: set[int]
     ) -> dict[int, Tensor]:
         """Return the targets of some views, (N, dim) each, by view index.
 
@@ -128,18 +130,20 @@ class SimSiamVariant(SimSiam):
         Args:
             views: all views.
             z: projections of the predicting views, by view index.
-            wanted: indices of the views that need targets.
+            target_views: indices of the views that need targets.
         """
         stop, targets, encoder = self.config.stop_gradient, z, [self.backbone, self.projector]
         if self._has_frozen:
             targets, encoder = {}, [self.frozen]
-        if others := [view for view in sorted(wanted) if view not in targets]:
+        if remaining := [view for view in sorted(target_views) if view not in targets]:
             with torch.no_grad() if stop else nullcontext():
-                *_, encoded = self.by_view([views[view] for view in others], *encoder)
-            targets = targets | dict(zip(others, encoded, strict=True))
-        return {view: targets[view].detach() if stop else targets[view] for view in sorted(wanted)}
+                *_, projections = self.by_view([views[view] for view in remaining], *encoder)
+            targets = targets | dict(zip(remaining, projections, strict=True))
+        return {
+            view: targets[view].detach() if stop else targets[view] for view in sorted(target_views)
+        }
 
-    def _averaged(self, rows: Tensor | None, targets: list[Tensor]) -> Tensor:
+    def _average(self, rows: Tensor | None, targets: list[Tensor]) -> Tensor:
         """Return the mean of some views' targets, in float32; with ``rows``, the moving average.
 
         The moving average is over l2-normalised targets. A row of zeros means that the image was
@@ -150,9 +154,9 @@ class SimSiamVariant(SimSiam):
             rows: (N, dim) averages so far, or None.
             targets: (N, dim) for each view.
         """
-        each = torch.stack(targets).float()
+        stacked_targets = torch.stack(targets).float()
         if rows is None:
-            return each.mean(0)
-        momentum, unit = self.config.target_average, F.normalize(each, dim=2).mean(0)
-        seen = rows.any(1, keepdim=True)
-        return torch.where(seen, momentum * rows + (1 - momentum) * unit, unit)
+            return stacked_targets.mean(0)
+        momentum, mean = self.config.target_average, F.normalize(stacked_targets, dim=2).mean(0)
+        has_average = rows.any(1, keepdim=True)
+        return torch.where(has_average, momentum * rows + (1 - momentum) * mean, mean)

@@ -23,7 +23,7 @@ from fastsiam.model.losses import cross_entropy, sinkhorn, unit
 from .base import Method, Moment, Output
 from .momentum import push
 
-_ASSIGNED = 2
+_ASSIGNED_VIEWS = 2
 """Number of views with assignments: the first ones, which are the large crops in multi-crop."""
 
 
@@ -49,26 +49,29 @@ class SwAV(Method):
             self.predictor = mlp(config.dim, config.predictor_dim, config.dim)
         self.prototypes = nn.Linear(config.dim, config.prototypes, bias=False)
         if config.queue:
-            self.register_buffer("queue", torch.zeros(config.queue, _ASSIGNED, config.dim))
+            self.register_buffer("queue", torch.zeros(config.queue, _ASSIGNED_VIEWS, config.dim))
             self.register_buffer("pushed", torch.zeros((), dtype=torch.int64))
 
     def forward(self, views: tuple[Tensor, ...], index: Tensor) -> Output:
         """Compute the loss (>= 0) of two or more views; embeddings are the first view's z."""
         _, z, p = self.by_view(views, self.backbone, self.projector, self.predictor)
-        z = tuple(unit(view) for view in z[:_ASSIGNED])
+        z = tuple(unit(view) for view in z[:_ASSIGNED_VIEWS])
         with torch.autocast(views[0].device.type, enabled=False):
             prototypes = unit(self.prototypes.weight)
-            predicted = [unit(view) @ prototypes.T / self.config.temperature for view in p]
+            predictions = [unit(view) @ prototypes.T / self.config.temperature for view in p]
             with torch.no_grad() if self.config.stop_gradient else nullcontext():
-                codes = [self._assignments(view, prototypes, of) for of, view in enumerate(z)]
+                codes = [
+                    self._assignments(view, prototypes, assigned_view)
+                    for assigned_view, view in enumerate(z)
+                ]
         losses = [
             cross_entropy(code, logits)
-            for of, code in enumerate(codes)
-            for view, logits in enumerate(predicted)
-            if view != of
+            for assigned_view, code in enumerate(codes)
+            for view, logits in enumerate(predictions)
+            if view != assigned_view
         ]
-        kept = {"projections": torch.stack(z, 1).detach()} if self.config.queue else {}
-        return Output(torch.stack(losses).mean(), z[0].detach(), kept)
+        carry = {"projections": torch.stack(z, 1).detach()} if self.config.queue else {}
+        return Output(torch.stack(losses).mean(), z[0].detach(), carry)
 
     def before_optimizer(self, *, at: Moment) -> None:
         """Freeze the prototypes in the first ``frozen_epochs`` epochs."""
@@ -83,17 +86,17 @@ class SwAV(Method):
 
     def _assignments(self, z: Tensor, prototypes: Tensor, view: int) -> Tensor:
         """Compute the assignments of this rank's images to the prototypes, (N, prototypes)."""
-        every = gather_with_gradient(z)
-        weights = every.new_ones(len(every))
+        rows = gather_with_gradient(z)
+        weights = rows.new_ones(len(rows))
         if self.config.queue:
-            counts = (self.pushed >= self.config.queue).to(weights.dtype)
-            weights = torch.cat([weights, counts.expand(self.config.queue)])
-            every = torch.cat([every, self.queue[:, view]])
-        shares = sinkhorn(
-            every @ prototypes.T,
+            is_full = (self.pushed >= self.config.queue).to(weights.dtype)
+            weights = torch.cat([weights, is_full.expand(self.config.queue)])
+            rows = torch.cat([rows, self.queue[:, view]])
+        assignments = sinkhorn(
+            rows @ prototypes.T,
             epsilon=self.config.epsilon,
             rounds=self.config.sinkhorn_rounds,
             weights=weights,
         )
         rank, _ = rank_and_world()
-        return shares[rank * len(z) : (rank + 1) * len(z)]
+        return assignments[rank * len(z) : (rank + 1) * len(z)]

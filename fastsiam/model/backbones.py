@@ -117,7 +117,7 @@ class ResNet(Backbone):
             planes, stride = width * 2**stage, 1 if stage == 0 else 2
             blocks = []
             for i in range(depth):
-                blocks.append(_block(block, channels, planes, stride if i == 0 else 1))
+                blocks.append(_build_block(block, channels, planes, stride if i == 0 else 1))
                 channels = planes * block.expansion
             stages.append(nn.Sequential(*blocks))
         self.layer1, self.layer2, self.layer3, self.layer4 = stages
@@ -129,7 +129,7 @@ class ResNet(Backbone):
         x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
         for stage in (self.layer1, self.layer2, self.layer3, self.layer4):
             for block in stage:
-                x = _recomputed(block, x) if self.recompute and self.training else block(x)
+                x = _run_checkpointed(block, x) if self.recompute and self.training else block(x)
         pooled: Tensor = self.avgpool(x).flatten(1)
         return pooled
 
@@ -179,9 +179,9 @@ def build_backbone(config: BackboneConfig) -> Backbone:
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
     elif config.backbone.startswith("timm/"):
-        backbone = _of_timm(config.backbone.removeprefix("timm/"))
+        backbone = _build_timm(config.backbone.removeprefix("timm/"))
     else:
-        backbone = _of_torchvision(config.backbone)
+        backbone = _build_torchvision(config.backbone)
     for module in backbone.modules():
         if config.zero_init_residual and isinstance(module, Bottleneck):
             nn.init.zeros_(module.bn3.weight)
@@ -225,7 +225,7 @@ def _norm_batches(config: BackboneConfig, crop: int) -> set[int]:
     for module in backbone.modules():
         if isinstance(module, _BatchNorm):
             module.register_forward_pre_hook(lambda _, inputs: sizes.add(len(inputs[0])))
-    _tried(backbone, crop)
+    _run_on_meta(backbone, crop)
     return sizes
 
 
@@ -245,12 +245,12 @@ def check_crop(config: BackboneConfig, crop: int, *, training: bool) -> None:
         return
     backbone, name = skeleton(config).train(training), config.backbone
     try:
-        out = _tried(backbone, crop)
+        out = _run_on_meta(backbone, crop)
     except Exception as error:  # libraries may raise anything for a wrong size
-        usual = getattr(backbone.network, "default_cfg", {})  # timm's
-        side = int((usual.get("input_size") or (_SIDE,))[-1])
+        default_cfg = getattr(backbone.network, "default_cfg", {})  # timm's
+        side = int((default_cfg.get("input_size") or (_SIDE,))[-1])
         try:
-            _tried(backbone, side)
+            _run_on_meta(backbone, side)
         except Exception:
             reason = next(iter(str(error).splitlines()), type(error).__name__)
             raise ValueError(
@@ -260,10 +260,10 @@ def check_crop(config: BackboneConfig, crop: int, *, training: bool) -> None:
             f"{name} needs images of {side} pixels, not {crop}; pass --crop {side}"
         ) from error
     if not isinstance(out, Tensor) or out.shape != (2, backbone.features):
-        made = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
+        actual = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
         raise ValueError(
             f"{name} does not return one feature vector per image{' in training' * training} "
-            f"({made} for 2 images); choose another backbone"
+            f"({actual} for 2 images); choose another backbone"
         )
 
 
@@ -273,10 +273,10 @@ def skeleton(config: BackboneConfig) -> Backbone:
     Raises:
         ValueError, BackendError: as ``build_backbone``.
     """
-    return _on_meta(lambda: build_backbone(config))
+    return _build_on_meta(lambda: build_backbone(config))
 
 
-def _on_meta(build: Callable[[], Network]) -> Network:
+def _build_on_meta(build: Callable[[], Network]) -> Network:
     try:
         with torch.device("meta"):
             return build()
@@ -290,25 +290,25 @@ def classifier_keys(config: BackboneConfig) -> set[str]:
     Raises:
         ValueError, BackendError: as ``build_backbone``.
     """
-    own = skeleton(config)
-    if own.classifier:
-        return {f"{own.classifier}.weight", f"{own.classifier}.bias"}
+    backbone = skeleton(config)
+    if backbone.classifier:
+        return {f"{backbone.classifier}.weight", f"{backbone.classifier}.bias"}
     import timm
 
     name = config.backbone.removeprefix("timm/")
-    whole = _on_meta(lambda: timm.create_model(name, pretrained=False))
-    return set(whole.state_dict()) - set(own.state_dict())
+    network = _build_on_meta(lambda: timm.create_model(name, pretrained=False))
+    return set(network.state_dict()) - set(backbone.state_dict())
 
 
-def _tried(backbone: Backbone, side: int) -> Any:
+def _run_on_meta(backbone: Backbone, side: int) -> Any:
     """Run the backbone on two images on the meta device; return its output."""
     return backbone(torch.empty(2, 3, side, side, device="meta"))
 
 
-def _of_torchvision(name: str) -> LibraryNetwork:
-    known = torchvision.models.list_models(module=torchvision.models)
-    if name not in known:
-        raise ValueError(_unknown(name, [*OWN_BACKBONES, *known, *_timm_names()]))
+def _build_torchvision(name: str) -> LibraryNetwork:
+    model_names = torchvision.models.list_models(module=torchvision.models)
+    if name not in model_names:
+        raise ValueError(_unknown_message(name, [*OWN_BACKBONES, *model_names, *_timm_names()]))
     # GoogLeNet and Inception warn that the default of this option will change.
     options = {"init_weights": True} if name in ("googlenet", "inception_v3") else {}
     network = torchvision.models.get_model(name, weights=None, **options)
@@ -328,7 +328,7 @@ def _of_torchvision(name: str) -> LibraryNetwork:
     return LibraryNetwork(network, features=last.in_features, classifier=path)
 
 
-def _of_timm(name: str) -> LibraryNetwork:
+def _build_timm(name: str) -> LibraryNetwork:
     try:
         import timm
     except ImportError as error:
@@ -341,7 +341,7 @@ def _of_timm(name: str) -> LibraryNetwork:
             f"timm/{name}.{tag} names pretrained weights, which cannot be loaded; pass timm/{name}"
         )
     if not timm.is_model(name):
-        raise ValueError(_unknown(f"timm/{name}", _timm_names()))
+        raise ValueError(_unknown_message(f"timm/{name}", _timm_names()))
     network: Any = timm.create_model(name, pretrained=False, num_classes=0)
     return LibraryNetwork(
         network, features=getattr(network, "head_hidden_size", network.num_features)
@@ -356,11 +356,11 @@ def _timm_names() -> list[str]:
     return [f"timm/{name}" for name in timm.list_models()]
 
 
-def _unknown(name: str, known: Iterable[str]) -> str:
+def _unknown_message(name: str, names: Iterable[str]) -> str:
     choices = (
         f"pass {', '.join(OWN_BACKBONES)}, a classification network of torchvision or timm/NAME"
     )
-    return f"unknown backbone {name!r}; {nearest(name, known, most=4) or choices}"
+    return f"unknown backbone {name!r}; {nearest(name, names, most=4) or choices}"
 
 
 def _without_randomness(module: nn.Module) -> None:
@@ -372,7 +372,7 @@ def _without_randomness(module: nn.Module) -> None:
             setattr(module, name, 0.0)
 
 
-def _recomputed(block: nn.Module, x: Tensor) -> Tensor:
+def _run_checkpointed(block: nn.Module, x: Tensor) -> Tensor:
     """Run a block with activation checkpointing; its BNs must be ``ViewBatchNorm``."""
     out: Tensor = checkpoint(
         block,
@@ -384,7 +384,7 @@ def _recomputed(block: nn.Module, x: Tensor) -> Tensor:
     return out
 
 
-def _block(
+def _build_block(
     block: type[BasicBlock | Bottleneck], channels: int, planes: int, stride: int
 ) -> BasicBlock | Bottleneck:
     """Build a residual block, with a 1x1 convolution on the shortcut if the shape changes."""

@@ -53,9 +53,9 @@ class ViewBatchNorm(_BatchNorm):
         if not self.training:
             return super().forward(input)
         self._check_input_dim(input)
-        several = 0 < self.images < len(input)
-        views, rest = divmod(len(input), self.images) if several else (1, 0)
-        if rest:
+        has_several_views = 0 < self.images < len(input)
+        views, remainder = divmod(len(input), self.images) if has_several_views else (1, 0)
+        if remainder:
             raise ValueError(
                 f"BN got {len(input)} images, which is not a multiple of {self.images}; pass the "
                 "views through Method.by_view"
@@ -83,9 +83,9 @@ class ViewBatchNorm(_BatchNorm):
                     self.group, self.group.size(),
                 )  # fmt: skip
                 return out
-        return self._formula(input, views, *running)
+        return self._normalise(input, views, *running)
 
-    def _formula(
+    def _normalise(
         self, input: Tensor, views: int, running_mean: Tensor, running_var: Tensor
     ) -> Tensor:
         """Normalise with elementwise operations, which ``torch.compile`` fuses.
@@ -96,33 +96,33 @@ class ViewBatchNorm(_BatchNorm):
         """
         x = input.movedim(1, -1).unflatten(0, (views, -1))  # (views, N, ..., C)
         axes = tuple(range(1, x.dim() - 1))
-        wide = x.float()
-        var, mean = torch.var_mean(wide, axes, correction=0, keepdim=True)
+        x_float = x.float()
+        var, mean = torch.var_mean(x_float, axes, correction=0, keepdim=True)
         count = x.numel() // (views * x.shape[-1])
         if self.group is not None:
-            mean, var = _joined(mean, var, self.group)
+            mean, var = _combine_ranks(mean, var, self.group)
             count *= self.group.size()
         assert self.momentum is not None
         with torch.no_grad():
             unbiased = var * (count / max(1, count - 1))
-            self._move(running_mean, mean.flatten(1))
-            self._move(running_var, unbiased.flatten(1))
+            self._update_running(running_mean, mean.flatten(1))
+            self._update_running(running_var, unbiased.flatten(1))
         scale = torch.rsqrt(var + self.eps)
         if self.weight is not None:
             scale = scale * self.weight
         shift = -mean * scale
         if self.bias is not None:
             shift = shift + self.bias
-        out: Tensor = (wide * scale + shift).flatten(0, 1).movedim(-1, 1).to(input.dtype)
+        out: Tensor = (x_float * scale + shift).flatten(0, 1).movedim(-1, 1).to(input.dtype)
         return out
 
-    def _move(self, running: Tensor, seen: Tensor) -> None:
+    def _update_running(self, running: Tensor, statistics: Tensor) -> None:
         """Update running statistics (C,) with the statistics of each part (parts, C), in order."""
         assert self.momentum is not None
-        stays = 1 - self.momentum
-        ages = torch.arange(len(seen) - 1, -1, -1, device=seen.device)
-        weights = self.momentum * stays**ages
-        running.mul_(stays ** len(seen)).add_((weights[:, None] * seen).sum(0))
+        decay = 1 - self.momentum
+        exponents = torch.arange(len(statistics) - 1, -1, -1, device=statistics.device)
+        weights = self.momentum * decay**exponents
+        running.mul_(decay ** len(statistics)).add_((weights[:, None] * statistics).sum(0))
 
 
 class ViewBatchNormAct(ViewBatchNorm):
@@ -172,11 +172,11 @@ def use_view_batch_norm(
 def recomputation() -> Iterator[None]:
     """Freeze running statistics while a pass is recomputed: the first pass has updated them."""
     global _recomputing
-    before, _recomputing = _recomputing, True
+    previous, _recomputing = _recomputing, True
     try:
         yield
     finally:
-        _recomputing = before
+        _recomputing = previous
 
 
 def groups_of(module: nn.Module, images: int, ranks: int) -> int:
@@ -189,8 +189,8 @@ def groups_of(module: nn.Module, images: int, ranks: int) -> int:
     """
     for child in module.modules():
         if isinstance(child, ViewBatchNorm):
-            together = 1 if child.group is None else child.group.size()
-            return images // (child.images or images) * ranks // together
+            ranks_per_group = 1 if child.group is None else child.group.size()
+            return images // (child.images or images) * ranks // ranks_per_group
     return ranks
 
 
@@ -204,13 +204,13 @@ def _view_kind(module: nn.Module) -> type[ViewBatchNorm] | None:
         return None
     if type(module).forward is _BatchNorm.forward:
         return ViewBatchNorm
-    named = (kind.__name__ for kind in type(module).__mro__)
-    return ViewBatchNormAct if "BatchNormAct2d" in named else None
+    class_names = (kind.__name__ for kind in type(module).__mro__)
+    return ViewBatchNormAct if "BatchNormAct2d" in class_names else None
 
 
-def _joined(mean: Tensor, var: Tensor, group: dist.ProcessGroup) -> tuple[Tensor, Tensor]:
+def _combine_ranks(mean: Tensor, var: Tensor, group: dist.ProcessGroup) -> tuple[Tensor, Tensor]:
     """Combine the ranks' means and biased variances; every rank has the same number of samples."""
-    own = torch.stack([mean, var])[None]
-    means, variances = gather_with_gradient(own, group).unbind(1)
+    moments = torch.stack([mean, var])[None]
+    means, variances = gather_with_gradient(moments, group).unbind(1)
     mean = means.mean(0)
     return mean, variances.mean(0) + (means - mean).square().mean(0)

@@ -23,9 +23,9 @@ def mlp(
         output_affine: whether the output's BN has a scale and an offset.
     """
     modules: list[nn.Module] = []
-    for width, to in pairwise(widths[:-1]):
-        norm = nn.BatchNorm1d(to) if hidden_bn else nn.Identity()
-        modules += [nn.Linear(width, to, bias=not hidden_bn), norm, nn.ReLU(inplace=True)]
+    for width, next_width in pairwise(widths[:-1]):
+        norm = nn.BatchNorm1d(next_width) if hidden_bn else nn.Identity()
+        modules += [nn.Linear(width, next_width, bias=not hidden_bn), norm, nn.ReLU(inplace=True)]
     modules.append(nn.Linear(widths[-2], widths[-1], bias=not output_bn))
     if output_bn:
         modules.append(nn.BatchNorm1d(widths[-1], affine=output_affine))

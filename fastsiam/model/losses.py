@@ -80,9 +80,12 @@ def nt_xent(
     images, batch = len(anchors[0]), len(others[0])
     with torch.autocast(anchors[0].device.type, enabled=False):
         logits = torch.cat(list(anchors)) @ torch.cat(list(others)).T / temperature
-        own = torch.arange(first, first + images, device=logits.device)
-        same, positive = torch.cat([own, own + batch]), torch.cat([own + batch, own])
-        logits = logits.scatter(1, same[:, None], -torch.inf)
+        columns = torch.arange(first, first + images, device=logits.device)
+        self_columns, positive = (
+            torch.cat([columns, columns + batch]),
+            torch.cat([columns + batch, columns]),
+        )
+        logits = logits.scatter(1, self_columns[:, None], -torch.inf)
         return F.cross_entropy(logits, positive)
 
 

@@ -32,15 +32,15 @@ def autocast_type(precision: Precision, device: torch.device) -> torch.dtype:
     if precision != "auto":
         return _TYPES[precision]
     if device.type == "cuda":
-        exact = torch.cuda.is_bf16_supported(including_emulation=False)
-        return torch.bfloat16 if exact else torch.float16
+        has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
+        return torch.bfloat16 if has_bf16 else torch.float16
     return torch.bfloat16 if torch.cpu._is_amx_tile_supported() else torch.float32
 
 
 def resolved_precision(precision: Precision, device: torch.device) -> Precision:
     """Return a precision that all ranks support, on any mix of hardware; every rank calls this."""
     dtype = autocast_type(precision, device)
-    names = from_all(next(name for name, known in _TYPES.items() if known == dtype))
+    names = from_all(next(name for name, value in _TYPES.items() if value == dtype))
     return next(name for name in _TYPES if name in names)
 
 
@@ -63,9 +63,10 @@ def with_resolved_precision(
     Every rank must call this, and gets the same result. ``began_with``: the checkpoint's settings.
     """
     precision = config.numerics.precision
-    own = began_with.numerics.precision if began_with else "auto"
-    if precision == "auto" and (own != "fp16" or device.type == "cuda"):  # or a later check fails
-        precision = own
+    saved_precision = began_with.numerics.precision if began_with else "auto"
+    # On a CPU, a checkpoint's fp16 would fail a later check.
+    if precision == "auto" and (saved_precision != "fp16" or device.type == "cuda"):
+        precision = saved_precision
     precision = resolved_precision(precision, device)
     return replace(config, numerics=replace(config.numerics, precision=precision))
 
@@ -113,8 +114,8 @@ class FiniteCheck:
         self._note(step, torch.stack([p.isfinite().all() for p in module.parameters()]).all())
 
     def _note(self, step: int, good: Tensor) -> None:
-        at = torch.where(good, math.inf, float(step))
-        self._first = torch.minimum(self._first, at.to(self._first.dtype))
+        bad_step = torch.where(good, math.inf, float(step))
+        self._first = torch.minimum(self._first, bad_step.to(self._first.dtype))
 
     def verdict(self) -> int | None:
         """Return the first bad step of any rank, or None; every rank must call this and waits."""

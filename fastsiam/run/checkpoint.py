@@ -87,8 +87,8 @@ def exists(run: Path) -> bool:
         CheckpointError: its folder cannot be read.
     """
     with os_errors_as(CheckpointError, f"cannot read {run}"):
-        found = is_file(last(run)) or is_file(previous(run))
-    return found
+        has_checkpoint = is_file(last(run)) or is_file(previous(run))
+    return has_checkpoint
 
 
 def save(path: Path, checkpoint: Checkpoint, *, keep: Path | None = None) -> None:
@@ -126,17 +126,17 @@ def _keep(path: Path, other: Path) -> None:
     path = path.resolve()
     if not is_file(path):
         return
-    spare = other.with_name(f"{other.name}.tmp")
-    spare.unlink(missing_ok=True)
+    source = other.with_name(f"{other.name}.tmp")
+    source.unlink(missing_ok=True)
     try:
-        os.link(path, spare)
+        os.link(path, source)
     except OSError as error:
         if error.errno == errno.EXDEV:
             with atomic_write(other) as copy:
                 shutil.copyfile(path, copy)
             return
-        spare = path
-    os.replace(spare, other)
+        source = path
+    os.replace(source, other)
 
 
 def digest_of(state: Mapping[Any, Any]) -> str:
@@ -177,12 +177,12 @@ def locate(path: Path) -> Path:
     require_local(path, reads=True)
     with os_errors_as(CheckpointError, f"cannot read {path}"):
         file = last(path) if path.is_dir() else path
-        there = is_file(file)
-    if not there and path.is_dir() and not (path / "config.json").is_file():
+        is_present = is_file(file)
+    if not is_present and path.is_dir() and not (path / "config.json").is_file():
         raise CheckpointError(
             f"{path} is not a run folder: it has neither config.json nor {file.relative_to(path)}"
         )
-    if not there:
+    if not is_present:
         advice = f"; start this run with --out {quoted(path)}" if file != path else ""
         if weights := sorted([*path.glob("*.safetensors"), *path.glob("*.bin")]):
             advice = f"; pass the file with weights, such as {weights[0]}"
@@ -192,9 +192,9 @@ def locate(path: Path) -> Path:
 
 def previous_hint(path: Path) -> str:
     """Return the end of an error message that names the previous checkpoint; "" without one."""
-    before = path.with_name("previous.pt")
-    is_last = path.name == "last.pt" and before.is_file()
-    return f"; the previous checkpoint is {before}" if is_last else ""
+    previous_path = path.with_name("previous.pt")
+    is_last = path.name == "last.pt" and previous_path.is_file()
+    return f"; the previous checkpoint is {previous_path}" if is_last else ""
 
 
 def load(path: Path, *, resumes: bool = False) -> Checkpoint:
@@ -218,10 +218,10 @@ def load(path: Path, *, resumes: bool = False) -> Checkpoint:
             f"cannot read {path}: it is corrupt or not a PyTorch file of plain tensors"
             f"{previous_hint(path)}"
         ) from error
-    found = parse(path, state)
+    checkpoint = parse(path, state)
     if resumes:
         _check_schedule(state["config"], path.parent.parent)
-    return found
+    return checkpoint
 
 
 def _check_schedule(settings: Mapping[str, Any], run: Path) -> None:
@@ -238,13 +238,13 @@ def _check_schedule(settings: Mapping[str, Any], run: Path) -> None:
         )
 
 
-def _differs(state: Any) -> bool:
+def _digest_differs(state: Any) -> bool:
     """Return whether a file's content does not match its digest; False without a digest."""
     if not isinstance(state, dict) or not isinstance(state.get("digest"), str):
         return False
-    written = {name: value for name, value in state.items() if name != "digest"}
+    content = {name: value for name, value in state.items() if name != "digest"}
     try:
-        return digest_of(written) != str(state["digest"])
+        return digest_of(content) != str(state["digest"])
     except RuntimeError:  # invalid content, such as a recursive list or a tensor without storage
         return True
 
@@ -258,23 +258,26 @@ def load_newest(run: Path) -> tuple[Checkpoint | None, str]:
     Raises:
         CheckpointError: the run has checkpoints, but none is readable, or it cannot be resumed.
     """
-    path, before = last(run), previous(run)
+    path, previous_path = last(run), previous(run)
     if not exists(run):
         return None, ""
     with os_errors_as(CheckpointError, f"cannot read {path}"):
-        what = "corrupt" if is_file(path) else "missing"
+        fault = "corrupt" if is_file(path) else "missing"
     with contextlib.suppress(OSError, ValueError, TypeError, LookupError, AttributeError):
         _check_schedule(parse_json((run / "config.json").read_bytes())["config"], run)
     try:
         return load(path, resumes=True), ""
     except CheckpointError as error:
-        if what == "corrupt" and not isinstance(error, DamagedError):
+        if fault == "corrupt" and not isinstance(error, DamagedError):
             raise
         try:
-            found = load(before, resumes=True)
+            checkpoint = load(previous_path, resumes=True)
         except CheckpointError:
             raise error from None
-    return found, f"{path} is {what}: resuming from the previous checkpoint, at step {found.step:,}"
+    return (
+        checkpoint,
+        f"{path} is {fault}: resuming from the previous checkpoint, at step {checkpoint.step:,}",
+    )
 
 
 def rename_corrupt(run: Path) -> None:
@@ -295,7 +298,7 @@ def parse(path: Path, state: Any) -> Checkpoint:
     Raises:
         CheckpointError: it is corrupt, not a fastsiam checkpoint, or one of another version.
     """
-    if _differs(state):
+    if _digest_differs(state):
         raise DamagedError(
             f"cannot read {path}: it is corrupt (its content does not match its checksum)"
             f"{previous_hint(path)}"
@@ -307,8 +310,8 @@ def parse(path: Path, state: Any) -> Checkpoint:
         )
     try:
         config = TrainConfig.from_dict(state["config"])
-        known = {name: state[name] for name in Checkpoint.__slots__ if name in state}
-        return Checkpoint(**known | {"config": config})
+        fields = {name: state[name] for name in Checkpoint.__slots__ if name in state}
+        return Checkpoint(**fields | {"config": config})
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(
             f"cannot read {path}: {error}; was it written by another version of fastsiam?"

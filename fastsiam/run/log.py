@@ -57,16 +57,16 @@ class MetricsLog:
         """Whether the evaluation after ``step`` was logged by an earlier start."""
         invalid = 0
         with os_errors_as(FastSiamError, f"cannot write the metrics in {folder.path}"):
-            with atomic_write(self.path) as temporary, temporary.open("w", encoding="utf-8") as to:
+            with atomic_write(self.path) as temporary, temporary.open("w", encoding="utf-8") as out:
                 for text, line in _lines(folder.path) if step else ():
                     try:
-                        at = self._step_of(line or {})
+                        line_step = self._step_of(line or {})
                     except (ArithmeticError, LookupError, TypeError, ValueError):
                         invalid += text.endswith("\n")  # a killed run may leave half a line
                         continue
-                    if line and at <= step:
-                        self.is_evaluated |= line["kind"] == "knn" and at == step
-                        to.write(text.rstrip("\n") + "\n")
+                    if line and line_step <= step:
+                        self.is_evaluated |= line["kind"] == "knn" and line_step == step
+                        out.write(text.rstrip("\n") + "\n")
             self._size = self.path.stat().st_size
         if invalid:
             folder.console.warn(f"removed {counted(invalid, 'invalid line')} from {self.path}")

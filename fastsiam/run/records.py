@@ -30,7 +30,7 @@ _FIGURES: dict[str, tuple[str, ...]] = {
     "detect": ("AP",),
 }
 """Names of the numbers that every result has, by kind of evaluation."""
-_RECORD = 1 << 16
+_RECORD_BYTES = 1 << 16
 """Free disk space that a record needs, in bytes."""
 
 
@@ -123,8 +123,8 @@ class Evaluation:
     def identity(self) -> str:
         """Key that is equal for evaluations with the same protocol and images."""
         data, images = _plain(self.data), _plain(self.images)
-        for elsewhere in ("pipeline", "ranks"):
-            del images[elsewhere]
+        for key in ("pipeline", "ranks"):
+            del images[key]
         del data["root"]
         return json.dumps([data, images, self.protocol], sort_keys=True)
 
@@ -137,8 +137,8 @@ class Evaluation:
             run: the run's folder.
             details: parts of the protocol to show in the name; empty ones are left out.
         """
-        mark = f"{zlib.crc32(self.identity.encode()):08x}"[:6]
-        parts = [self.kind, *filter(None, details), f"epoch{self.network.epoch:g}", mark]
+        digest = f"{zlib.crc32(self.identity.encode()):08x}"[:6]
+        parts = [self.kind, *filter(None, details), f"epoch{self.network.epoch:g}", digest]
         return run / "eval" / f"{'-'.join(parts)}.json"
 
     def record(self, **results: Any) -> Record:
@@ -174,8 +174,8 @@ class Record(Evaluation):
     @property
     def best(self) -> dict[str, Any]:
         """The entry of ``results`` with the highest top-1 (detect: AP)."""
-        figure = "AP" if self.kind == "detect" else "top1"
-        return max(self.results, key=lambda line: line[figure])
+        metric = "AP" if self.kind == "detect" else "top1"
+        return max(self.results, key=lambda line: line[metric])
 
     @property
     def headline(self) -> dict[str, Any]:
@@ -241,8 +241,8 @@ class Record(Evaluation):
             "data": checked(data_kind, plain["data"], "data"),
             "images": checked(ImageFacts, plain["images"], "images"),
         }
-        known = {f.name: plain[f.name] for f in fields(cls) if f.name in plain}
-        record = cls(**known | nested)
+        values = {f.name: plain[f.name] for f in fields(cls) if f.name in plain}
+        record = cls(**values | nested)
         if record.kind == "knn" and not record.network.untrained:
             require(any(x["features"] == "trained" for x in record.results), "no trained features")
         record.to_dict()  # raises an error if any other main result is missing
@@ -262,7 +262,7 @@ def check_targets(*targets: Path) -> None:
         with os_errors_as(FastSiamError, f"cannot write {target}"):
             target.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=target.parent, buffering=0) as probe:
-                probe.write(bytes(_RECORD))
+                probe.write(bytes(_RECORD_BYTES))
             if target.is_dir():
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
 
@@ -273,14 +273,14 @@ def read_records(run: Path) -> list[Record]:
     Raises:
         DataError: a file cannot be read, or is not a record.
     """
-    found = []
+    records = []
     for path in sorted((run / "eval").glob("*.json")):
         with os_errors_as(DataError, f"cannot read {path}"):
             content = path.read_bytes()
         try:
-            found.append(Record.from_dict(parse_json(content)))
+            records.append(Record.from_dict(parse_json(content)))
         except (ValueError, KeyError, TypeError) as error:
             raise DataError(
                 f"{path} is not an evaluation record; move it out of this folder"
             ) from error
-    return found
+    return records

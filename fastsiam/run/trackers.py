@@ -46,9 +46,11 @@ class _Wandb:
 
         variables = os.environ
         console: Any = variables.get("WANDB_CONSOLE") or "off"  # else it logs the progress bar
-        own = _known_id(run, "wandb", step) or variables.get("WANDB_RUN_ID") or secrets.token_hex(4)
+        run_id = (
+            _known_id(run, "wandb", step) or variables.get("WANDB_RUN_ID") or secrets.token_hex(4)
+        )
         self._run = wandb.init(
-            id=own,
+            id=run_id,
             resume="allow",
             name=variables.get("WANDB_NAME") or run.resolve().name,
             dir=variables.get("WANDB_DIR") or run,
@@ -56,7 +58,7 @@ class _Wandb:
             reinit="create_new",
             settings=wandb.Settings(console=console, finish_timeout=15, finish_timeout_raises=True),
         )
-        _keep_id(run, "wandb", own)
+        _keep_id(run, "wandb", run_id)
 
     def log(self, step: int, figures: dict[str, float]) -> None:
         # wandb drops steps before starting_step, which a resumed run repeats. An evaluation that
@@ -79,17 +81,17 @@ class _MLflow:
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
         self._mlflow = mlflow
         self._last: Any = None  # the figures that an MLflow thread is sending
-        if own := _known_id(run, "mlflow", step):
+        if run_id := _known_id(run, "mlflow", step):
             try:
-                mlflow.start_run(run_id=own)
+                mlflow.start_run(run_id=run_id)
                 return
             except mlflow.MlflowException as error:  # a new run replaces one that was deleted
                 if error.error_code != "RESOURCE_DOES_NOT_EXIST":
                     raise
-        started = mlflow.start_run(run_name=run.resolve().name)
+        active_run = mlflow.start_run(run_name=run.resolve().name)
         mlflow.log_params(dict(settings))  # only for a new run: MLflow cannot change them later
         mlflow.set_tag("folder", str(run.resolve()))
-        _keep_id(run, "mlflow", started.info.run_id)
+        _keep_id(run, "mlflow", active_run.info.run_id)
 
     def log(self, step: int, figures: dict[str, float]) -> None:
         self._wait()
@@ -122,11 +124,11 @@ def _known_id(run: Path, tracker: str, step: int) -> str:
     return path.read_text().strip() if step and path.is_file() else ""
 
 
-def _keep_id(run: Path, tracker: str, own: str) -> None:
+def _keep_id(run: Path, tracker: str, run_id: str) -> None:
     """Save the tracker's id of the run for the next start."""
     path = run / "trackers" / f"{tracker}.txt"
     path.parent.mkdir(exist_ok=True)
-    path.write_text(f"{own}\n")
+    path.write_text(f"{run_id}\n")
 
 
 def check_trackers(names: Iterable[str]) -> None:
@@ -200,9 +202,9 @@ class Trackers:
         try:
             yield
         except Exception as error:  # a client may raise anything
-            failed = self._trackers.pop(name, None)
-            if isinstance(failed, _MLflow):
-                failed.fail()
+            tracker = self._trackers.pop(name, None)
+            if isinstance(tracker, _MLflow):
+                tracker.fail()
             self._console.warn(
                 f"--tracker {name} failed and is disabled ({why(error)}); metrics.jsonl has all "
                 "values"

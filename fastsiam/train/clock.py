@@ -43,13 +43,13 @@ class Clock:
         """
         iterator = iter(batches)
         while True:
-            began = self._event()
+            start = self._event()
             try:
                 batch = next(iterator)
             except StopIteration:
                 break
             finally:
-                self._waits.append((began, self._event()))
+                self._waits.append((start, self._event()))
                 while self._waits and self._waits[0][1].query():
                     self._add_wait()
             self._steps += 1
@@ -94,15 +94,15 @@ class Clock:
         return event
 
     def _add_wait(self) -> None:
-        began, ended = self._waits.popleft()
-        self._waited += began.elapsed_time(ended) / 1000  # ms to s
+        start, end = self._waits.popleft()
+        self._waited += start.elapsed_time(end) / 1000  # ms to s
 
 
 class _HostEvent:
     """A point in time on the host, with the interface of ``torch.cuda.Event``."""
 
     def record(self) -> None:
-        self._at = time.perf_counter()
+        self._time = time.perf_counter()
 
     def query(self) -> bool:
         return True
@@ -111,7 +111,7 @@ class _HostEvent:
         pass
 
     def elapsed_time(self, later: _HostEvent) -> float:
-        return 1000 * (later._at - self._at)
+        return 1000 * (later._time - self._time)
 
 
 def _cuda_event() -> torch.cuda.Event:

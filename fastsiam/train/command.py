@@ -58,7 +58,7 @@ from fastsiam.views.batch import EvalLoader, Loader
 
 _KNN_BATCH = {"cuda": 1024, "cpu": 256}
 """Maximum batch size of the kNN monitor; larger batches need fewer kernel launches on a GPU."""
-_SHARED = ("pipeline", "bad_images", "extend", "log_every", "save_every", "max_steps")
+_SHARED_FLAGS = ("pipeline", "bad_images", "extend", "log_every", "save_every", "max_steps")
 """Settings of ``data`` and ``run`` that determine when ranks wait for each other."""
 _FORWARD_ONLY = 8
 """How many times more images fit into GPU memory if no activations are saved for backward."""
@@ -108,17 +108,17 @@ def check_run(config: TrainConfig) -> int:
     if config.run.max_nodes > 1 and not config.run.out:
         raise ValueError("several machines need --out: a run folder that all of them share")
     if os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0":
-        needed = "--out" if not config.run.out else "--resume auto"
+        flag = "--out" if not config.run.out else "--resume auto"
         if not config.run.out or config.run.resume == "never":
-            raise ValueError(f"torchrun --max-restarts needs {needed}: a restart resumes the run")
+            raise ValueError(f"torchrun --max-restarts needs {flag}: a restart resumes the run")
     machines = range(config.run.min_nodes, config.run.max_nodes + 1)
-    *fewer, most = [number * config.run.gpus for number in machines]
+    *smaller_worlds, largest_world = [number * config.run.gpus for number in machines]
     if distributed.is_worker():
-        fewer, (_, most) = [], distributed.assigned_rank_and_world()
-    preflight(config, world=most)
-    for world in fewer:
+        smaller_worlds, (_, largest_world) = [], distributed.assigned_rank_and_world()
+    preflight(config, world=largest_world)
+    for world in smaller_worlds:
         check_shares(config, world)
-    return most
+    return largest_world
 
 
 def check_shares(config: TrainConfig, world: int) -> None:
@@ -164,17 +164,19 @@ def train_on_ranks(config: TrainConfig, recipe: str, arguments: Sequence[str]) -
     from fastsiam.distributed.launch import launch
 
     with contextlib.ExitStack() as stack:
-        folder, more = _folder_of(config, recipe), list[str]()
+        folder, extra_arguments = _folder_of(config, recipe), list[str]()
         if config.run.max_nodes == 1:
             stack.enter_context(created(folder))
             with RunFolder(folder).taken():
                 pass  # fails here if it is in use, before ranks start
-            more = ["--out", str(folder)]
+            extra_arguments = ["--out", str(folder)]
         if config.run.resume == "never":
             # Checked only here, because a restarted rank must resume from the run's checkpoint.
             check_no_existing_run(folder)
-            more += ["--resume", "auto"]
-        return launch([*arguments, *more], config.run, max_restarts=config.run.max_restarts)
+            extra_arguments += ["--resume", "auto"]
+        return launch(
+            [*arguments, *extra_arguments], config.run, max_restarts=config.run.max_restarts
+        )
 
 
 def train_here(config: TrainConfig, recipe: str) -> Path:
@@ -182,18 +184,18 @@ def train_here(config: TrainConfig, recipe: str) -> Path:
     place = distributed.start(config.run, numa_binding=config.run.numa_binding)
     console = Console(quiet=not place.is_leader)
     if (restarts := os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) != "0":
-        of = os.environ.get("TORCHELASTIC_MAX_RESTARTS")
-        console.say(f"restart {restarts} of {of}, from the last checkpoint")
+        max_restarts = os.environ.get("TORCHELASTIC_MAX_RESTARTS")
+        console.say(f"restart {restarts} of {max_restarts}, from the last checkpoint")
     if config.run.max_restarts and not distributed.is_worker():
         console.warn(
             "--max-restarts has no effect on a run of one process; if it fails, start the same "
             "command again"
         )
     with contextlib.ExitStack() as stack:
-        own = _folder_of(config, recipe)
+        path = _folder_of(config, recipe)
         if place.is_leader:
-            stack.enter_context(created(own))
-        run = Path(distributed.from_leader(str(own)))
+            stack.enter_context(created(path))
+        run = Path(distributed.from_leader(str(path)))
         folder = RunFolder(run, console=console)
         if place.is_leader:
             patience = PATIENCE if distributed.is_worker() else 0.0
@@ -206,8 +208,8 @@ def train_here(config: TrainConfig, recipe: str) -> Path:
 def _train(config: TrainConfig, recipe: str, folder: RunFolder, place: Place) -> None:
     _check_same_settings_on_ranks(config)
     resolved = resolve(config, folder.path, place)
-    listed = resolved.images.listed
-    check_same_images(() if listed is None else listed.names, resolved.config.data.root)
+    listing = resolved.images.listed
+    check_same_images(() if listing is None else listing.names, resolved.config.data.root)
     for note in resolved.notes:
         folder.console.say(note)
     _on_all_ranks(True)  # a barrier: all ranks read the list of images before rank 0 rewrites it
@@ -216,7 +218,7 @@ def _train(config: TrainConfig, recipe: str, folder: RunFolder, place: Place) ->
     try:
         with distributed.closing_unless_lost(loader):
             trainer = _trainer(resolved, loader, bad, recipe, folder)
-            del listed, resolved  # the names of millions of images take gigabytes
+            del listing, resolved  # the names of millions of images take gigabytes
             with contextlib.closing(trainer):
                 trainer.run()
     except KeyboardInterrupt:  # while loader and trackers were closed
@@ -231,7 +233,7 @@ def _trainer(
     """Build the model, the training step and the trainer; write the first files of the folder."""
     place, console = resolved.place, folder.console
     if place.is_leader:
-        _introduce(resolved, loader, folder)
+        _print_summary(resolved, loader, folder)
         if resolved.beginning.damaged:
             checkpoints.rename_corrupt(folder.path)
     config = resolved.config
@@ -244,8 +246,10 @@ def _trainer(
         resolved, step = prepared_step(resolved, method, console)
     except (RuntimeError, MemoryError) as error:
         done = 0 if resolved.start is None else resolved.start.step
-        if lacking := oom_error(error, resolved.config, at=done + 1, saved="no step was taken"):
-            raise lacking from error
+        if memory_error := oom_error(
+            error, resolved.config, at=done + 1, saved="no step was taken"
+        ):
+            raise memory_error from error
         raise
     if place.is_leader:  # write only after data, settings and model are known to work
         bad.write()  # first, because a branch that has a checkpoint reads its own list
@@ -260,7 +264,7 @@ def _trainer(
     )
 
 
-def _introduce(resolved: ResolvedConfig, loader: Loader, folder: RunFolder) -> None:
+def _print_summary(resolved: ResolvedConfig, loader: Loader, folder: RunFolder) -> None:
     """Print a summary of the run, with the settings that results depend on."""
     console = folder.console
     config, place, start = resolved.config, resolved.place, resolved.start
@@ -268,8 +272,8 @@ def _introduce(resolved: ResolvedConfig, loader: Loader, folder: RunFolder) -> N
         console.say("no GPU found: training on the CPU")
     kind = torch.cuda.get_device_name(place.device) if place.device.type == "cuda" else "CPU"
     local = config.optim.batch // place.world // config.optim.accumulate
-    shared = (config.numerics.sync_bn_ranks or place.world) if config.numerics.sync_bn else 1
-    bn = config.numerics.bn_images or local * shared
+    bn_ranks = (config.numerics.sync_bn_ranks or place.world) if config.numerics.sync_bn else 1
+    bn_images = config.numerics.bn_images or local * bn_ranks
     console.say(
         f"{config.model.method.title} {config.model.backbone} on {place.world} x {kind}, "
         f"{str(resolved.dtype).removeprefix('torch.')}, pipeline {config.data.pipeline}: "
@@ -278,16 +282,16 @@ def _introduce(resolved: ResolvedConfig, loader: Loader, folder: RunFolder) -> N
     )
     console.say(f"images from {loader.source}")
     console.say(
-        f"global batch {config.optim.batch} ({local} images per rank and part; BN sees {bn}), "
-        f"learning rate {peak_lr(config.optim):g} "
+        f"global batch {config.optim.batch} ({local} images per rank and part; "
+        f"BN sees {bn_images}), learning rate {peak_lr(config.optim):g} "
         f"({config.optim.lr:g} x {config.optim.batch} / 256), run folder {folder.path}"
     )
-    part = local * place.world
+    micro_batch = local * place.world
     has_bn = any(isinstance(x, _BatchNorm) for x in method_skeleton(config.model).modules())
-    groups = part // bn if has_bn else 0
-    doubts = config.model.method.doubts(images=loader.images, batch=part, groups=groups)
-    for doubt in doubts:
-        console.warn(doubt)
+    groups = micro_batch // bn_images if has_bn else 0
+    warnings = config.model.method.doubts(images=loader.images, batch=micro_batch, groups=groups)
+    for warning in warnings:
+        console.warn(warning)
     if start is not None:
         console.say(f"resuming after step {start.step:,} (epoch {start.epoch:.2f})")
     if resolved.beginning.damaged:
@@ -303,7 +307,7 @@ def _bad_images(resolved: ResolvedConfig, folder: RunFolder) -> BadImages:
     Raises:
         CheckpointError: the list in the resumed run's folder is corrupt.
     """
-    store, began_in = resolved.images.store, resolved.beginning.folder
+    store, start_folder = resolved.images.store, resolved.beginning.folder
 
     def keep(content: bytes) -> None:
         if not (content or (folder.path / FILE).exists()):
@@ -315,7 +319,7 @@ def _bad_images(resolved: ResolvedConfig, folder: RunFolder) -> BadImages:
 
     return BadImages(
         0 if store is None else len(store),
-        [] if began_in is None else read_bad_images(began_in),
+        [] if start_folder is None else read_bad_images(start_folder),
         takes_more=resolved.config.data.bad_images == "replace" and store is not None,
         exchange=from_all,
         keep=keep if resolved.place.is_leader else None,
@@ -369,11 +373,11 @@ def prepared_step(
 
 def _begin_folder(resolved: ResolvedConfig, recipe: str, folder: RunFolder) -> None:
     """Write settings and the list of images; save the resumed checkpoint if last.pt is missing."""
-    own, start = checkpoints.last(folder.path), resolved.start
-    if (listed := resolved.images.listed) is not None:
-        folder.keep(image_list.FILE, listed.to_bytes())
-    if start is not None and not own.is_file():
-        checkpoints.save(own, start)
+    last_checkpoint, start = checkpoints.last(folder.path), resolved.start
+    if (listing := resolved.images.listed) is not None:
+        folder.keep(image_list.FILE, listing.to_bytes())
+    if start is not None and not last_checkpoint.is_file():
+        checkpoints.save(last_checkpoint, start)
     settings = {"recipe": recipe, **resolved.record(), "environment": environment()}
     text = json.dumps(settings, indent=2, allow_nan=False) + "\n"
     folder.keep("config.json", text.encode())
@@ -407,31 +411,31 @@ def knn_monitor(
     def evaluate(backbone: nn.Module, stop: StopSignals) -> KnnResult:
         distributed.share_buffers(backbone, place)  # those of rank 0, as in checkpoints
         votes = [(config.monitor.knn_k, config.monitor.knn_temperature)]
-        with console.tally("kNN: images", bank.images + queries.images) as done:
+        with console.tally("kNN: images", bank.images + queries.images) as progress:
 
             def features(loader: EvalLoader) -> Iterator[tuple[Tensor, Tensor]]:
-                for part in feature_batches(backbone, stop.over(loader), dtype=dtype):
-                    done.add(len(part[1]) * place.world)
-                    yield part
+                for batch in feature_batches(backbone, stop.over(loader), dtype=dtype):
+                    progress.add(len(batch[1]) * place.world)
+                    yield batch
 
-            found = knn_accuracy(
+            results = knn_accuracy(
                 features(bank),
                 *concat_batches(features(queries)),
                 votes=votes,
                 classes=len(bank.classes),
             )
-        return found[0]
+        return results[0]
 
     return evaluate
 
 
 def _knn_batch(config: TrainConfig, place: Place) -> int:
     """Return the batch size of the kNN monitor, which must fit into the memory of training."""
-    most = _KNN_BATCH[place.device.type]
+    max_batch = _KNN_BATCH[place.device.type]
     if place.device.type == "cpu":
-        return most
+        return max_batch
     views = len(config.augment.views) * config.optim.batch
-    return min(most, _FORWARD_ONLY * views // (place.world * config.optim.accumulate))
+    return min(max_batch, _FORWARD_ONLY * views // (place.world * config.optim.accumulate))
 
 
 def _check_same_settings_on_ranks(config: TrainConfig) -> None:
@@ -456,10 +460,10 @@ def _check_same_settings_on_ranks(config: TrainConfig) -> None:
 def _shared_settings(config: TrainConfig) -> dict[str, Any]:
     """Return the settings that may change on resume but must be equal on all ranks."""
     flags = config.to_flags()
-    shared = config.monitor.to_flags() | config.step.to_flags()
-    return shared | {name: flags[name] for name in _SHARED}
+    settings = config.monitor.to_flags() | config.step.to_flags()
+    return settings | {name: flags[name] for name in _SHARED_FLAGS}
 
 
-def _on_all_ranks(true_here: bool) -> bool:
+def _on_all_ranks(condition: bool) -> bool:
     """Return whether a condition is true on all ranks; every rank must call it."""
-    return bool(minimum_across_ranks(torch.tensor(float(true_here))))
+    return bool(minimum_across_ranks(torch.tensor(float(condition))))

@@ -23,7 +23,7 @@ from fastsiam.files import check_private_folder
 from fastsiam.kernels.cores import local_ranks, own_cores
 
 _CACHE = Path("~/.cache/fastsiam/torchinductor")
-_LINKED = 60.0
+_EMPTY_LIBRARY_AGE = 60.0
 """Age, in seconds, at which an empty library counts as abandoned by its compiler."""
 _LONGEST_CAUSE = 200
 """Maximum number of characters of an error that a message quotes."""
@@ -49,8 +49,8 @@ def without_compilation(config: TrainConfig) -> TrainConfig:
     CUDA graphs need a compiled step. Without the compiler, only fastsiam's ResNets recompute
     activations.
     """
-    kept = config.step.activation_memory if config.model.is_own else 1.0
-    step = replace(config.step, compile="off", cuda_graphs=False, activation_memory=kept)
+    memory_budget = config.step.activation_memory if config.model.is_own else 1.0
+    step = replace(config.step, compile="off", cuda_graphs=False, activation_memory=memory_budget)
     return replace(config, step=step)
 
 
@@ -75,15 +75,15 @@ def compiling(config: TrainConfig) -> Iterator[None]:
     )
     _remove_empty_libraries(Path(cache_folder()))
     _divide_compilers()
-    noisy = [logging.getLogger(name) for name in ("torch.utils.cpp_extension", "torch._logging")]
-    levels = [logger.level for logger in noisy]
+    loggers = [logging.getLogger(name) for name in ("torch.utils.cpp_extension", "torch._logging")]
+    levels = [logger.level for logger in loggers]
     try:
-        for logger in noisy:
+        for logger in loggers:
             logger.setLevel(logging.ERROR)
         with functorch.patch(activation_memory_budget=config.step.activation_memory):
             yield
     finally:
-        for logger, level in zip(noisy, levels, strict=True):
+        for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
 
 
@@ -91,8 +91,8 @@ def _remove_empty_libraries(cache: Path) -> None:
     """Remove empty libraries of killed compilers, which inductor would fail to load every time."""
     for library in cache.glob("*/*.so"):
         with contextlib.suppress(OSError):  # another rank removes them too
-            found = library.stat()
-            if not found.st_size and found.st_mtime < time.time() - _LINKED:
+            status = library.stat()
+            if not status.st_size and status.st_mtime < time.time() - _EMPTY_LIBRARY_AGE:
                 library.unlink()
 
 
@@ -114,8 +114,8 @@ def compile_failure(place: Place) -> str:
             raise
         reason = cause_line(error)
     reasons = from_all(reason)
-    failed = [f"{reason} on rank {rank}" for rank, reason in enumerate(reasons) if reason]
-    return reason if place.world == 1 else next(iter(failed), "")
+    failures = [f"{reason} on rank {rank}" for rank, reason in enumerate(reasons) if reason]
+    return reason if place.world == 1 else next(iter(failures), "")
 
 
 def cause_line(error: BaseException) -> str:

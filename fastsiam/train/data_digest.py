@@ -23,22 +23,22 @@ class DataDigest:
     """
 
     def __init__(self, start: Checkpoint | None) -> None:
-        kept = {} if start is None else start.seen
-        self._own = 0
-        self._since = int(kept.get("since", 0 if start is None else start.step))
-        self._shared = int(kept.get("digest", "0"), 16)
+        state = {} if start is None else start.seen
+        self._local = 0
+        self._since = int(state.get("since", 0 if start is None else start.step))
+        self._total = int(state.get("digest", "0"), 16)
 
     def add(self, digest: int) -> None:
         """Add this rank's part of a step's batch."""
-        self._own = sum_digests(self._own, digest)
+        self._local = sum_digests(self._local, digest)
 
     def share(self) -> None:
         """Sum the digests added since the last call over the ranks; every rank must call this."""
         # In halves, because a sum of 64-bit digests overflows every type that gloo can sum. On the
         # host, to avoid waiting for the device.
-        halves = torch.tensor([self._own >> _HALF, self._own % (1 << _HALF)])
+        halves = torch.tensor([self._local >> _HALF, self._local % (1 << _HALF)])
         high, low = sum_across_ranks(halves).tolist()
-        self._shared, self._own = sum_digests(self._shared, high << _HALF, low), 0
+        self._total, self._local = sum_digests(self._total, high << _HALF, low), 0
 
     def line(self, done: int) -> dict[str, Any]:
         """Return the digest's fields for the log line at step ``done``, and start a new sum.
@@ -47,11 +47,11 @@ class DataDigest:
             ``since``, the number of steps before the first one in the digest;
             ``seen``, the digest as 16 hexadecimal digits.
         """
-        fields = {"since": self._since, "seen": hex_digest(self._shared)}
-        self._since, self._shared = done, 0
+        fields = {"since": self._since, "seen": hex_digest(self._total)}
+        self._since, self._total = done, 0
         return fields
 
     def state(self) -> dict[str, Any]:
         """Return the sum since the last log line, for a checkpoint; call ``share`` first."""
-        assert not self._own
-        return {"since": self._since, "digest": hex_digest(self._shared)}
+        assert not self._local
+        return {"since": self._since, "digest": hex_digest(self._total)}

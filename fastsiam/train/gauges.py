@@ -44,21 +44,21 @@ class MachineMonitor:
         for name, text in warnings.items():
             if text and name not in self._warned:
                 self._warned.add(name)
-                at = {"step": values["step"], "epoch": values["epoch"]}
-                self._log.write("alarm", {**at, "name": name, "text": text})
+                position = {"step": values["step"], "epoch": values["epoch"]}
+                self._log.write("alarm", {**position, "name": name, "text": text})
                 self._console.warn(text)
 
     def _wait_warning(self, wait: float) -> str:
         self._waits.append(wait)
         if len(self._waits) < _WINDOW:
             return ""
-        now = statistics.median(self._waits)
+        median = statistics.median(self._waits)
         if self._usual_wait is None:
-            self._usual_wait = now
-        if now - self._usual_wait < _WAIT_GROWTH:
+            self._usual_wait = median
+        if median - self._usual_wait < _WAIT_GROWTH:
             return ""
         return (
-            f"data wait grew from {self._usual_wait:.0%} to {now:.0%} (medians of {_WINDOW} log "
+            f"data wait grew from {self._usual_wait:.0%} to {median:.0%} (medians of {_WINDOW} log "
             "points): the loader became slower"
         )
 

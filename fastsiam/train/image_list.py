@@ -76,8 +76,8 @@ class ImageList:
                 blocks = file.get("blocks")
                 if blocks is not None and (blocks.dtype, blocks.shape) != (np.int32, (len(names),)):
                     raise ValueError("the number of blocks differs from the number of images")
-                own = tuple(DataFile(*facts) for facts in files)
-                return cls(tuple(names), own, str(file["accepted"]), blocks)
+                containers = tuple(DataFile(*facts) for facts in files)
+                return cls(tuple(names), containers, str(file["accepted"]), blocks)
         except Exception as error:  # numpy and zipfile may raise anything on a corrupt archive
             raise CheckpointError(
                 f"the list of the run's images is corrupt: {path}; if the data have not changed "
@@ -100,10 +100,12 @@ class ImageList:
 
     def positions_in(self, names: Sequence[str]) -> NDArray[np.int64]:
         """Return the position of each listed image among names, (listed,); -1 if it is missing."""
-        free: dict[str, list[int]] = {}  # several images may share a name; each is used once
+        positions: dict[str, list[int]] = {}  # several images may share a name; each is used once
         for position in range(len(names) - 1, -1, -1):
-            free.setdefault(names[position], []).append(position)
-        return np.array([free[n].pop() if free.get(n) else -1 for n in self.names], np.int64)
+            positions.setdefault(names[position], []).append(position)
+        return np.array(
+            [positions[n].pop() if positions.get(n) else -1 for n in self.names], np.int64
+        )
 
 
 def with_replacements(places: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -116,9 +118,9 @@ def with_replacements(places: NDArray[np.int64]) -> NDArray[np.int64]:
             least one image must be present.
     """
     present = np.flatnonzero(places >= 0)
-    following = np.searchsorted(present, np.arange(len(places))) % len(present)
-    replaced: NDArray[np.int64] = places[present[following]]
-    return replaced
+    next_present = np.searchsorted(present, np.arange(len(places))) % len(present)
+    result: NDArray[np.int64] = places[present[next_present]]
+    return result
 
 
 def fingerprint(names: Sequence[str]) -> str:
@@ -136,13 +138,13 @@ def files_of(store: Store) -> tuple[DataFile, ...]:
     paths = [file.path for file in store.files]
     if not paths and store.root.is_file():
         paths = [store.root]
-    found = []
+    containers = []
     for path in paths:
         with os_errors_as(DataError, f"cannot read {path}"):
-            whole = path.resolve()
-            facts = whole.stat()
-        found.append(DataFile(str(whole), facts.st_size, facts.st_mtime_ns))
-    return tuple(found)
+            resolved_path = path.resolve()
+            status = resolved_path.stat()
+        containers.append(DataFile(str(resolved_path), status.st_size, status.st_mtime_ns))
+    return tuple(containers)
 
 
 def names_of(store: Store) -> list[str]:

@@ -35,7 +35,7 @@ _ADVICE_TO_ACCEPT = (
     "restore the data, pass --data-changed accept to continue with the current images, or choose "
     "another --out for a new run"
 )
-_NAMES = 3
+_MAX_NAMES = 3
 """Maximum number of names in a message."""
 
 
@@ -70,30 +70,32 @@ def run_images(config: TrainConfig, begun: Path | None) -> RunImages:
         return RunImages()
     if data.pipeline != "auto":
         backend_of(data).check()
-    listed = None if begun is None else ImageList.load(begun)
-    whole, kept, held = _opened(data, listed)
-    files, notes = files_of(whole), list[str]()
-    if listed is None:  # a new run, or a run of a version that saved no list
-        names = names_of(whole)
-        listed = ImageList(tuple(names[i] for i in kept.tolist()))
+    image_list = None if begun is None else ImageList.load(begun)
+    full_store, train_positions, holdout_positions = _open_images(data, image_list)
+    files, notes = files_of(full_store), list[str]()
+    if image_list is None:  # a new run, or a run of a version that saved no list
+        names = names_of(full_store)
+        image_list = ImageList(tuple(names[i] for i in train_positions.tolist()))
     else:
-        kept, listed, notes = _places(listed, whole, kept, held, config)
-        notes += _modified(listed, files, config)
+        train_positions, image_list, notes = _locate_images(
+            image_list, full_store, train_positions, holdout_positions, config
+        )
+        notes += _check_unmodified(image_list, files, config)
     if data.holdout:
         note = (
-            f"holding out {len(held):,} images ({data.holdout} of "
-            f"{'each class' if whole.classes else 'all'}) for validation"
+            f"holding out {len(holdout_positions):,} images ({data.holdout} of "
+            f"{'each class' if full_store.classes else 'all'}) for validation"
         )
-        if both := len(np.intersect1d(held, kept)):
-            note += f"; the run already trained on {both:,} of them and continues to do so"
+        if overlap := len(np.intersect1d(holdout_positions, train_positions)):
+            note += f"; the run already trained on {overlap:,} of them and continues to do so"
         notes.append(note)
-    store = picked(whole, kept)
-    blocks = listed.blocks
+    store = picked(full_store, train_positions)
+    blocks = image_list.blocks
     if data.window and blocks is None:
         blocks = store.blocks().astype(np.int32)
     sets = None
     if store.sets is not None:
-        sets = np.array([int(name.partition("/")[0]) for name in listed.names], np.int64)
+        sets = np.array([int(name.partition("/")[0]) for name in image_list.names], np.int64)
     shuffle = shuffle_of(
         data,
         sets=sets,
@@ -103,14 +105,14 @@ def run_images(config: TrainConfig, begun: Path | None) -> RunImages:
         notes.append(shuffle.described([str(place) for place in data.places]))
     return RunImages(
         store=store,
-        listed=replace(listed, files=files, blocks=blocks),
+        listed=replace(image_list, files=files, blocks=blocks),
         notes=tuple(notes),
         shuffle=shuffle,
     )
 
 
-def _opened(
-    data: DataConfig, listed: ImageList | None
+def _open_images(
+    data: DataConfig, image_list: ImageList | None
 ) -> tuple[Store, NDArray[np.int64], NDArray[np.int64]]:
     """Open the images; if that fails, raise an error that names the run's missing files."""
     try:
@@ -118,27 +120,27 @@ def _opened(
     except DataError as error:
         # URLs are left out: opening one reports its missing files.
         roots = [place.resolve() for place in data.places if isinstance(place, Path)]
-        files = [Path(file.path) for file in (listed.files if listed else ())]
-        gone = [x for x in files if any(map(x.is_relative_to, roots)) and not x.exists()]
-        if not gone:
+        files = [Path(file.path) for file in (image_list.files if image_list else ())]
+        missing = [x for x in files if any(map(x.is_relative_to, roots)) and not x.exists()]
+        if not missing:
             raise
-        more = f" and {len(gone) - 1:,} more files" if len(gone) > 1 else ""
+        more = f" and {len(missing) - 1:,} more files" if len(missing) > 1 else ""
         raise DataError(
-            f"files of the run's images are missing: {gone[0]}{more}; {_ADVICE}"
+            f"files of the run's images are missing: {missing[0]}{more}; {_ADVICE}"
         ) from error
 
 
-def _places(
-    listed: ImageList,
+def _locate_images(
+    image_list: ImageList,
     store: Store,
-    kept: NDArray[np.int64],
-    held: NDArray[np.int64],
+    train_positions: NDArray[np.int64],
+    holdout_positions: NDArray[np.int64],
     config: TrainConfig,
 ) -> tuple[NDArray[np.int64], ImageList, list[str]]:
     """Find the listed images in the data set.
 
-    ``kept`` are the positions of the images that a new run would train on, ``held`` those of the
-    holdout set.
+    ``train_positions`` are the positions of the images that a new run would train on,
+    ``holdout_positions`` those of the holdout set.
 
     Returns:
         The position in the data set of the image that is used for each list entry, (listed,); the
@@ -148,33 +150,37 @@ def _places(
         CheckpointError: images are missing or new, and the change is not accepted.
     """
     names = names_of(store)
-    if listed.names == tuple(names[i] for i in kept.tolist()):
-        return kept, listed, []
-    places = listed.positions_in(names)
-    gone = [listed.names[i] for i in np.flatnonzero(places < 0).tolist()]
-    if len(gone) == len(kept) == len(listed.names) and not config.data.holdout:
+    if image_list.names == tuple(names[i] for i in train_positions.tolist()):
+        return train_positions, image_list, []
+    places = image_list.positions_in(names)
+    missing_names = [image_list.names[i] for i in np.flatnonzero(places < 0).tolist()]
+    if (
+        len(missing_names) == len(train_positions) == len(image_list.names)
+        and not config.data.holdout
+    ):
         note = (
             "warning: all image names changed since the run started, as in another container; "
-            f"the {len(kept):,} images are assumed to be the same, in the same order"
+            f"the {len(train_positions):,} images are assumed to be the same, in the same order"
         )
-        return kept, listed, [note]
-    others = np.setdiff1d(np.arange(len(names)), np.concatenate([places, held]))
-    new = [names[i] for i in others.tolist()]
-    if not gone and not new:
-        return places, listed, []
-    parts = [(gone, f"of {len(listed.names):,} images missing"), (new, "new")]
+        return train_positions, image_list, [note]
+    new_positions = np.setdiff1d(np.arange(len(names)), np.concatenate([places, holdout_positions]))
+    new_names = [names[i] for i in new_positions.tolist()]
+    if not missing_names and not new_names:
+        return places, image_list, []
+    groups = [(missing_names, f"of {len(image_list.names):,} images missing"), (new_names, "new")]
     change = "the data changed since the run started: " + ", ".join(
-        f"{len(some):,} {what} ({', '.join(some[:_NAMES])}{', ...' * (len(some) > _NAMES)})"
-        for some, what in parts
-        if some
+        f"{len(group):,} {label} "
+        f"({', '.join(group[:_MAX_NAMES])}{', ...' * (len(group) > _MAX_NAMES)})"
+        for group, label in groups
+        if group
     )
     has_names = not isinstance(store, BetonStore) or store.crc is not None  # FFCV writes no names
-    if len(gone) == len(listed.names) or not has_names:
+    if len(missing_names) == len(image_list.names) or not has_names:
         raise CheckpointError(f"{change}; {_ADVICE}")
-    accepted = fingerprint(names)
-    if config.run.data_changed == "refuse" and listed.accepted != accepted:
+    data_fingerprint = fingerprint(names)
+    if config.run.data_changed == "refuse" and image_list.accepted != data_fingerprint:
         raise CheckpointError(f"{change}; {_ADVICE_TO_ACCEPT}")
-    if gone and image_rows(config.model):
+    if missing_names and image_rows(config.model):
         raise CheckpointError(
             f"{change}; {config.model.method.name} stores a row per image with these settings, "
             f"so missing images cannot be replaced; {_ADVICE}"
@@ -183,10 +189,12 @@ def _places(
         f"{change} (accepted); each missing image is replaced by the next one in the list, and new "
         "images are not used"
     )
-    return with_replacements(places), replace(listed, accepted=accepted), [note]
+    return with_replacements(places), replace(image_list, accepted=data_fingerprint), [note]
 
 
-def _modified(listed: ImageList, files: Sequence[DataFile], config: TrainConfig) -> list[str]:
+def _check_unmodified(
+    image_list: ImageList, files: Sequence[DataFile], config: TrainConfig
+) -> list[str]:
     """Check that containers still have the same size; return a message about a changed one.
 
     A new modification time alone only gives a warning, because copying a file may change it.
@@ -194,19 +202,19 @@ def _modified(listed: ImageList, files: Sequence[DataFile], config: TrainConfig)
     Raises:
         CheckpointError: the size of a container changed, and the change is not accepted.
     """
-    known = {file.path: file for file in listed.files}
-    changed = [(known[now.path], now) for now in files if known.get(now.path, now) != now]
-    for then, now in changed:
-        if then.bytes != now.bytes:
+    old_files = {file.path: file for file in image_list.files}
+    changes = [(old_files[new.path], new) for new in files if old_files.get(new.path, new) != new]
+    for old, new in changes:
+        if old.bytes != new.bytes:
             change = (
-                f"{now.path} changed since the run was last started: it had {then.bytes:,} bytes "
-                f"and now has {now.bytes:,}"
+                f"{new.path} changed since the run was last started: it had {old.bytes:,} bytes "
+                f"and now has {new.bytes:,}"
             )
             if config.run.data_changed == "refuse":
                 raise CheckpointError(f"{change}; {_ADVICE_TO_ACCEPT}")
             return [f"{change} (accepted)"]
     return [
-        f"warning: {now.path} was modified since the run was last started; its size and image "
+        f"warning: {new.path} was modified since the run was last started; its size and image "
         "names are the same, so its content is assumed to be the same"
-        for _, now in changed[:1]
+        for _, new in changes[:1]
     ]

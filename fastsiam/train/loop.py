@@ -121,18 +121,20 @@ class Trainer:
                 trackers=config.run.trackers,
                 settings=config.to_flags(),
             )
-        first = initial_spread(folder.path)
-        if first is None and "run" in self._branch:
-            first = initial_spread(Path(self._branch["run"]))
-            if first is not None:  # a branch keeps its own copy, because its parent may be deleted
-                self._log_initial(first)
-        self._gauges = MachineMonitor(self._log, console=self._console) if self._log else None
+        spread = initial_spread(folder.path)
+        if spread is None and "run" in self._branch:
+            spread = initial_spread(Path(self._branch["run"]))
+            if spread is not None:  # a branch keeps its own copy, because its parent may be deleted
+                self._log_initial(spread)
+        self._machine_monitor = (
+            MachineMonitor(self._log, console=self._console) if self._log else None
+        )
         self._guard = CollapseGuard(
             config.monitor.on_collapse,
             batch=config.optim.batch // config.optim.accumulate,
             dim=step.method.dim,
             centred=config.model.method.centred,
-            first=first,
+            first=spread,
         )
         stops = config.monitor.on_collapse == "stop"
         self._checks_collapse = place.is_leader or stops
@@ -154,11 +156,11 @@ class Trainer:
         """
         step, total = self._step, self._step.total
         if self.done >= self.end:
-            more = (
+            hint = (
                 "--max-steps 0 to continue" if self.done < total else "--extend N to train longer"
             )
-            at = f"{self.path} is at step {self.done:,} of {total:,}"
-            self._console.say(f"nothing left to do: {at}; pass {more}")
+            position = f"{self.path} is at step {self.done:,} of {total:,}"
+            self._console.say(f"nothing left to do: {position}; pass {hint}")
         progress = self._console.progress(self.end, self.done)
         with self._stop, progress, self._save_on_exit():
             while self.done < self.end:
@@ -177,8 +179,8 @@ class Trainer:
             if self.done == total:
                 self._evaluate_if_due()
         if self.done > self.first:
-            ended = "done" if self.done == total else f"stopped by --max-steps {self.end}"
-            self._console.say(f"{ended}: step {self.done:,} of {total:,}, saved {self.path}")
+            outcome = "done" if self.done == total else f"stopped by --max-steps {self.end}"
+            self._console.say(f"{outcome}: step {self.done:,} of {total:,}, saved {self.path}")
 
     def close(self) -> None:
         """Write the pending log line, without the collapse check; close the thread and the log."""
@@ -218,8 +220,8 @@ class Trainer:
     @property
     def _evaluation_is_due(self) -> bool:
         """Whether an evaluation is due after the current step."""
-        epoch, within = divmod(self.done, self._step.steps_per_epoch)
-        if self._knn is None or within:
+        epoch, remainder = divmod(self.done, self._step.steps_per_epoch)
+        if self._knn is None or remainder:
             return False
         config = self._step.config
         return config.monitor.evaluates_after(epoch, config.optim.epochs)
@@ -275,10 +277,10 @@ class Trainer:
             TrainingError: a value is not finite; names the first bad step and the last checkpoint.
         """
         self._finite.note_weights(self.done, self._step.method)
-        bad = self._finite.verdict()
-        if bad is not None:
+        bad_step = self._finite.verdict()
+        if bad_step is not None:
             raise TrainingError(
-                f"{NOT_FINITE} at step {bad:,}; {self._last_good}; try a lower --lr or "
+                f"{NOT_FINITE} at step {bad_step:,}; {self._last_good}; try a lower --lr or "
                 "--precision fp32"
             )
 
@@ -315,7 +317,7 @@ class Trainer:
             self.line = values, self._thread.submit(rank_of_gram, products)
         elif self._checks_collapse:
             self._write(values, rank_of_gram(products))
-            self._judge(values)
+            self._check_collapse(values)
 
     def settle(self) -> None:
         """Write and print the pending log line, if any; waits for its effective rank.
@@ -328,7 +330,7 @@ class Trainer:
         if self.line:
             (values, rank), self.line = self.line, None
             self._write(values, rank.result())
-            self._judge(values)
+            self._check_collapse(values)
 
     def _write(self, values: dict[str, Any], rank: Tensor) -> None:
         values["rank"] = rank.item()
@@ -336,10 +338,10 @@ class Trainer:
             self._log.write("train", values)
         batch, remaining = self._step.config.optim.batch, self.end - values["step"]
         self._console.show(values, remaining=remaining, batch=batch)
-        if self._gauges:
-            self._gauges.check(values)
+        if self._machine_monitor:
+            self._machine_monitor.check(values)
 
-    def _judge(self, values: dict[str, Any]) -> None:
+    def _check_collapse(self, values: dict[str, Any]) -> None:
         if warning := self._guard.check(values["step"], values["z_std"], values["rank"]):
             self._console.warn(warning)
 
@@ -408,7 +410,7 @@ class Trainer:
         """
         try:
             yield
-        except Signalled as asked:
+        except Signalled as stop:
             # Do not log a step that is already saved: the digest in its checkpoint starts at the
             # previous log line, and the resumed run logs it.
             if self._unlogged and self._saved != self.done:
@@ -416,7 +418,7 @@ class Trainer:
                 self.log()
             self._clock.pause()
             self._save()
-            raise self.interrupted(asked.number) from asked
+            raise self.interrupted(stop.number) from stop
         except (TrainingError, CheckpointError):
             raise
         except FastSiamError as error:
@@ -425,8 +427,8 @@ class Trainer:
             raise
         except (RuntimeError, MemoryError) as error:
             config = self._step.config
-            if lacking := oom_error(error, config, at=self.done + 1, saved=self._last_good):
-                raise lacking from error
+            if memory_error := oom_error(error, config, at=self.done + 1, saved=self._last_good):
+                raise memory_error from error
             raise
 
     def interrupted(self, signalled: int) -> Interrupted:
@@ -446,8 +448,8 @@ class Trainer:
         except FastSiamError as failure:  # the caller raises the original error
             error.add_note(f"step {self.done:,} could not be saved: {failure}")
         else:
-            way_on = "; pass --bad-images replace to continue with another image in its place"
-            more = way_on if isinstance(error, ImageError) else ""
-            error.add_note(f"saved {self.path} at step {self.done:,}{more}")
+            hint = "; pass --bad-images replace to continue with another image in its place"
+            suffix = hint if isinstance(error, ImageError) else ""
+            error.add_note(f"saved {self.path} at step {self.done:,}{suffix}")
         finally:
             self._stop.meet()  # the launcher kills the other ranks when one exits

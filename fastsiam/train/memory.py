@@ -12,11 +12,11 @@ from fastsiam.errors import TrainingError, lacks_memory
 from fastsiam.methods import method_skeleton
 from fastsiam.model.numerics import autocast_type
 
-_OF_EACH_WEIGHT = 3
+_COPIES_PER_WEIGHT = 3
 """Copies of each trained weight: the weight, its gradient and its momentum."""
-_ACTIVATIONS = 1.5
+_ACTIVATION_FACTOR = 1.5
 """Factor on the saved activations, for temporary tensors and fragmentation."""
-_OF_EACH_VIEW = 5
+_COPIES_PER_VIEW = 5
 """Largest number of float32 copies of a batch's views: prefetched, in use and in transfer."""
 _GPU_BYTES = 2 * 2**30
 """GPU memory of the libraries' kernels and workspaces, and of the crops that evaluations cache."""
@@ -39,24 +39,24 @@ def training_bytes(config: TrainConfig, place: Place, *, images: int) -> float:
     part = max(1, local // config.optim.accumulate)
     sides = [view.crop for view in config.augment.views]
     weights = list(method.parameters())
-    kept: dict[int, Tensor] = {}
+    storages: dict[int, Tensor] = {}
 
-    def note(tensor: Tensor) -> Tensor:
-        kept[tensor.untyped_storage()._cdata] = tensor
+    def record_storage(tensor: Tensor) -> Tensor:
+        storages[tensor.untyped_storage()._cdata] = tensor
         return tensor
 
-    with saved_tensors_hooks(note, lambda tensor: tensor):
+    with saved_tensors_hooks(record_storage, lambda tensor: tensor):
         for side in sides:
             method.backbone(torch.zeros(part, 3, side, side, device="meta"))
     for weight in weights:
-        kept.pop(weight.untyped_storage()._cdata, None)
-    width = autocast_type(config.numerics.precision, place.device).itemsize
-    activations = sum(x.numel() * min(width, x.itemsize) for x in kept.values())
+        storages.pop(weight.untyped_storage()._cdata, None)
+    item_bytes = autocast_type(config.numerics.precision, place.device).itemsize
+    activations = sum(x.numel() * min(item_bytes, x.itemsize) for x in storages.values())
     state = sum(buffer.nbytes for buffer in method.buffers())
-    state += sum(x.nbytes * (_OF_EACH_WEIGHT if x.requires_grad else 1) for x in weights)
+    state += sum(x.nbytes * (_COPIES_PER_WEIGHT if x.requires_grad else 1) for x in weights)
     pixels = local * 3 * sum(side * side for side in sides) * 4
-    rest = _GPU_BYTES if place.device.type == "cuda" else 0
-    return state + _ACTIVATIONS * activations + _OF_EACH_VIEW * pixels + rest
+    overhead = _GPU_BYTES if place.device.type == "cuda" else 0
+    return state + _ACTIVATION_FACTOR * activations + _COPIES_PER_VIEW * pixels + overhead
 
 
 def oom_error(
@@ -75,14 +75,14 @@ def oom_error(
     if not lacks_memory(error):
         return None
     kind = "GPU memory" if isinstance(error, torch.OutOfMemoryError) else "memory"
-    lower = []
+    flags = []
     if config.step.activation_memory > 0.5 and (config.model.is_own or config.step.compile == "on"):
-        lower += ["--activation-memory 0.5"]
+        flags += ["--activation-memory 0.5"]
     # All pipelines except dali prefetch at least two batches.
     if config.data.prefetch > (1 if config.data.pipeline == "dali" else 2):
-        lower += ["--prefetch 1"]
+        flags += ["--prefetch 1"]
     return TrainingError(
         f"out of {kind} at step {at:,} with --batch {config.optim.batch:,}; to resume this run, "
-        f"pass {' or '.join([*lower, 'fewer --workers'])}; a new run needs less with a lower "
+        f"pass {' or '.join([*flags, 'fewer --workers'])}; a new run needs less with a lower "
         f"--batch or a higher --accumulate; {saved}"
     )

@@ -104,7 +104,7 @@ def resolve(asked: TrainConfig, run: Path, place: Place) -> ResolvedConfig:
     images = run_images(config, beginning.folder)
     # The user accepts only this change of the data, not later ones.
     config = replace(config, run=replace(config.run, data_changed="refuse"))
-    config, chosen = with_pipeline(config, place, images.store, start)
+    config, pipeline_note = with_pipeline(config, place, images.store, start)
     if start is not None and start.images != len(images):  # the run saved no list of images
         raise CheckpointError(
             f"the data changed: {len(images):,} images now, {start.images:,} when the run started; "
@@ -118,7 +118,7 @@ def resolve(asked: TrainConfig, run: Path, place: Place) -> ResolvedConfig:
         place=place,
         beginning=beginning,
         images=images,
-        notes=tuple(filter(None, (chosen, beginning.note, *images.notes))),
+        notes=tuple(filter(None, (pipeline_note, beginning.note, *images.notes))),
     )
 
 
@@ -138,7 +138,7 @@ def with_pipeline(
     free = minimum_across_ranks(free)
     name = line = ""
     if place.is_leader:
-        choice = _pipeline_it_began_with(store, start) or choose_pipeline(
+        choice = _pipeline_of_resumed_run(store, start) or choose_pipeline(
             store,
             device=place.device,
             free=free.item(),
@@ -149,7 +149,7 @@ def with_pipeline(
     return replace(config, data=replace(config.data, pipeline=pipeline)), line
 
 
-def _pipeline_it_began_with(store: Store, start: Checkpoint | None) -> Choice | None:
+def _pipeline_of_resumed_run(store: Store, start: Checkpoint | None) -> Choice | None:
     """Return the pipeline of the resumed run; None for a new run or if it no longer works."""
     name = "auto" if start is None else start.config.data.pipeline
     if name == "auto" or name == CEILING or not BACKENDS[name].works_on(store):
@@ -159,16 +159,16 @@ def _pipeline_it_began_with(store: Store, start: Checkpoint | None) -> Choice | 
 
 def with_compilation(config: TrainConfig, start: Checkpoint | None, *, end: int) -> TrainConfig:
     """Resolve ``compile`` "auto": as in the resumed run, or by the length of the run (``end``)."""
-    began_with = "auto" if start is None else start.config.step.compile
+    resumed_value = "auto" if start is None else start.config.step.compile
     if start is not None and start.step >= end:  # no steps are left
-        if began_with != "on":
+        if resumed_value != "on":
             return without_compilation(config)
         return replace(config, step=replace(config.step, compile="on"))
     if config.step.compile != "auto":
         return config
     choice: Compile = "on" if end >= _WORTH_COMPILING else "off"
-    if began_with != "auto":
-        choice = began_with
+    if resumed_value != "auto":
+        choice = resumed_value
     if config.step.cuda_graphs:
         choice = "on"
     return replace(config, step=replace(config.step, compile=choice))

@@ -48,11 +48,11 @@ def start_of(config: TrainConfig, run: Path, place: Place) -> tuple[TrainConfig,
     Raises:
         CheckpointError: the run cannot be resumed, or not with these settings.
     """
-    beginning = _starting_point(config, run)
-    found, folder = beginning.checkpoint, beginning.folder
-    began_with = None if found is None else found.config
-    config = with_resolved_precision(config, place.device, began_with=began_with)
-    if found is None or folder is None:
+    beginning = _find_start(config, run)
+    checkpoint, folder = beginning.checkpoint, beginning.folder
+    saved_config = None if checkpoint is None else checkpoint.config
+    config = with_resolved_precision(config, place.device, began_with=saved_config)
+    if checkpoint is None or folder is None:
         if epochs := config.run.extend:
             raise CheckpointError(
                 f"--extend {epochs} needs a run to extend: name one with --resume, or start a new "
@@ -60,11 +60,11 @@ def start_of(config: TrainConfig, run: Path, place: Place) -> tuple[TrainConfig,
             )
         return config, beginning
     branches = folder.resolve() != run.resolve()
-    start = _with_optimiser_of(config, found) if branches else found
-    config, start, note = _extended(config, start)
+    start = _with_optimiser_of(config, checkpoint) if branches else checkpoint
+    config, start, note = _apply_extend(config, start)
     _check_same_settings(config, start, run)
     if branches:
-        start, note = _branched(found, start, config)
+        start, note = _record_branch(checkpoint, start, config)
     return config, replace(beginning, checkpoint=start, note=note)
 
 
@@ -84,8 +84,8 @@ def _with_optimiser_of(config: TrainConfig, start: Checkpoint) -> Checkpoint:
             f"--epochs {config.optim.epochs} is too short for this branch: its checkpoint is after "
             f"epoch {rounded(start.epoch)}"
         )
-    own = replace(start.config, optim=config.optim, model=config.model)
-    return replace(start, config=own)
+    branch_config = replace(start.config, optim=config.optim, model=config.model)
+    return replace(start, config=branch_config)
 
 
 def _check_same_settings(config: TrainConfig, start: Checkpoint, run: Path) -> None:
@@ -97,26 +97,28 @@ def _check_same_settings(config: TrainConfig, start: Checkpoint, run: Path) -> N
     changed = differences(start.config, config)
     if not changed:
         return
-    resumed = run if config.run.resume in ("auto", "never") else Path(config.run.resume)
-    path, folder = quoted(resumed), run_folder(resumed)
+    source = run if config.run.resume in ("auto", "never") else Path(config.run.resume)
+    path, folder = quoted(source), run_folder(source)
     settings = "" if folder is None else f"--config {quoted(folder)} "
-    way = f"or branch off with other optimizer settings (--resume {path} --out OTHER)"
+    advice = f"or branch off with other optimizer settings (--resume {path} --out OTHER)"
     if not changed.keys() <= set(BRANCH_SETTINGS):
-        way = "or, with the same backbone, start a new run from its weights "
-        way += f"({settings}--init {path} --out OTHER)"
+        advice = "or, with the same backbone, start a new run from its weights "
+        advice += f"({settings}--init {path} --out OTHER)"
     elif "epochs" in changed:
-        way = f"train longer (--extend EPOCHS), {way}"
+        advice = f"train longer (--extend EPOCHS), {advice}"
     raise CheckpointError(
         f"the checkpoint was trained with other settings ({changes_text(changed)}); pass the same "
-        f"values, {way}"
+        f"values, {advice}"
     )
 
 
-def _branched(found: Checkpoint, start: Checkpoint, config: TrainConfig) -> tuple[Checkpoint, str]:
+def _record_branch(
+    original: Checkpoint, start: Checkpoint, config: TrainConfig
+) -> tuple[Checkpoint, str]:
     """Record in a branch's checkpoint where it branched off and what changed.
 
     Args:
-        found: the checkpoint, with the settings of its own run.
+        original: the checkpoint, with the settings of its own run.
         start: the same checkpoint, with the branch's settings.
         config: the branch's settings.
 
@@ -124,24 +126,24 @@ def _branched(found: Checkpoint, start: Checkpoint, config: TrainConfig) -> tupl
         ``start`` with the record, and a message for the user.
     """
     path = Path(config.run.resume)
-    changed = differences(found.config, start.config)
+    changed = differences(original.config, start.config)
     branch = {
         "run": str((run_folder(path) or path.parent).resolve()),
         "checkpoint": str(checkpoints.locate(path).resolve()),
-        "step": found.step,
-        "epoch": found.epoch,
+        "step": original.step,
+        "epoch": original.epoch,
         "changed": {name: {"from": old, "to": new} for name, (old, new) in changed.items()},
     }
-    said = f"branches off {path} after step {found.step:,} (epoch {rounded(found.epoch)})"
+    message = f"branches off {path} after step {original.step:,} (epoch {rounded(original.epoch)})"
     if changed:
-        said += f", {changes_text(changed, between=', ')}"
-    now = float(found.optimizer["param_groups"][0]["lr"])
-    then = decaying_rate(start.config.optim, found.step, found.steps_per_epoch)
-    said += f"; learning rate: {now:.3g} now, {then:.3g} at the next step"
-    return replace(start, branch=branch), said
+        message += f", {changes_text(changed, between=', ')}"
+    current_lr = float(original.optimizer["param_groups"][0]["lr"])
+    next_lr = decaying_rate(start.config.optim, original.step, original.steps_per_epoch)
+    message += f"; learning rate: {current_lr:.3g} now, {next_lr:.3g} at the next step"
+    return replace(start, branch=branch), message
 
 
-def _starting_point(config: TrainConfig, run: Path) -> Start:
+def _find_start(config: TrainConfig, run: Path) -> Start:
     """Find the checkpoint that ``--resume`` asks for, which must be the same on every rank.
 
     A branch that already has its own checkpoint resumes from that one, so that users can run the
@@ -151,7 +153,7 @@ def _starting_point(config: TrainConfig, run: Path) -> Start:
         CheckpointError: the checkpoint is missing, the run would overwrite another run, or the
             ranks find different checkpoints.
     """
-    start, damaged = checkpoints.load_newest(run)
+    start, warning = checkpoints.load_newest(run)
     folder = run
     if config.run.resume == "never":
         check_no_existing_run(run)
@@ -160,19 +162,19 @@ def _starting_point(config: TrainConfig, run: Path) -> Start:
     if start is not None and path.resolve() == run.resolve():
         is_named = False
     if is_named and checkpoints.locate(path).resolve() != checkpoints.last(run).resolve():
-        given = checkpoints.load(path)
+        requested = checkpoints.load(path)
         if start is None:
-            start, folder = given, run_folder(path) or path.parent
-        elif start.step > given.step and (run_folder(path) or path).resolve() == run.resolve():
+            start, folder = requested, run_folder(path) or path.parent
+        elif start.step > requested.step and (run_folder(path) or path).resolve() == run.resolve():
             raise CheckpointError(
-                f"{path} is at step {given.step:,}, but {run} is at step {start.step:,}; pass "
+                f"{path} is at step {requested.step:,}, but {run} is at step {start.step:,}; pass "
                 f"--resume {quoted(run)} to resume it there, or another --out to branch off"
             )
-        elif start.step < given.step:
+        elif start.step < requested.step:
             raise CheckpointError(
-                f"{run} already contains a run at step {start.step:,}, before step {given.step:,} "
-                f"of {path}; pass --resume {quoted(run)} to resume that run, or choose another "
-                "--out for a new branch"
+                f"{run} already contains a run at step {start.step:,}, before step "
+                f"{requested.step:,} of {path}; pass --resume {quoted(run)} to resume that run, or "
+                "choose another --out for a new branch"
             )
     steps = torch.tensor([-1 if start is None else start.step])
     if distributed.gather(steps).unique().numel() > 1:
@@ -180,7 +182,7 @@ def _starting_point(config: TrainConfig, run: Path) -> Start:
             f"the ranks find different checkpoints in {run}; put it on a disk that all machines "
             "share (--out)"
         )
-    return Start() if start is None else Start(checkpoint=start, folder=folder, damaged=damaged)
+    return Start() if start is None else Start(checkpoint=start, folder=folder, damaged=warning)
 
 
 def check_no_existing_run(run: Path) -> None:
@@ -195,7 +197,7 @@ def check_no_existing_run(run: Path) -> None:
         )
 
 
-def _extended(config: TrainConfig, start: Checkpoint) -> tuple[TrainConfig, Checkpoint, str]:
+def _apply_extend(config: TrainConfig, start: Checkpoint) -> tuple[TrainConfig, Checkpoint, str]:
     """Apply ``--extend`` to the settings and the checkpoint.
 
     A checkpoint that already has the longer schedule is left unchanged, so that the same command
@@ -210,23 +212,24 @@ def _extended(config: TrainConfig, start: Checkpoint) -> tuple[TrainConfig, Chec
     epochs = config.run.extend
     if not epochs:
         return config, start, ""
-    optim, said = start.config.optim, ""
+    optim, message = start.config.optim, ""
     if epochs < optim.epochs:
         raise CheckpointError(
             f"--extend {epochs} is less than the run's {optim.epochs} epochs; pass a larger number"
         )
-    longer = replace(optim, epochs=epochs)
+    extended_optim = replace(optim, epochs=epochs)
     if epochs > optim.epochs:
-        last = decaying_rate(optim, max(0, start.step - 1), start.steps_per_epoch)
-        after = decaying_rate(longer, start.step, start.steps_per_epoch)
-        said = (
-            f"extended from {optim.epochs} to {epochs} epochs; learning rate: {last:.3g} now, "
-            f"{after:.3g} at the next step: a cosine over all {epochs} epochs"
+        current_lr = decaying_rate(optim, max(0, start.step - 1), start.steps_per_epoch)
+        next_lr = decaying_rate(extended_optim, start.step, start.steps_per_epoch)
+        message = (
+            f"extended from {optim.epochs} to {epochs} epochs; learning rate: {current_lr:.3g} "
+            f"now, {next_lr:.3g} at the next step: a cosine over all {epochs} epochs"
         )
-    asked = max(config.optim.epochs, epochs)  # if --epochs exceeds --extend, a later check raises
-    own = replace(config.optim, epochs=asked)
-    start = replace(start, config=replace(start.config, optim=longer))
-    return replace(config, optim=own), start, said
+    # If --epochs exceeds --extend, a later check raises an error.
+    total_epochs = max(config.optim.epochs, epochs)
+    requested_optim = replace(config.optim, epochs=total_epochs)
+    start = replace(start, config=replace(start.config, optim=extended_optim))
+    return replace(config, optim=requested_optim), start, message
 
 
 def will_resume(config: TrainConfig) -> bool:
@@ -249,19 +252,19 @@ def initial_weights(config: TrainConfig) -> tuple[Pretrained, tuple[str, ...]]:
     pretrained = load_pretrained(Path(config.run.init), backbone=name)
     method = method_skeleton(config.model)
     expected = method.state_dict()
-    fitting = tuple(
+    matching_parts = tuple(
         part
         for part in method.parts
         if (shapes := _shapes(expected, part)) and _shapes(pretrained.state, part) == shapes
     )
     other_stem = pretrained.model.stem != config.model.stem and not pretrained.stem_assumed
-    if "backbone" not in fitting or other_stem:
+    if "backbone" not in matching_parts or other_stem:
         raise CheckpointError(
             f"--init {quoted(config.run.init)} contains {pretrained.model.backbone} (stem "
             f"{pretrained.model.stem}, width {pretrained.model.width}), not the network of the "
             "settings; pass the same --backbone, --stem and --width"
         )
-    return pretrained, fitting
+    return pretrained, matching_parts
 
 
 def load_initial_weights(method: Method, config: TrainConfig) -> str:
@@ -270,11 +273,11 @@ def load_initial_weights(method: Method, config: TrainConfig) -> str:
     Raises:
         CheckpointError: as ``initial_weights``.
     """
-    pretrained, fitting = initial_weights(config)
-    method.start_from(pretrained.part(*fitting))
-    fresh = [part for part in method.parts if part not in fitting]
+    pretrained, matching_parts = initial_weights(config)
+    method.start_from(pretrained.part(*matching_parts))
+    new_parts = [part for part in method.parts if part not in matching_parts]
     return f"starts from {pretrained}" + (
-        f"; randomly initialised: {', '.join(fresh)}" if fresh else ""
+        f"; randomly initialised: {', '.join(new_parts)}" if new_parts else ""
     )
 
 

@@ -33,7 +33,7 @@ from fastsiam.train.compile import (
 from fastsiam.views.batch import Batch
 from fastsiam.views.rng import keys
 
-_RECORDING = 3
+_RECORDING_PASSES = 3
 """Number of passes to record CUDA graphs: the first warms up, the second records, the third replays
 (``CUDAGraphTreeManager`` in torch/_inductor/cudagraph_trees.py)."""
 
@@ -92,12 +92,12 @@ class TrainingStep:
         if self.config.step.compile == "off":
             self._assemble()
             return ""
-        began = time.perf_counter()
+        start = time.perf_counter()
         with compiling(self.config):
             if reason := compile_failure(self.place):
                 raise CompilationError(reason)
             self._compile()
-        return f"compiled in {time.perf_counter() - began:.0f} s (cached in {cache_folder()})"
+        return f"compiled in {time.perf_counter() - start:.0f} s (cached in {cache_folder()})"
 
     def __call__(self, batch: Batch, *, at: int) -> tuple[Tensor, Tensor]:
         """Take one optimizer step.
@@ -152,9 +152,11 @@ class TrainingStep:
         """Load the dicts that ``state`` returned; keep the optimizer settings of ``config``."""
         self.method.load_state_dict(model)
         groups = self.optimizer.param_groups
-        own = [{name: group[name] for name in SETTINGS if name in group} for group in groups]
+        current_settings = [
+            {name: group[name] for name in SETTINGS if name in group} for group in groups
+        ]
         self.optimizer.load_state_dict(optimizer)
-        for group, settings in zip(self.optimizer.param_groups, own, strict=True):
+        for group, settings in zip(self.optimizer.param_groups, current_settings, strict=True):
             group.update(settings)  # a branch's settings may differ from its checkpoint's
         self.scaler.load_state_dict(scaler)
 
@@ -181,7 +183,7 @@ class TrainingStep:
         if not self._is_compiled:
             return output
         # The compiled backward pass may overwrite memory that it shares with these outputs.
-        carry = {name: kept.clone() for name, kept in output.carry.items()}
+        carry = {name: tensor.clone() for name, tensor in output.carry.items()}
         return output._replace(embedding=output.embedding.clone(), carry=carry)
 
     def _compile(self) -> None:
@@ -192,7 +194,7 @@ class TrainingStep:
         """
         try:
             self._assemble()
-            self._warm_up(_RECORDING if self.config.step.cuda_graphs else 1)
+            self._warm_up(_RECORDING_PASSES if self.config.step.cuda_graphs else 1)
         except (torch.OutOfMemoryError, torch.AcceleratorError, dist.DistError):
             raise  # not caused by the compiler
         except Exception as error:  # the compiler may raise anything
@@ -272,6 +274,6 @@ class TrainingStep:
             method.forward = torch.compile(  # type: ignore[method-assign]
                 method.forward, fullgraph=True, dynamic=False, mode=mode
             )
-        everywhere = self._bn_group is not None and self._bn_group.size() == self.place.world
-        self._model = data_parallel(method, self.place, same_buffers=everywhere)
+        is_shared_by_all = self._bn_group is not None and self._bn_group.size() == self.place.world
+        self._model = data_parallel(method, self.place, same_buffers=is_shared_by_all)
         method.train()

@@ -54,28 +54,28 @@ def verify(run: Path, config: VerifyConfig) -> Iterator[str]:
         CheckpointError: the data changed, or the weights do not match the checkpoint's digest.
         FastSiamError: a digest differs, the log has no digests, or the data cannot be read.
     """
-    trained = RunSettings.read(run).config
-    data = trained.data.at(config.data, ColumnNames(config.image_column, config.label_column))
-    every = [_line(line, run) for line in read_metrics(run, numbers={}) if "seen" in line]
-    if not every:
+    run_config = RunSettings.read(run).config
+    data = run_config.data.at(config.data, ColumnNames(config.image_column, config.label_column))
+    all_lines = [_parse_line(line, run) for line in read_metrics(run, numbers={}) if "seen" in line]
+    if not all_lines:
         raise FastSiamError(
             f"cannot verify {run}: metrics.jsonl has no digests, because the run took no step or "
             "an older version of fastsiam wrote it"
         )
     # "auto", because the package of the run's pipeline may not be installed here.
-    opened = replace(data, pipeline="auto") if data.loads_images else data
-    images = run_images(replace(trained, data=opened), run)
+    data_config = replace(data, pipeline="auto") if data.loads_images else data
+    images = run_images(replace(run_config, data=data_config), run)
     yield from images.notes
-    lines = [x for x in every if not config.step or x.first <= config.step <= x.last]
+    lines = [x for x in all_lines if not config.step or x.first <= config.step <= x.last]
     if not lines:
         raise FastSiamError(
             f"the log of {run} does not cover step {config.step:,}, only "
-            f"{Line(every[0].first, every[-1].last)}"
+            f"{Line(all_lines[0].first, all_lines[-1].last)}"
         )
     order = Order(
         images=len(images),
-        batch=trained.optim.batch,
-        seed=trained.numerics.seed,
+        batch=run_config.optim.batch,
+        seed=run_config.numerics.seed,
         bad=BadImages(len(images), read_bad_images(run), takes_more=False),
         shuffle=images.shuffle,
     )
@@ -84,8 +84,8 @@ def verify(run: Path, config: VerifyConfig) -> Iterator[str]:
             f"{run / 'config.json'} has batches of {order.batch:,} images, but the data have only "
             f"{order.images:,}: restore the file or the data"
         )
-    steps = _Steps(trained, images.store, order)
-    with tally("steps", sum(x.last + 1 - x.first for x in lines)) as done:
+    steps = _Steps(run_config, images.store, order)
+    with tally("steps", sum(x.last + 1 - x.first for x in lines)) as progress:
         for line in lines:
             numbers = range(line.first, line.last + 1)
             digest = hex_digest(sum_digests(*map(steps.digest, numbers)))
@@ -95,7 +95,7 @@ def verify(run: Path, config: VerifyConfig) -> Iterator[str]:
                     f"give {digest}: the run used other images or augmentations, or config.json, "
                     "metrics.jsonl or the data have changed since"
                 )
-            done.add(len(numbers))
+            progress.add(len(numbers))
     yield (
         f"{'1 log line agrees' if len(lines) == 1 else f'{len(lines):,} log lines agree'}: images "
         f"and augmentations of {Line(lines[0].first, lines[-1].last)}, recomputed from seed "
@@ -107,10 +107,10 @@ def verify(run: Path, config: VerifyConfig) -> Iterator[str]:
     for before, after in pairwise([Line(0, 0), *lines]):
         if after.first != before.last + 1:  # an older version of fastsiam took these steps
             yield f"no digest for {Line(before.last + 1, after.first - 1)}"
-    yield from _weights(run)
+    yield from _check_weights(run)
 
 
-def _line(values: dict[str, Any], run: Path) -> Line:
+def _parse_line(values: dict[str, Any], run: Path) -> Line:
     since, step = values.get("since"), values.get("step")
     if type(since) is not int or type(step) is not int or not 0 <= since < step:
         raise FastSiamError(
@@ -132,8 +132,10 @@ class _Steps:
     def __init__(self, config: TrainConfig, store: Store | None, order: Order) -> None:
         self._config, self._store, self._order = config, store, order
         if store is not None:
-            self._headers, known = Headers(store), store.dimensions()
-            self._known = np.zeros((len(store), 2), np.int64) if known is None else known
+            self._headers, dimensions = Headers(store), store.dimensions()
+            self._size_table = (
+                np.zeros((len(store), 2), np.int64) if dimensions is None else dimensions
+            )
 
     def indices(self, number: int) -> NDArray[np.int64]:
         """Return the positions in the data set, (N,), of a step's images; steps count from 1."""
@@ -168,13 +170,13 @@ class _Steps:
 
     def _sizes(self, index: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return height and width of images, (N, 2), from the store's table or their headers."""
-        for i in index[self._known[index, 0] == 0].tolist():
-            self._known[i] = self._headers.size(i)
-        return self._known[index]
+        for i in index[self._size_table[index, 0] == 0].tolist():
+            self._size_table[i] = self._headers.size(i)
+        return self._size_table[index]
 
 
-def _weights(run: Path) -> Iterator[str]:
+def _check_weights(run: Path) -> Iterator[str]:
     """Check the last checkpoint against its digest, which exists since version 0.3."""
     file = checkpoints.last(run)
-    if file.is_file() and (kept := checkpoints.load(file)).weights:
-        yield f"the weights after step {kept.step:,} agree: SHA-256 {kept.weights}"
+    if file.is_file() and (checkpoint := checkpoints.load(file)).weights:
+        yield f"the weights after step {checkpoint.step:,} agree: SHA-256 {checkpoint.weights}"
