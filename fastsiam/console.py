@@ -170,11 +170,11 @@ class Console:
             remaining: number of remaining steps.
             batch: images per step.
         """
-        left = remaining * batch / max(values["images_per_second"], 1e-9)
+        seconds = remaining * batch / max(values["images_per_second"], 1e-9)
         text = (
             f"loss {values['loss']:.3f}, std {values['z_std']:.2f}, rank {values['rank']:.0f}, "
             f"{values['images_per_second']:,.0f} images/s, data wait {values['data_wait']:.0%}, "
-            f"{duration(left)} left"
+            f"{duration(seconds)} left"
         )
         self.advance(values["step"], text, place=f" (epoch {values['epoch']:.2f})")
 
@@ -212,8 +212,8 @@ class Tally:
         speed = (self.done - self._first) / (now - self._began)
         text, total_text = f"{speed:,.0f}/s", ""
         if self._total is not None:
-            left = max(0, self._total - self.done) / max(speed, 1e-9)
-            text, total_text = f"{text}, {duration(left)} left", f" of {self._total:,}"
+            seconds = max(0, self._total - self.done) / max(speed, 1e-9)
+            text, total_text = f"{text}, {duration(seconds)} left", f" of {self._total:,}"
         self._console.advance(self.done, text, place=total_text)
 
 
@@ -237,9 +237,9 @@ def duration(seconds: float) -> str:
 
 def pace(images_per_second: float, images: float) -> str:
     """Format the throughput and the remaining time: 1,234 images/s, 3 min left."""
-    left = duration(images / max(images_per_second, 1e-9))
+    remaining = duration(images / max(images_per_second, 1e-9))
     digits = 1 if images_per_second < 10 else 0
-    return f"{images_per_second:,.{digits}f} images/s, {left} left"
+    return f"{images_per_second:,.{digits}f} images/s, {remaining} left"
 
 
 def rounded(value: float) -> str:

@@ -143,11 +143,11 @@ class Subject(EvalImages):
         Yields:
             (N, d) float32 features, (N,) int64 labels, and (N,) int64 positions in the data set.
         """
-        with self.console.tally(what, loader.images) as done:
+        with self.console.tally(what, loader.images) as progress:
             for batch in loader:
                 features = frozen(self.network, batch.image, dtype=self.dtype)
                 yield features, batch.label, batch.index
-                done.add(len(batch.label) * self.place.world)
+                progress.add(len(batch.label) * self.place.world)
 
     def check_same(self, *loaders: EvalLoader) -> None:
         """Check that all ranks found the same images. Every rank must call this.

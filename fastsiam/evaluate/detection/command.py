@@ -175,8 +175,8 @@ def _scores(
     training: DetectorTraining, val: DetectionSet, place: Place, console: Console
 ) -> dict[str, float]:
     """Detect objects, with the images divided among the ranks; return the scores on every rank."""
-    with console.tally("detecting: images", len(val)) as done:
-        detections = training.detections(val, lambda: done.add(place.world))
+    with console.tally("detecting: images", len(val)) as progress:
+        detections = training.detections(val, lambda: progress.add(place.world))
     if val.coco is None:
         return voc_scores(val, detections)
     masks = coco_scores(val, detections, "segm")

@@ -50,8 +50,11 @@ class DetectorTraining(Training):
         if place.device.type == "cuda" and (group := bn_group(place, NumericsConfig())) is not None:
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model, group)
         self._norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
-        norms, others = split_normalization_params(model)
-        groups = [{"params": others}, {"params": norms, "weight_decay": 0.0}]  # as in detectron2
+        norms, other_params = split_normalization_params(model)
+        groups = [
+            {"params": other_params},
+            {"params": norms, "weight_decay": 0.0},
+        ]  # as in detectron2
         sgd = torch.optim.SGD(groups, 0.0, momentum=MOMENTUM, weight_decay=config.weight_decay)
         super().__init__(model, init_momentum_buffers(sgd), dtype=model.dtype, place=place)
 
