@@ -52,7 +52,7 @@ def read_bad_images(run: Path) -> list[BadImage]:
 
 def format_list(known: Iterable[BadImage]) -> str:
     """Format bad images as JSON lines."""
-    return "".join(f"{json.dumps(dataclasses.asdict(own))}\n" for own in known)
+    return "".join(f"{json.dumps(dataclasses.asdict(image))}\n" for image in known)
 
 
 def parse_list(text: str) -> list[BadImage]:

@@ -38,17 +38,17 @@ class _Stderr:
 
     def write(self, text: str) -> None:
         with contextlib.suppress(OSError):
-            self._now.write(text)
+            self._stream.write(text)
 
     def flush(self) -> None:
         with contextlib.suppress(OSError):
-            self._now.flush()
+            self._stream.flush()
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._now, name)
+        return getattr(self._stream, name)
 
     @property
-    def _now(self) -> Any:
+    def _stream(self) -> Any:
         return getattr(sys.stderr, "rich_proxied_file", sys.stderr)  # Rich's bars replace stderr
 
 
@@ -110,8 +110,8 @@ class Console:
             return
         bar = (BarColumn(20),) if self._out.width >= 110 else ()
         columns = TextColumn("{task.description}", markup=False), *bar
-        drawn = Progress(*columns, console=self._out, auto_refresh=False, transient=transient)
-        with drawn as self._progress:
+        display = Progress(*columns, console=self._out, auto_refresh=False, transient=transient)
+        with display as self._progress:
             self._progress.add_task(self._count(done), total=total, completed=done)
             try:
                 yield
@@ -127,8 +127,8 @@ class Console:
             total: number of units, if known.
             done: number of units already done.
         """
-        with contextlib.ExitStack() as ends:
-            yield Tally(Console(quiet=self._quiet), what, total, done, ends)
+        with contextlib.ExitStack() as stack:
+            yield Tally(Console(quiet=self._quiet), what, total, done, stack)
 
     @contextlib.contextmanager
     def status(self, text: str) -> Iterator[None]:
@@ -159,8 +159,8 @@ class Console:
             self.say(f"{self._unit} {completed:,}{place}: {text}")
 
     def _count(self, completed: int) -> str:
-        of = "" if self._total is None else f"/{self._total:,}"
-        return f"{self._unit} {completed:,}{of}"
+        total = "" if self._total is None else f"/{self._total:,}"
+        return f"{self._unit} {completed:,}{total}"
 
     def show(self, values: dict[str, Any], *, remaining: int, batch: int) -> None:
         """Show the metrics of a log line and the remaining time.
@@ -170,11 +170,11 @@ class Console:
             remaining: number of remaining steps.
             batch: images per step.
         """
-        left = remaining * batch / max(values["images_per_second"], 1e-9)
+        seconds = remaining * batch / max(values["images_per_second"], 1e-9)
         text = (
             f"loss {values['loss']:.3f}, std {values['z_std']:.2f}, rank {values['rank']:.0f}, "
             f"{values['images_per_second']:,.0f} images/s, data wait {values['data_wait']:.0%}, "
-            f"{duration(left)} left"
+            f"{duration(seconds)} left"
         )
         self.advance(values["step"], text, place=f" (epoch {values['epoch']:.2f})")
 
@@ -210,17 +210,17 @@ class Tally:
         if not is_shown:
             self._ends.enter_context(self._bar)
         speed = (self.done - self._first) / (now - self._began)
-        text, of = f"{speed:,.0f}/s", ""
+        text, total_text = f"{speed:,.0f}/s", ""
         if self._total is not None:
-            left = max(0, self._total - self.done) / max(speed, 1e-9)
-            text, of = f"{text}, {duration(left)} left", f" of {self._total:,}"
-        self._console.advance(self.done, text, place=of)
+            seconds = max(0, self._total - self.done) / max(speed, 1e-9)
+            text, total_text = f"{text}, {duration(seconds)} left", f" of {self._total:,}"
+        self._console.advance(self.done, text, place=total_text)
 
 
 def tally(what: str, total: int | None = None) -> contextlib.AbstractContextManager[Tally]:
     """Show progress like ``Console.tally``, unless log messages are disabled."""
-    logs = logging.getLogger("fastsiam").isEnabledFor(logging.INFO)
-    return Console(quiet=not logs).tally(what, total)
+    is_enabled = logging.getLogger("fastsiam").isEnabledFor(logging.INFO)
+    return Console(quiet=not is_enabled).tally(what, total)
 
 
 def duration(seconds: float) -> str:
@@ -237,9 +237,9 @@ def duration(seconds: float) -> str:
 
 def pace(images_per_second: float, images: float) -> str:
     """Format the throughput and the remaining time: 1,234 images/s, 3 min left."""
-    left = duration(images / max(images_per_second, 1e-9))
+    remaining = duration(images / max(images_per_second, 1e-9))
     digits = 1 if images_per_second < 10 else 0
-    return f"{images_per_second:,.{digits}f} images/s, {left} left"
+    return f"{images_per_second:,.{digits}f} images/s, {remaining} left"
 
 
 def rounded(value: float) -> str:

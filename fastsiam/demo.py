@@ -40,7 +40,7 @@ Plane = NDArray[np.float64]
 SIDE = 40
 TRAIN, VAL = 400, 100
 """Number of images per class."""
-_SEEN = "63 to 80%"
+_ACCURACY = "63 to 80%"
 """Range of this demo's final kNN accuracy on different machines."""
 
 
@@ -85,10 +85,10 @@ def pattern(kind: str, generator: np.random.Generator, height: int, width: int) 
     Returns:
         (height, width) share of the foreground colour, 0 to 1.
     """
-    turn, period = generator.uniform(-0.25, 0.25), generator.uniform(7, 11)
+    angle, period = generator.uniform(-0.25, 0.25), generator.uniform(7, 11)
     row, column = np.mgrid[0:height, 0:width] * (2 * np.pi / period)
-    x = np.cos(turn) * column + np.sin(turn) * row + generator.uniform(0, 100)
-    y = np.cos(turn) * row - np.sin(turn) * column + generator.uniform(0, 100)
+    x = np.cos(angle) * column + np.sin(angle) * row + generator.uniform(0, 100)
+    y = np.cos(angle) * row - np.sin(angle) * column + generator.uniform(0, 100)
     ink: Plane = 1 / (1 + np.exp(-8 * CLASSES[kind](x, y)))
     return ink
 
@@ -107,8 +107,8 @@ def with_lighting(picture: NDArray[np.float64], generator: np.random.Generator) 
     """Add lighting from one side and noise to a picture of (height, width, 3)."""
     light = generator.uniform(-0.35, 0.35)
     axis = 0 if generator.random() < 0.5 else 1
-    falling = light * np.linspace(-1, 1, picture.shape[axis])
-    picture = picture + (falling[:, None, None] if axis == 0 else falling[None, :, None])
+    gradient = light * np.linspace(-1, 1, picture.shape[axis])
+    picture = picture + (gradient[:, None, None] if axis == 0 else gradient[None, :, None])
     picture += generator.normal(0, 0.05, picture.shape)
     return Image.fromarray(np.rint(picture.clip(0, 1) * 255).astype(np.uint8))
 
@@ -116,7 +116,7 @@ def with_lighting(picture: NDArray[np.float64], generator: np.random.Generator) 
 def make_images(folder: Path, *, seed: int = 0) -> None:
     """Generate the demo's data set as JPEGs: folder/train|val/<class>/<number>.jpg."""
     generator = np.random.default_rng(seed)
-    with tally("generating images", len(CLASSES) * (TRAIN + VAL)) as made:
+    with tally("generating images", len(CLASSES) * (TRAIN + VAL)) as progress:
         for split, count in (("train", TRAIN), ("val", VAL)):
             for kind in CLASSES:
                 target = folder / split / kind
@@ -125,7 +125,7 @@ def make_images(folder: Path, *, seed: int = 0) -> None:
                     ink = pattern(kind, generator, SIDE, SIDE)
                     image = with_lighting(with_colours(ink, generator), generator)
                     image.save(target / f"{number:04d}.jpg", quality=92)
-                    made.add()
+                    progress.add()
 
 
 def make_images_once(folder: Path) -> None:
@@ -195,6 +195,6 @@ def _summary(knn: Record, curve: list[dict[str, Any]], linear: Record) -> str:
         + "".join(f"  {name:18} {top1:5.1f}%\n" for name, top1 in rows)
         + f"linear classifier on the frozen features (best of the rates {rates})\n"
         f"  {rows[-1][0]:18} {linear.best['top1']:5.1f}%\n"
-        f"A run this small is sensitive to rounding: with this seed, kNN accuracy is {_SEEN},\n"
+        f"A run this small is sensitive to rounding: with this seed, kNN accuracy is {_ACCURACY},\n"
         "depending on the machine. Only compare results from the same machine.\n"
     )

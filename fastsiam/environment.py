@@ -90,9 +90,9 @@ def _cpu() -> str:
 
 def add_package_to_path() -> None:
     """Add the package to PYTHONPATH, so that child processes find it from any folder."""
-    home, known = str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")
-    if home not in (known or "").split(os.pathsep):
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [home, known]))
+    home, python_path = str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")
+    if home not in (python_path or "").split(os.pathsep):
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [home, python_path]))
 
 
 def free_bytes(device: torch.device) -> int:
@@ -116,7 +116,7 @@ def _control_groups() -> list[tuple[int, int]]:
     The inactive file cache counts as free, because the kernel reclaims it when memory is needed.
     """
     limits = []
-    for home, own, limit, used, cached in (
+    for home, marker, limit, used, cached in (
         ("sys/fs/cgroup", "0::", "memory.max", "memory.current", "inactive_file"),
         (
             "sys/fs/cgroup/memory",
@@ -126,10 +126,12 @@ def _control_groups() -> list[tuple[int, int]]:
             "total_inactive_file",
         ),
     ):
-        for group in cores.control_groups(home, own):
+        for group in cores.control_groups(home, marker):
             with contextlib.suppress(OSError, ValueError, KeyError):  # "max": no limit
-                most, taken = (int((group / name).read_text()) for name in (limit, used))
+                limit_bytes, used_bytes = (
+                    int((group / name).read_text()) for name in (limit, used)
+                )
                 lines = (group / "memory.stat").read_text().splitlines()
                 stat = dict(line.split() for line in lines)
-                limits.append((max(0, most - taken + int(stat[cached])), most))
+                limits.append((max(0, limit_bytes - used_bytes + int(stat[cached])), limit_bytes))
     return limits

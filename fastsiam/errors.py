@@ -120,5 +120,5 @@ def lacks_memory(error: BaseException) -> bool:
     """Return whether an error means that memory ran out, on the host or a GPU."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
-    of_a_library = isinstance(error, (RuntimeError, OSError))
-    return of_a_library and any(text in str(error) for text in _NO_MEMORY)
+    is_library_error = isinstance(error, (RuntimeError, OSError))
+    return is_library_error and any(text in str(error) for text in _NO_MEMORY)

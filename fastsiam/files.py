@@ -62,8 +62,8 @@ def atomic_write(path: Path, *, by_many: bool = False) -> Iterator[Path]:
         yield path  # unresolved: a pipe behind /dev/stdout has no real path
         return
     path = Path(os.path.realpath(path))  # replace the target, not the link
-    own = f".{secrets.token_hex(4)}" if by_many else ""
-    temporary = path.with_name(f"{path.name}{own}.tmp")
+    suffix = f".{secrets.token_hex(4)}" if by_many else ""
+    temporary = path.with_name(f"{path.name}{suffix}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield temporary
@@ -71,13 +71,13 @@ def atomic_write(path: Path, *, by_many: bool = False) -> Iterator[Path]:
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException as error:
-        refusal = _refusal(error, temporary) if _is_a_librarys(error) else None
+        os_error = _find_os_error(error, temporary) if _is_library_error(error) else None
         with contextlib.suppress(OSError):
             os.truncate(temporary, 0)  # frees the space even if a library has the file open
         with contextlib.suppress(OSError):
             temporary.unlink()
-        if refusal:
-            raise refusal from error
+        if os_error:
+            raise os_error from error
         raise
     with contextlib.suppress(OSError):  # not every file system can sync folders
         folder = os.open(path.parent, os.O_RDONLY)
@@ -87,24 +87,24 @@ def atomic_write(path: Path, *, by_many: bool = False) -> Iterator[Path]:
             os.close(folder)
 
 
-def _is_a_librarys(error: BaseException) -> bool:
+def _is_library_error(error: BaseException) -> bool:
     """Return whether a library raised this error, which may hide one of the operating system."""
     if isinstance(error, OSError):
         return error.errno is None
     return isinstance(error, Exception) and not isinstance(error, FastSiamError)
 
 
-def _refusal(error: BaseException, path: Path) -> OSError | None:
+def _find_os_error(error: BaseException, path: Path) -> OSError | None:
     """Return the OS error behind a library's error, from its message or by a test write."""
-    if named := re.search(r"\(os error (\d+)\)", str(error)):  # the format of safetensors
-        number = int(named[1])
+    if match := re.search(r"\(os error (\d+)\)", str(error)):  # the format of safetensors
+        number = int(match[1])
         return OSError(number, os.strerror(number))
     try:
         with path.open("ab", buffering=0) as file:
             file.write(bytes(_PROBE))
             os.fsync(file.fileno())
-    except OSError as refusal:
-        return refusal
+    except OSError as os_error:
+        return os_error
     return None
 
 
@@ -129,9 +129,9 @@ def is_file(path: Path) -> bool:
 
 def write_at(file: int, data: bytes | memoryview, offset: int) -> None:
     """Write all bytes to an open file at an offset."""
-    written = os.pwrite(file, data, offset)
-    while written < len(data):
-        written += os.pwrite(file, memoryview(data)[written:], offset + written)
+    count = os.pwrite(file, data, offset)
+    while count < len(data):
+        count += os.pwrite(file, memoryview(data)[count:], offset + count)
 
 
 @contextlib.contextmanager
@@ -214,18 +214,18 @@ def require_local(path: Path, *, reads: bool = False) -> None:
     Raises:
         FastSiamError: the path is a URL or starts with ``~``.
     """
-    first, *others = path.parts or ("",)
+    first, *parts = path.parts or ("",)
     if hint := tilde_hint(path):
         raise FastSiamError(f"cannot {'read' if reads else 'write to'} {path}{hint}")
     if first not in ("s3:", "gs:", "az:", "http:", "https:"):
         return
     if reads:
         raise FastSiamError(
-            f"cannot read {first}//{'/'.join(others)}: only --data and --source can be remote; "
+            f"cannot read {first}//{'/'.join(parts)}: only --data and --source can be remote; "
             "copy it to this machine"
         )
     raise FastSiamError(
-        f"cannot write to {first}//{'/'.join(others)}: results can only be written to a local "
+        f"cannot write to {first}//{'/'.join(parts)}: results can only be written to a local "
         "path; pass one, and upload the results afterwards"
     )
 
@@ -295,20 +295,20 @@ def others_can_write(folder: Path) -> str:
     real = folder.resolve()
     for place in dict.fromkeys((folder, real, *folder.parents, *real.parents)):
         try:
-            found = place.stat()
+            status = place.stat()
         except OSError:
             continue  # does not exist yet: this user will create it
-        if found.st_uid not in (0, os.geteuid()) and not (
-            place not in (folder, real) and _is_hidden(found.st_uid)
+        if status.st_uid not in (0, os.geteuid()) and not (
+            place not in (folder, real) and _is_hidden(status.st_uid)
         ):
-            return f"{place} belongs to {_user(found.st_uid)}"
-        if found.st_mode & stat.S_ISVTX and place not in (folder, real):
+            return f"{place} belongs to {_user(status.st_uid)}"
+        if status.st_mode & stat.S_ISVTX and place not in (folder, real):
             continue
-        if found.st_mode & stat.S_IWOTH:
+        if status.st_mode & stat.S_IWOTH:
             return f"everybody can write to {place} (`chmod o-w {quoted(place)}`)"
-        if found.st_mode & stat.S_IWGRP and not _is_own(found.st_gid):
+        if status.st_mode & stat.S_IWGRP and not _is_private_group(status.st_gid):
             return (
-                f"the group {_group(found.st_gid)} can write to {place} "
+                f"the group {_group(status.st_gid)} can write to {place} "
                 f"(`chmod g-w {quoted(place)}`)"
             )
     return ""
@@ -320,13 +320,13 @@ def _is_hidden(user: int) -> bool:
     In a container of an unprivileged user, such as Apptainer's, the host's root is one of them.
     """
     with contextlib.suppress(OSError, ValueError):
-        shown = Path("/proc/self/uid_map").read_text().split()[2::3]
-        other = int(Path("/proc/sys/kernel/overflowuid").read_text())
-        return user == other and sum(map(int, shown)) < 2**32 - 1
+        counts = Path("/proc/self/uid_map").read_text().split()[2::3]
+        overflow_uid = int(Path("/proc/sys/kernel/overflowuid").read_text())
+        return user == overflow_uid and sum(map(int, counts)) < 2**32 - 1
     return False
 
 
-def _is_own(group: int) -> bool:
+def _is_private_group(group: int) -> bool:
     """Return whether a group is root's or this user's private group."""
     return group == 0 or _group(group) == _user(os.geteuid())
 

@@ -28,14 +28,14 @@ def handle_signals(
     numbers: Iterable[signal.Signals], handler: Callable[[int, FrameType | None], object]
 ) -> Iterator[None]:
     """Handle signals within the block, except those that are ignored (nohup)."""
-    before = {number: signal.getsignal(number) for number in numbers}
-    heard = {x: old for x, old in before.items() if old not in (signal.SIG_IGN, None)}
-    for number in heard:
+    all_handlers = {number: signal.getsignal(number) for number in numbers}
+    old_handlers = {x: old for x, old in all_handlers.items() if old not in (signal.SIG_IGN, None)}
+    for number in old_handlers:
         signal.signal(number, handler)
     try:
         yield
     finally:
-        for number, old in heard.items():
+        for number, old in old_handlers.items():
             signal.signal(number, old)
 
 
@@ -89,12 +89,12 @@ def die_with_parent(parent: int, number: signal.Signals = signal.SIGTERM) -> Cal
         return lambda: None
     prctl = ctypes.CDLL(None).prctl
 
-    def ask() -> None:
+    def request_signal() -> None:
         prctl(_PR_SET_PDEATHSIG, number)
         if os.getppid() != parent:
             os.kill(os.getpid(), number)
 
-    return ask
+    return request_signal
 
 
 def exit_immediately(number: int) -> NoReturn:

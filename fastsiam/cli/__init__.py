@@ -26,7 +26,7 @@ from fastsiam.cli.options import Commands
 from fastsiam.errors import ERROR, RANK_LOST, FastSiamError, Interrupted, OtherRankError
 from fastsiam.files import reason
 
-_LAST = 0.5
+_EXIT_DELAY = 0.5
 """Seconds that a rank waits before it exits because another rank is gone. The launcher polls ten
 times a second and reports the rank that it sees exit first."""
 
@@ -61,11 +61,11 @@ def main() -> None:
     begin()
     try:
         _run()
-    except BaseException as ending:
-        done = isinstance(ending, SystemExit) and not ending.code
-        if done or not is_worker():
+    except BaseException as error:
+        is_success = isinstance(error, SystemExit) and not error.code
+        if is_success or not is_worker():
             raise
-        _exit_immediately(ending)
+        _exit_immediately(error)
 
 
 def _open_closed_streams() -> None:
@@ -137,7 +137,7 @@ def _run() -> None:
                 "ranks, or pass a longer --rank-timeout if one was only slow",
                 "error: ",
             )
-        time.sleep(_LAST)
+        time.sleep(_EXIT_DELAY)
         sys.exit(RANK_LOST)
 
 
@@ -146,19 +146,19 @@ def _say(error: object, prefix: str = "") -> None:
     notes = [f"({note})" for note in getattr(error, "__notes__", ())]
     with contextlib.suppress(OSError):  # an unwritable log must not change the exit code
         text = " ".join([f"{prefix}{error}", *notes])
-        print(_CONTROLS.sub(lambda found: repr(found[0])[1:-1], text), file=sys.stderr)
+        print(_CONTROLS.sub(lambda match: repr(match[0])[1:-1], text), file=sys.stderr)
 
 
-def _exit_immediately(ending: BaseException) -> NoReturn:
+def _exit_immediately(error: BaseException) -> NoReturn:
     """Exit without cleanup, with the exit code that the interpreter would have used."""
-    code: object = 130 if isinstance(ending, KeyboardInterrupt) else 1
+    code: object = 130 if isinstance(error, KeyboardInterrupt) else 1
     try:
-        if isinstance(ending, SystemExit):
-            code = ending.code or 0
+        if isinstance(error, SystemExit):
+            code = error.code or 0
         else:
-            rank, whole = os.environ.get("RANK", "0"), "".join(traceback.format_exception(ending))
+            rank, trace = os.environ.get("RANK", "0"), "".join(traceback.format_exception(error))
             # in one write, because other ranks may write too
-            sys.stderr.write(f"rank {rank} failed with an unexpected error\n{whole}")
+            sys.stderr.write(f"rank {rank} failed with an unexpected error\n{trace}")
         sys.stderr.flush()
     finally:
         os._exit(code if isinstance(code, int) else 1)

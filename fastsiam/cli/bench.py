@@ -48,12 +48,12 @@ for _case in CASES.values():
     _add(_case)
 
 
-_OF_A_PROFILE = {
+_PROFILE_OPTIONS = {
     *("data", "image_column", "label_column", "recipe", "batch", "workers", "device", "json"),
 }
 
 
-@app.command(options=_OF_A_PROFILE)
+@app.command(options=_PROFILE_OPTIONS)
 def profile(
     config: BenchConfig,
     pipeline: Annotated[
@@ -74,8 +74,8 @@ def profile(
     records = Path(config.json) if config.json else None
     if records:
         check_targets(records)
-    with session(config) as own:
-        text, record = trace(own, pipeline, steps, out)
+    with session(config) as bench_session:
+        text, record = trace(bench_session, pipeline, steps, out)
     print(text)
     if records:
         write(records, [record])

@@ -66,6 +66,6 @@ def export(
         pretrained = load_pretrained(run, backbone=backbone, stem=stem)
         print(f"read {pretrained}")
         results = own_records(pretrained)
-        written = export_weights(pretrained, format=layout, out=out, results=results, force=force)
-    for path in written:
+        paths = export_weights(pretrained, format=layout, out=out, results=results, force=force)
+    for path in paths:
         print(f"wrote {path}")

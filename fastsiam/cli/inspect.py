@@ -17,14 +17,14 @@ from fastsiam.files import write_json
 app = Commands()
 
 
-_SHOWN = {
+_VIEW_OPTIONS = {
     *("data", "image_column", "label_column", "exif", "alpha", "seed"),
     *settings_of(AugmentConfig),
     *settings_of(ViewConfig),
 }
 
 
-@app.command(options=_SHOWN)
+@app.command(options=_VIEW_OPTIONS)
 def views(
     recipe: str,
     data: DataConfig,
@@ -60,11 +60,11 @@ def views(
     with usage_errors():
         check_picture(out)
         sources = [replace(data, pipeline=name, workers=0) for name in names]
-    sheet, record, shown = show_views(sources, augment, images=images, epoch=epoch, seed=seed)
+    sheet, record, pipelines = show_views(sources, augment, images=images, epoch=epoch, seed=seed)
     save_picture(sheet, out)
     print(
         f"wrote {out}: source and {len(augment.views)} views of {len(record)} images, "
-        f"pipeline {', '.join(shown)}, epoch {epoch}, seed {seed}"
+        f"pipeline {', '.join(pipelines)}, epoch {epoch}, seed {seed}"
     )
     if json_file:
         write_json(json_file, record)
@@ -97,17 +97,17 @@ def info(
     from fastsiam.kernels import library
     from fastsiam.pipelines.backends import readiness
 
-    found, ready = environment(), readiness()
-    packages = found.pop("packages")
-    for name, value in {**found, "gpus": ", ".join(found["gpus"]) or "none"}.items():
+    facts, states = environment(), readiness()
+    packages = facts.pop("packages")
+    for name, value in {**facts, "gpus": ", ".join(facts["gpus"]) or "none"}.items():
         print(f"{name:12} {value}")
     print(f"{'JPEG decoder':12} {library.decoder_name()}")
     for name, version in packages.items():
         print(f"{name:20} {version}")
-    for name, state in ready.items():
+    for name, state in states.items():
         print(f"--pipeline {name:12} {state}")
     if json_file:
-        write_json(json_file, {**found, "packages": packages, "pipelines": ready})
+        write_json(json_file, {**facts, "packages": packages, "pipelines": states})
 
 
 @app.command()

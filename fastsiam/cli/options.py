@@ -31,7 +31,7 @@ from fastsiam.files import is_file, os_errors_as, require_local
 
 _FRESH = "auto", "never", ""
 """Values of ``--resume`` that are not the path of a run."""
-_OF_A_BRANCH = *BRANCH_SETTINGS, "extend"
+_BRANCH_OPTIONS = *BRANCH_SETTINGS, "extend"
 """Settings in which a branch may differ from its original run."""
 _COMMON = {
     "data", "pipeline", "workers", "bad_images", "crop", "backbone", "method", "epochs", "batch",
@@ -115,24 +115,24 @@ class Commands(typer.Typer):
             options: names of the settings that get an option; default: all.
         """
 
-        def added(run: Callable[..., Any]) -> Callable[..., Any]:
+        def decorate(run: Callable[..., Any]) -> Callable[..., Any]:
             command = _with_options(run, options)
             super(Commands, self).command(name, cls=Command, short_help=f"{title(run)}.")(command)
             return run
 
-        return added
+        return decorate
 
 
 def _with_options(run: Callable[..., None], options: Collection[str] | None) -> Callable[..., None]:
     """Wrap a function so that Typer finds an option for each setting that it takes."""
-    own = dict(inspect.signature(run, eval_str=True).parameters)
-    of_a_run = own.pop("recipe", None) is not None
+    parameters = dict(inspect.signature(run, eval_str=True).parameters)
+    of_a_run = parameters.pop("recipe", None) is not None
     declared: list[inspect.Parameter] = []
     if of_a_run:
         declared += _SOURCES if options is None else _SOURCES[:-1]
     settings = train_settings() if of_a_run else {}
     groups: dict[str, type[Config]] = {}
-    for name, parameter in own.items():
+    for name, parameter in parameters.items():
         kind = parameter.annotation
         if isinstance(kind, type) and issubclass(kind, Config):
             groups[name] = kind
@@ -145,7 +145,7 @@ def _with_options(run: Callable[..., None], options: Collection[str] | None) -> 
             declared.append(_option(one, of_a_run=of_a_run))
 
     def command(**values: Any) -> None:
-        arguments = {name: values.pop(name) for name in own if name not in groups}
+        arguments = {name: values.pop(name) for name in parameters if name not in groups}
         for name in inputs:
             value = arguments[name]
             for path in value if isinstance(value, list) else [value]:
@@ -172,8 +172,8 @@ def _flags(options: dict[str, Any]) -> dict[str, Any]:
     flags = {name: value for name, value in options.items() if value not in (None, [])}
     flags = parse_assignments(flags.pop("assignments", ())) | flags
     if isinstance(flags.get("data"), list):
-        flags["data"], *others = flags["data"]
-        flags["mixed_with"] = others or flags.get("mixed_with", [])
+        flags["data"], *more_data = flags["data"]
+        flags["mixed_with"] = more_data or flags.get("mixed_with", [])
     return flags
 
 
@@ -184,9 +184,9 @@ def _show_all(context: typer.Context, is_given: bool | None) -> None:
         raise typer.Exit
 
 
-def _parameter(name: str, kind: Any, *declarations: str, **how: Any) -> inspect.Parameter:
+def _parameter(name: str, kind: Any, *declarations: str, **options: Any) -> inspect.Parameter:
     """Return the function parameter of an option, which is None unless it is passed."""
-    option = typer.Option(None, *declarations, **how)
+    option = typer.Option(None, *declarations, **options)
     keyword = inspect.Parameter.KEYWORD_ONLY
     return inspect.Parameter(name, keyword, default=option, annotation=kind | None)
 
@@ -252,8 +252,8 @@ def _metavar(one: Setting) -> str | None:
     """Return the metavar, such as ``INTEGER`` (per view: ``INTEGER[,...]``); None for a flag."""
     if one.kind in (bool, bool | None):
         return None
-    several = "[,...]" if one is settings_of(ViewConfig).get(one.name) else ""
-    return _value_name(one.kind) + several
+    suffix = "[,...]" if one is settings_of(ViewConfig).get(one.name) else ""
+    return _value_name(one.kind) + suffix
 
 
 def _value_name(kind: Any) -> str:
@@ -313,14 +313,14 @@ def _resumed_run(path: str, out: str) -> Settings:
         flags["extend"] = 0  # the run's epochs already include its extension
     if out and _has_settings(Path(out)):
         branch = read_settings(Path(out), resumes=True).flags
-        flags |= {name: branch[name] for name in _OF_A_BRANCH if name in branch}
+        flags |= {name: branch[name] for name in _BRANCH_OPTIONS if name in branch}
     return replace(run, flags=flags)
 
 
 def _has_settings(run: Path) -> bool:
     with os_errors_as(FastSiamError, f"cannot read {run}"):
-        found = is_file(run / "config.json")
-    return found
+        exists = is_file(run / "config.json")
+    return exists
 
 
 @contextlib.contextmanager
@@ -329,5 +329,5 @@ def usage_errors(source: str = "") -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        where = f" (with the settings of {source})" if source else ""
-        raise typer.BadParameter(f"{error}{where}") from error
+        suffix = f" (with the settings of {source})" if source else ""
+        raise typer.BadParameter(f"{error}{suffix}") from error

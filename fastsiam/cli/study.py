@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from fastsiam.study.catalogue import Study
     from fastsiam.study.record import StudyRecord
 
-_OF_DETECTION = {
+_DETECTION_OPTIONS = {
     *settings_of(StudyDetectConfig), "task", "detector", "trials", "steps", "batch_size",
     "weight_decay", "warmup", "short_side", "long_side", "rois", "precise_bn", "precision", "seed",
     "data", "workers", "gpus", "device", "json",
@@ -47,10 +47,10 @@ def show_list() -> None:
     """List the studies: name, place in the paper, rows."""
     from fastsiam.study.catalogue import STUDIES
 
-    wide = max(map(len, STUDIES))
+    width = max(map(len, STUDIES))
     for study in STUDIES.values():
-        print(f"{study.name:{wide}}  {study.title} ({study.source})")
-        print(f"{'':{wide}}    {'; '.join(row.title for row in study.rows)}")
+        print(f"{study.name:{width}}  {study.title} ({study.source})")
+        print(f"{'':{width}}    {'; '.join(row.title for row in study.rows)}")
 
 
 @app.command()
@@ -63,11 +63,11 @@ def run(names: Names, config: StudyRunConfig) -> None:
     from fastsiam.study.runs import folder_of, runs_of
     from fastsiam.study.scales import scale
 
-    chosen = _studies(names)
+    studies = _studies(names)
     size = scale(config.scale, epochs=config.epochs)
     size = size.on(images(size, config), gpus=config.gpus, device=config.device)
     seeds = range(config.seeds or size.seeds)
-    runs = runs_of(chosen, size, folder_of(config), seeds=seeds, linear=config.linear)
+    runs = runs_of(studies, size, folder_of(config), seeds=seeds, linear=config.linear)
     with usage_errors():
         check(runs)
     execute_runs(runs, config)
@@ -80,14 +80,14 @@ def table(names: Names, config: StudyTableConfig) -> None:
     from fastsiam.study.record import read_record, write_record
     from fastsiam.study.table import as_markdown, as_text
 
-    chosen = _studies(names)
-    if len(chosen) > 1 and (config.json or config.record or config.picture):
+    studies = _studies(names)
+    if len(studies) > 1 and (config.json or config.record or config.picture):
         raise typer.BadParameter("--picture, --json and --record apply to a single study: name one")
     if config.picture and Path(config.picture).suffix.lower() != ".png":
         raise typer.BadParameter(f"--picture {config.picture}: its name must end in .png")
     show = as_markdown if config.markdown else as_text
-    for study in chosen:
-        record = read_record(Path(config.record)) if config.record else _collected(study, config)
+    for study in studies:
+        record = read_record(Path(config.record)) if config.record else _collect(study, config)
         if record.name != study.name:
             raise typer.BadParameter(f"{config.record} is a record of {record.name}")
         with value_errors_as_data_error(Path(config.record)) if config.record else nullcontext():
@@ -98,10 +98,10 @@ def table(names: Names, config: StudyTableConfig) -> None:
                 write_picture(Path(config.picture), record)
         if config.json:
             write_record(Path(config.json), record)
-        print(text, end="\n\n" if study is not chosen[-1] else "\n")
+        print(text, end="\n\n" if study is not studies[-1] else "\n")
 
 
-@app.command(options=_OF_DETECTION)
+@app.command(options=_DETECTION_OPTIONS)
 def detect(rows: StudyDetectConfig, config: DetectConfig) -> None:
     """Train detectors on the networks of Table 5, each at the best of several learning rates.
 
@@ -117,14 +117,14 @@ def detect(rows: StudyDetectConfig, config: DetectConfig) -> None:
             f"--data is missing: the folder that contains {config.task}'s folders"
         )
     folder = folder_of(rows)
-    chosen = detection_rows(scale(rows.scale, epochs=rows.epochs), folder, rows)
-    found = run_detection(chosen, rows, config, folder / "detection")
+    networks = detection_rows(scale(rows.scale, epochs=rows.epochs), folder, rows)
+    results = run_detection(networks, rows, config, folder / "detection")
     if config.json:
-        write_detection(Path(config.json), found, rows, config)
-    print(table(found, config))
+        write_detection(Path(config.json), results, rows, config)
+    print(table(results, config))
 
 
-def _collected(study: Study, config: StudyConfig) -> StudyRecord:
+def _collect(study: Study, config: StudyConfig) -> StudyRecord:
     """Return a record of the current results of a study's runs."""
     from fastsiam.study.record import collect
     from fastsiam.study.runs import folder_of, runs_of, seeds_in
@@ -144,5 +144,5 @@ def _studies(names: list[str]) -> list[Study]:
     with usage_errors():
         for name in names:
             check_name("study", name, [*STUDIES, "all"])
-    every = chain(*(STUDIES if name == "all" else [name] for name in names))
-    return [STUDIES[name] for name in dict.fromkeys(every)]
+    all_names = chain(*(STUDIES if name == "all" else [name] for name in names))
+    return [STUDIES[name] for name in dict.fromkeys(all_names)]

@@ -169,8 +169,8 @@ class DataConfig(Config):
 
     def has_same_root(self, other: DataConfig) -> bool:
         """Return whether other settings name the same data, perhaps by other paths."""
-        own, others = ([os.path.realpath(str(x)) for x in y.places] for y in (self, other))
-        return own == others
+        roots, other_roots = ([os.path.realpath(str(x)) for x in y.places] for y in (self, other))
+        return roots == other_roots
 
     def at(self, data: str, columns: ColumnNames) -> DataConfig:
         """Return a copy of these settings for other data, whose columns may have other names.
@@ -179,12 +179,12 @@ class DataConfig(Config):
             data: path or URL of the data; "" keeps the current one.
             columns: "" keeps the current name if the data are the same, else detects the column.
         """
-        moved = replace(self, data=data, mixed_with=(), weights=()) if data else self
-        known = self.columns if self.has_same_root(moved) else AUTOMATIC
+        config = replace(self, data=data, mixed_with=(), weights=()) if data else self
+        default = self.columns if self.has_same_root(config) else AUTOMATIC
         return replace(
-            moved,
-            image_column=columns.image or known.image,
-            label_column=columns.label or known.label,
+            config,
+            image_column=columns.image or default.image,
+            label_column=columns.label or default.label,
         )
 
     @property
@@ -207,8 +207,8 @@ class DataConfig(Config):
     @property
     def parts(self) -> tuple[DataConfig, ...]:
         """The settings of each data set of a mixture; without a mixture, these settings."""
-        each = (self.data, *self.mixed_with)
-        return tuple(replace(self, data=one, mixed_with=(), weights=()) for one in each)
+        sources = (self.data, *self.mixed_with)
+        return tuple(replace(self, data=source, mixed_with=(), weights=()) for source in sources)
 
 
 def share(text: str, name: str) -> float:

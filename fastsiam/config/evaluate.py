@@ -263,14 +263,14 @@ class LinearConfig(LabelConfig):
         """Explain the choice of "auto" for this number of images; "" if it is not used."""
         if self.optimizer != "auto":
             return ""
-        why = "--lrs is given"
+        reason = "--lrs is given"
         if not self.lrs:
             steps = images * self.epochs // _PAPERS_BATCH
-            why = (
+            reason = (
                 f"{images:,} images x {self.epochs} epochs are {steps:,} steps of {_PAPERS_BATCH}, "
                 f"and LARS needs {_LARS_STEPS:,}"
             )
-        return f"{self.settled(images).optimizer.upper()}: {why} (see --optimizer)"
+        return f"{self.settled(images).optimizer.upper()}: {reason} (see --optimizer)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

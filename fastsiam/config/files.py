@@ -74,13 +74,13 @@ class RunSettings:
         with os_errors_as(DataError, f"cannot read the settings of the run, {path}"):
             content = path.read_bytes()
         try:
-            found = parse_json(content)
+            values = parse_json(content)
             return cls(
-                recipe=found["recipe"],
-                config=TrainConfig.from_dict(found["config"]),
-                environment=_machine(found["environment"]),
-                branch=found.get("branch"),
-                compiled=found.get("compiled"),
+                recipe=values["recipe"],
+                config=TrainConfig.from_dict(values["config"]),
+                environment=_machine(values["environment"]),
+                branch=values.get("branch"),
+                compiled=values.get("compiled"),
             )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise DataError(f"cannot read the settings of the run, {path}: {error}") from error
@@ -111,14 +111,14 @@ def read_settings(path: Path, *, resumes: bool = False) -> Settings:
     with os_errors_as(FastSiamError, f"cannot read {path}"):
         file = path / "config.json" if path.is_dir() else path
     if file.suffix not in _SUFFIXES:
-        known = ", ".join(_SUFFIXES)
+        suffixes = ", ".join(_SUFFIXES)
         raise ValueError(
-            f"{file}: settings must be in a file ending in {known}, or in a run's folder"
+            f"{file}: settings must be in a file ending in {suffixes}, or in a run's folder"
         )
     with os_errors_as(FastSiamError, f"cannot read {file}"):
         text = file.read_bytes()
     try:
-        content = _parsed(text.decode("utf-8-sig"), file.suffix)
+        content = _parse(text.decode("utf-8-sig"), file.suffix)
         require(isinstance(content, Mapping), "it must be a table of settings")
         recipe, flags = content.pop("recipe", ""), {}
         if "config" in content:
@@ -131,7 +131,7 @@ def read_settings(path: Path, *, resumes: bool = False) -> Settings:
                 table = value if isinstance(value, Mapping) else {section: value}
                 require(not table.get("restarts"), "restarts was removed after version 0.2")
                 for key in [key for key in table if key not in REMOVED]:
-                    require((name := _known_name(key)) not in flags, f"{name} occurs twice")
+                    require((name := _setting_name(key)) not in flags, f"{name} occurs twice")
                     require(table[key] not in _NULL, f"{name} has no value: leave it out")
                     flags[name] = table[key]
             check_name("recipe", recipe, ["", *RECIPES])
@@ -141,7 +141,7 @@ def read_settings(path: Path, *, resumes: bool = False) -> Settings:
     return Settings(source=str(file), recipe=recipe, flags=flags)
 
 
-def _parsed(text: str, suffix: str) -> Any:
+def _parse(text: str, suffix: str) -> Any:
     """Parse a file's text. YAML values stay text, which the settings convert to their types."""
     if suffix == ".toml":
         return tomllib.loads(text)
@@ -167,7 +167,7 @@ def _table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return dict(pairs)
 
 
-def _known_name(text: object) -> str:
+def _setting_name(text: object) -> str:
     name = str(text).strip().replace("-", "_")
     check_name("setting", name, train_settings())
     return name
@@ -183,7 +183,7 @@ def parse_assignments(texts: Iterable[str]) -> dict[str, Any]:
     for text in texts:
         name, equals, value = text.partition("=")
         require(bool(equals), f"--set takes NAME=VALUE, not {text!r}")
-        flags[_known_name(name)] = value.strip()
+        flags[_setting_name(name)] = value.strip()
     return flags
 
 
@@ -196,8 +196,8 @@ def to_toml(config: TrainConfig, *, recipe: str) -> str:
     settings = all_settings(config.model.method.name)
     for section, values in config.flags_by_section().items():
         lines += ["", "", f"[{section}]"]
-        own = [one for one in settings if one.name in values]
-        for heading, group in groupby(own, key=lambda one: one.section):
+        section_settings = [one for one in settings if one.name in values]
+        for heading, group in groupby(section_settings, key=lambda one: one.section):
             lines += ["", *_comment(f"{heading}.")]
             for one in group:
                 # JSON values are valid TOML, except for the character DEL.
@@ -257,8 +257,8 @@ def merge(*sources: Settings, recipe: str = "") -> Settings:
     defaults = Settings(flags=TrainConfig().to_flags())
     flags = METHOD_CONFIGS[method]().to_flags()
     for source in (defaults, of_recipe, *sources):
-        of_another = source.method and source.method != method
-        left_out = settings_of(METHOD_CONFIGS[source.method]) if of_another else {}
-        flags |= {name: x for name, x in source.flags.items() if name not in left_out}
+        is_other_method = source.method and source.method != method
+        excluded_names = settings_of(METHOD_CONFIGS[source.method]) if is_other_method else {}
+        flags |= {name: x for name, x in source.flags.items() if name not in excluded_names}
     files = " and ".join(source.source for source in sources if source.source)
     return Settings(source=files, recipe=recipe, flags=flags | {"method": method})

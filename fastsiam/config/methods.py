@@ -246,18 +246,18 @@ class MoCoV2Config(ProjectedConfig):
 
     def doubts(self, *, images: int, batch: int, groups: int) -> list[str]:
         """Warn if BN lets queries identify their keys, or an image's own keys are negatives."""
-        said = []
+        warnings = []
         if groups == 1:
-            said.append(
+            warnings.append(
                 "BN normalises queries and their keys over the same images, which lets MoCo cheat; "
                 "split the batch, for example with --no-sync-bn --bn-images 32"
             )
         if self.queue >= (keys := images * (2 if self.symmetric else 1)):
-            said.append(
+            warnings.append(
                 f"the queue of {self.queue:,} holds all {keys:,} keys of an epoch, so an image's "
                 "own keys are among its negatives; choose a smaller --queue"
             )
-        return said
+        return warnings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -334,10 +334,10 @@ class SwAVConfig(ProjectedConfig):
 
     def doubts(self, *, images: int, batch: int, groups: int) -> list[str]:
         """Warn if there are fewer images than prototypes."""
-        if (there := batch + self.queue) >= self.prototypes:
+        if (count := batch + self.queue) >= self.prototypes:
             return []
         return [
-            f"{there:,} images cannot be balanced over {self.prototypes:,} prototypes; choose "
+            f"{count:,} images cannot be balanced over {self.prototypes:,} prototypes; choose "
             "fewer --prototypes or a longer --queue"
         ]
 

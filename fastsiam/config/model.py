@@ -46,8 +46,8 @@ class BackboneConfig(Config):
         """Raise ``ValueError`` if settings contradict each other."""
         if self.is_own or (self.stem == "imagenet" and self.width == 64):
             return
-        misspelt = nearest(self.backbone, OWN_BACKBONES, alike=0.8)
-        require(not misspelt, f"unknown backbone {self.backbone!r}; {misspelt}")
+        hint = nearest(self.backbone, OWN_BACKBONES, alike=0.8)
+        require(not hint, f"unknown backbone {self.backbone!r}; {hint}")
         raise ValueError(
             f"stem and width are settings of {', '.join(OWN_BACKBONES)}; with {self.backbone}, "
             "pass --stem imagenet --width 64 if the recipe sets other values",
@@ -83,13 +83,15 @@ class ModelConfig(BackboneConfig):
         method = flags.get("method", SimSiamConfig.name)
         check_name("method", method, METHOD_CONFIGS)
         kind = METHOD_CONFIGS[method]
-        others = {name for other in METHOD_CONFIGS.values() for name in settings_of(other)}
-        for name in others - settings_of(kind).keys():
+        all_names = {name for other in METHOD_CONFIGS.values() for name in settings_of(other)}
+        for name in all_names - settings_of(kind).keys():
             require(
                 flags.get(name) is None, f"{name.replace('_', '-')} is not a setting of {method}"
             )
-        own = {name: flags[name] for name in settings_of(BackboneConfig) if name in flags}
-        return cls(method=kind.from_flags(flags), **own)
+        backbone_flags = {
+            name: flags[name] for name in settings_of(BackboneConfig) if name in flags
+        }
+        return cls(method=kind.from_flags(flags), **backbone_flags)
 
     def to_flags(self) -> dict[str, Any]:
         """Return the values of all settings by name, including the method's."""

@@ -86,15 +86,15 @@ class NodesConfig(Config):
         Raises:
             ValueError: it is not HOST or HOST:PORT.
         """
-        form = r"(?P<host>[^][:/?#@\s]+|\[[0-9a-fA-F:.]+\])(:(?P<port>\d{1,5}))?"
-        found = re.fullmatch(form, self.rendezvous)
-        port = int(found["port"] or DEFAULT_PORT) if found else 0
+        pattern = r"(?P<host>[^][:/?#@\s]+|\[[0-9a-fA-F:.]+\])(:(?P<port>\d{1,5}))?"
+        match = re.fullmatch(pattern, self.rendezvous)
+        port = int(match["port"] or DEFAULT_PORT) if match else 0
         require(
             0 < port < 2**16,
             f"rendezvous must be HOST:PORT, such as node1:29500, not {self.rendezvous!r}",
         )
-        assert found is not None
-        return found["host"].strip("[]"), port
+        assert match is not None
+        return match["host"].strip("[]"), port
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

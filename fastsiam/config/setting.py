@@ -67,10 +67,10 @@ class Setting:
         """Convert a value to the setting's type; raise ``ValueError`` if it is not allowed."""
         value = checked(self.kind, value, self.flag)
         for number in value if isinstance(value, tuple) else () if value is None else (value,):
-            within = all(_COMPARISONS[name](number, end) for name, end in self.bounds.items())
-            require(within, f"{self.flag} must be {self.range}, not {number}")
-            finite = not isinstance(number, float) or isfinite(number)
-            require(finite, f"{self.flag} must be finite, not {number}")
+            is_within = all(_COMPARISONS[name](number, end) for name, end in self.bounds.items())
+            require(is_within, f"{self.flag} must be {self.range}, not {number}")
+            is_finite = not isinstance(number, float) or isfinite(number)
+            require(is_finite, f"{self.flag} must be finite, not {number}")
         return value
 
 
@@ -148,12 +148,14 @@ def settings_of(cls: type) -> dict[str, Setting]:
 def _settings_of(cls: Any) -> dict[str, Setting]:
     hints, settings = get_type_hints(cls), {}
     groups: list[Any] = [base for base in cls.__mro__ if is_dataclass(base)]
-    for own in fields(cls):
-        bases = [base for base in groups if own.name in base.__dataclass_fields__]
-        each = [base.__dataclass_fields__[own.name].metadata for base in bases]
-        if metadata := next(filter(None, each), None):  # a changed default has no metadata
-            kind, section = metadata["nested"] or hints[own.name], title(bases[-1])
-            settings[own.name] = Setting(own.name, kind, own.default, section=section, **metadata)
+    for dataclass_field in fields(cls):
+        bases = [base for base in groups if dataclass_field.name in base.__dataclass_fields__]
+        candidates = [base.__dataclass_fields__[dataclass_field.name].metadata for base in bases]
+        if metadata := next(filter(None, candidates), None):  # a changed default has no metadata
+            kind, section = metadata["nested"] or hints[dataclass_field.name], title(bases[-1])
+            settings[dataclass_field.name] = Setting(
+                dataclass_field.name, kind, dataclass_field.default, section=section, **metadata
+            )
     return settings
 
 
@@ -206,9 +208,9 @@ def checked(kind: Any, value: Any, name: str) -> Any:
 
 def _dataclass_of(kind: Any, values: Mapping[Any, Any], prefix: str) -> Any:
     hints = get_type_hints(kind)
-    known = [f"{prefix}{one.name}" for one in fields(kind)]
+    known_names = [f"{prefix}{one.name}" for one in fields(kind)]
     for name in values:
-        check_name("setting", f"{prefix}{name}", known)
+        check_name("setting", f"{prefix}{name}", known_names)
     return kind(**{k: checked(hints[k], v, f"{prefix}{k}") for k, v in values.items()})
 
 

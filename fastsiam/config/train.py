@@ -297,11 +297,11 @@ class TrainConfig(Config):
         Raises:
             ValueError: a section or a field is unknown, or a value is not allowed.
         """
-        known = {}
+        known_sections = {}
         for section, values in checked(dict, sections, "").items():
             values = checked(dict, values, section)
-            known[section] = {name: x for name, x in values.items() if name not in REMOVED}
-        if model := known.get("model"):
+            known_sections[section] = {name: x for name, x in values.items() if name not in REMOVED}
+        if model := known_sections.get("model"):
             require("method" in model, "it was written by fastsiam 0.1, which is too old")
             method = dict(checked(dict, model["method"], "model.method"))
             if (name := str(method.pop("name", ""))) not in METHOD_CONFIGS:
@@ -310,7 +310,7 @@ class TrainConfig(Config):
                     "fastsiam (docs/develop/add-a-method.md)"
                 )
             model["method"] = checked(METHOD_CONFIGS[name], method, "model.method")
-        config: TrainConfig = checked(cls, known, "")
+        config: TrainConfig = checked(cls, known_sections, "")
         return config
 
 
@@ -322,9 +322,9 @@ def all_settings(method: str = SimSiamConfig.name) -> list[Setting]:
     Raises:
         ValueError: a method has a setting of the same name as another section.
     """
-    own = settings_of(METHOD_CONFIGS[method])
+    method_settings = settings_of(METHOD_CONFIGS[method])
     of_methods = {name for kind in METHOD_CONFIGS.values() for name in settings_of(kind)}
-    found: list[Setting] = []
+    settings: list[Setting] = []
     for kind in get_type_hints(TrainConfig).values():
         common = [*settings_of(kind).values()]
         if kind is AugmentConfig:
@@ -334,20 +334,22 @@ def all_settings(method: str = SimSiamConfig.name) -> list[Setting]:
                 one.name not in of_methods,
                 f"a method cannot have a setting {one.name}: {kind.__name__} has one",
             )
-        found += common
+        settings += common
         if kind is ModelConfig:
-            found += own.values()
+            settings += method_settings.values()
             for other in map(settings_of, METHOD_CONFIGS.values()):
-                found += [x for x in other.values() if x.name not in own and x not in found]
-    return found
+                settings += [
+                    x for x in other.values() if x.name not in method_settings and x not in settings
+                ]
+    return settings
 
 
 def train_settings() -> dict[str, Setting]:
     """Return all settings by name; for a name that several methods share, the first method's."""
-    found: dict[str, Setting] = {}
+    settings: dict[str, Setting] = {}
     for one in all_settings():
-        found.setdefault(one.name, one)
-    return found
+        settings.setdefault(one.name, one)
+    return settings
 
 
 def as_arguments(flags: Mapping[str, Any]) -> list[str]:
@@ -367,15 +369,15 @@ def as_arguments(flags: Mapping[str, Any]) -> list[str]:
 
 def differences(old: TrainConfig, new: TrainConfig) -> dict[str, tuple[Any, Any]]:
     """Return the differing settings that define what is trained, as ``{name: (old, new)}``."""
-    found = {}
-    moved = not old.data.has_same_root(new.data)
+    changes = {}
+    has_moved = not old.data.has_same_root(new.data)
     for section in (*FIXED_SECTIONS, *FIXED_SETTINGS):
         before, after = getattr(old, section).to_flags(), getattr(new, section).to_flags()
         for name in FIXED_SETTINGS.get(section, before | after):
-            may_differ = moved and name in FIXED_IN_PLACE
+            may_differ = has_moved and name in FIXED_IN_PLACE
             if before.get(name) != after.get(name) and not may_differ:
-                found[name] = before.get(name), after.get(name)
-    return found
+                changes[name] = before.get(name), after.get(name)
+    return changes
 
 
 def changes_text(changed: Mapping[str, tuple[Any, Any]], *, between: str = "; ") -> str:

@@ -79,16 +79,16 @@ def place(text: str) -> Path | Url:
         return Path(text)
     scheme, (host, _, key) = match[1].lower(), match[2].partition("/")
     if scheme not in SCHEMES:
-        known = ", ".join(f"{own}://" for own in SCHEMES)
-        raise DataError(f"cannot read data at {scheme}://; pass a path or a URL with {known}")
+        schemes = ", ".join(f"{name}://" for name in SCHEMES)
+        raise DataError(f"cannot read data at {scheme}://; pass a path or a URL with {schemes}")
     if "@" in host or "?" in text or "#" in text:
-        bare = f"{scheme}://{host.rpartition('@')[2].partition('?')[0].partition('#')[0]}/..."
+        prefix = f"{scheme}://{host.rpartition('@')[2].partition('?')[0].partition('#')[0]}/..."
         raise DataError(
-            f"the URL {bare} contains a password, a signature or a query, which would be written "
+            f"the URL {prefix} contains a password, a signature or a query, which would be written "
             "to the run's files; leave it out, and pass credentials in environment variables"
         )
     if scheme in ("http", "https"):
-        key = _ENCODED.sub(lambda found: unquote(found[0]), key)
+        key = _ENCODED.sub(lambda code: unquote(code[0]), key)
     if not host:
         raise DataError(f"{scheme}:// has no bucket or server; write {scheme}://NAME/PREFIX")
     parts = [*filter(None, key.split("/"))]

@@ -130,9 +130,9 @@ class AugmentConfig(Config):
         views = settings_of(ViewConfig)
         count = checked(int, flags.get("views", 2), "views")
         columns = {x: _of_each_view(x, flags[x], count) for x in views if x in flags}
-        each = [{name: values[i] for name, values in columns.items()} for i in range(count)]
-        own = {name: flags[name] for name in ("mean", "std") if name in flags}
-        return cls(views=tuple(ViewConfig(**view) for view in each), **own)
+        view_flags = [{name: values[i] for name, values in columns.items()} for i in range(count)]
+        other_flags = {name: flags[name] for name in ("mean", "std") if name in flags}
+        return cls(views=tuple(ViewConfig(**view) for view in view_flags), **other_flags)
 
     def to_flags(self) -> dict[str, Any]:
         """Return the values of all settings by name; if views differ, as text ``a,b``."""
@@ -150,8 +150,10 @@ class AugmentConfig(Config):
             views: number of views.
             settings: fields of ``ViewConfig`` for all views; ``mean`` and ``std``.
         """
-        own = {f.name: settings.pop(f.name) for f in fields(ViewConfig) if f.name in settings}
-        return cls(views=(ViewConfig(**own),) * views, **settings)
+        view_settings = {
+            f.name: settings.pop(f.name) for f in fields(ViewConfig) if f.name in settings
+        }
+        return cls(views=(ViewConfig(**view_settings),) * views, **settings)
 
     def changed(self, **settings: Any) -> AugmentConfig:
         """Return a copy with some settings changed in all views."""
@@ -160,10 +162,10 @@ class AugmentConfig(Config):
     @property
     def crops_of(self) -> list[int]:
         """Number of the view whose crop each view uses; usually its own."""
-        shown: list[int] = []
+        numbers: list[int] = []
         for number, view in enumerate(self.views):
-            shown.append(number if view.crop_of < 0 else shown[view.crop_of])
-        return shown
+            numbers.append(number if view.crop_of < 0 else numbers[view.crop_of])
+        return numbers
 
     @property
     def crop(self) -> int:

@@ -22,10 +22,10 @@ class Accuracy:
             scores: (n, classes), higher is more likely; -inf excludes a class.
             labels: (n,) int64.
         """
-        best, at = scores.topk(min(5, scores.shape[1]), dim=1)
-        five = (at == labels[:, None]) & (best > -torch.inf)
-        counted = torch.stack([torch.ones_like(five[:, 0]), five[:, 0], five.any(1)]).long()
-        self._counts.scatter_add_(1, labels.expand(3, -1), counted)
+        top_scores, top_classes = scores.topk(min(5, scores.shape[1]), dim=1)
+        hits = (top_classes == labels[:, None]) & (top_scores > -torch.inf)
+        counts = torch.stack([torch.ones_like(hits[:, 0]), hits[:, 0], hits.any(1)]).long()
+        self._counts.scatter_add_(1, labels.expand(3, -1), counts)
 
     def over_ranks(self) -> Accuracy:
         """Return the accuracy over all ranks, each of which has counted different images."""
@@ -56,4 +56,4 @@ class Accuracy:
     def per_class(self) -> tuple[float | None, ...]:
         """Top-1 accuracy of each class, in percent; None for a class without images."""
         counts = zip(*self._counts.tolist(), strict=True)
-        return tuple(100 * right / images if images else None for images, right, _ in counts)
+        return tuple(100 * hits / images if images else None for images, hits, _ in counts)

@@ -91,17 +91,19 @@ def evaluate_knn(
     subjects = {"untrained" if subject.untrained else "trained": subject}
     if config.baselines:
         pixels = replace(subject, network=nn.Flatten(), dtype=torch.float32)
-        fresh = open_subject(path, replace(config, untrained=True), place)
-        subjects = {"pixels": pixels, "untrained": fresh} | subjects
+        untrained = open_subject(path, replace(config, untrained=True), place)
+        subjects = {"pixels": pixels, "untrained": untrained} | subjects
     lines: list[dict[str, Any]] = []
     summary: list[str] = []
-    for kind, own in subjects.items():
+    for kind, variant in subjects.items():
         epoch = subject.pretrained.epoch if kind == "trained" else None
         name = f"after {counted(epoch, 'epoch')}" if epoch is not None else _NAMES[kind]
         began = time.monotonic()
-        asked, labels, _ = concat_batches(own.extract(queries, "queries"))
-        known = ((part, of) for part, of, _ in own.extract(bank, "bank: images"))
-        results = knn_accuracy(known, asked, labels, votes=votes, classes=len(bank.classes))
+        query_features, labels, _ = concat_batches(variant.extract(queries, "queries"))
+        bank_parts = ((part, label) for part, label, _ in variant.extract(bank, "bank: images"))
+        results = knn_accuracy(
+            bank_parts, query_features, labels, votes=votes, classes=len(bank.classes)
+        )
         seconds, images = time.monotonic() - began, bank.images + queries.images
         speed = {"seconds": seconds, "images_per_second": images / seconds}
         subject.console.say(
@@ -129,32 +131,32 @@ def evaluate_linear(
     """
     subject = open_subject(path, config, place)
     images = LabelledImages(subject, config)
-    why = config.explain_auto(images.train.images)
+    reason = config.explain_auto(images.train.images)
     config = replace(config.settled(images.train.images), batch=images.batch)
     name = "SGD"
     if config.optimizer == "lars":
         name = f"LARS (trust {config.lars_trust:g}, no clipping, biases adapted too)"
     rates = ", ".join(f"{lr:g} ({lr * config.batch / 256:g})" for lr in config.rates)
-    cached = f"one central crop of each image, stored as {config.storage}: no augmentation"
+    storage_text = f"one central crop of each image, stored as {config.storage}: no augmentation"
     subject.print_summary(
         f"linear evaluation on {images}: {name}, {_shared_settings(config)}",
         f"base rates (and scaled by {config.batch:,} / 256): {rates}",
-        f"trained on CACHED features of {cached}" if config.cached else _augmentation(config),
+        f"trained on CACHED features of {storage_text}" if config.cached else _augmentation(config),
         images.note,
-        why,
+        reason,
     )
     details = "sgd" if config.optimizer == "sgd" else "", "cached" if config.cached else ""
     files = subject.record_files(
         "linear", images.facts(), config.protocol(), config, *details, images.part
     )
-    held = [part[:2] for part in subject.extract(images.val, "validation: images")]
+    val_batches = [part[:2] for part in subject.extract(images.val, "validation: images")]
     batches: Callable[[range], Batches] = partial(augmented_features, images)
-    way = "random crops and flips"
+    inputs = "random crops and flips"
     if config.cached:
         batches = cached_features(images, autocast_type(config.storage, place.device))
-        way = "cached features of central crops"
-    how = f"linear, {config.optimizer}, {way}"
-    return _trained(files, images, config, how, None, batches, lambda: held, show)
+        inputs = "cached features of central crops"
+    description = f"linear, {config.optimizer}, {inputs}"
+    return _trained(files, images, config, description, None, batches, lambda: val_batches, show)
 
 
 def evaluate_finetuned(
@@ -166,8 +168,10 @@ def evaluate_finetuned(
     """
     subject = open_subject(path, config, place)
     images = LabelledImages(subject, config)
-    few = images.percent <= _FEW_PERCENT if config.subset else config.percent <= 1
-    config = replace(config, batch=images.batch, epochs=config.epochs or (60 if few else 30))
+    is_small_subset = images.percent <= _FEW_PERCENT if config.subset else config.percent <= 1
+    config = replace(
+        config, batch=images.batch, epochs=config.epochs or (60 if is_small_subset else 30)
+    )
     files = subject.record_files("finetune", images.facts(), config.protocol(), config, images.part)
     subject.print_summary(
         f"fine-tuning all layers on {images}: SGD (Nesterov), rate {config.lr:g} x {config.batch} "
@@ -202,7 +206,7 @@ def _trained(
     files: RecordFiles,
     images: LabelledImages,
     config: LinearConfig | FinetuneConfig,
-    how: str,
+    description: str,
     backbone: nn.Module | None,
     batches: Callable[[range], Batches],
     validation: Callable[[], Iterable[tuple[Tensor, Tensor]]],
@@ -232,7 +236,7 @@ def _trained(
             console.say(f"epoch {epoch} of {config.epochs}: loss {loss:.3f}, {results[best()]}")
         return ""
 
-    before = training.run(
+    first_step = training.run(
         lambda step: batches(range(step // steps, config.epochs)),
         steps=training.steps,
         every=steps,
@@ -246,7 +250,7 @@ def _trained(
         f"trained in {duration(seconds)}; {top.images:,} validation images, each counted once"
     )
     pairs = list(zip(training.rates, results, strict=True))
-    start = f"{'untrained network, ' * images.subject.untrained}{how}"
+    start = f"{'untrained network, ' * images.subject.untrained}{description}"
     lengths = f"batch {config.batch:,}, {config.epochs} epochs{images.on_part}"
     summary = [f"{start}: {result} (base rate {lr:g}, {lengths})" for lr, result in pairs]
     if len(pairs) > 1:
@@ -258,7 +262,7 @@ def _trained(
         results=[{"lr": lr, "top1": x.top1, "top5": x.top5} for lr, x in pairs],
         summary=summary,
         per_class=dict(zip(images.train.classes, top.per_class, strict=True)),
-        speed={"seconds": seconds, "epochs": config.epochs - before // steps},
+        speed={"seconds": seconds, "epochs": config.epochs - first_step // steps},
         images_validated=top.images,
     )
     return files.keep(record, show)

@@ -91,8 +91,10 @@ def _targets(config: FeaturesConfig) -> list[Path]:
             raise BackendError(
                 f"{out} needs pyarrow: pip install 'fastsiam[convert]', or write a .npy file"
             ) from error
-    if there := [file for file in files if file.exists() and not config.force]:
-        raise FastSiamError(f"{there[0]} already exists: choose another path, or pass --force")
+    if existing_files := [file for file in files if file.exists() and not config.force]:
+        raise FastSiamError(
+            f"{existing_files[0]} already exists: choose another path, or pass --force"
+        )
     check_targets(*files)
     return files
 
@@ -106,26 +108,28 @@ def _images(
     if split != "auto":
         loader = subject.loader(split, in_turn=True)
         return loader, np.full(loader.images, split)
-    _, _, held = open_with_holdout(subject.data)
-    whole = replace(subject, data=replace(subject.data, holdout=""))
-    loader = whole.loader("train", in_turn=True)
+    _, _, val_positions = open_with_holdout(subject.data)
+    full_subject = replace(subject, data=replace(subject.data, holdout=""))
+    loader = full_subject.loader("train", in_turn=True)
     splits = np.full(loader.images, "train")
-    splits[held] = "val"
+    splits[val_positions] = "val"
     return loader, splits
 
 
 def _rows(subject: Subject, loader: EvalLoader, splits: NDArray[np.str_] | None) -> Iterator[Rows]:
     """Yield the features of all ranks with their other columns, in the data set's order."""
-    names, classes = [[as_utf8(name) for name in own] for own in (loader.names(), loader.classes)]
+    names, classes = [
+        [as_utf8(name) for name in texts] for texts in (loader.names(), loader.classes)
+    ]
     for features, labels, positions in _in_order(subject, loader):
-        numbers, shown = labels.tolist(), positions.tolist()
+        label_numbers, indices = labels.tolist(), positions.tolist()
         columns: dict[str, list[Any]] = {
-            "name": [names[image] for image in shown],
-            "label": numbers,
-            "class": [classes[label] if label >= 0 and classes else "" for label in numbers],
+            "name": [names[image] for image in indices],
+            "label": label_numbers,
+            "class": [classes[label] if label >= 0 and classes else "" for label in label_numbers],
         }
         if splits is not None:
-            columns["split"] = splits[shown].tolist()
+            columns["split"] = splits[indices].tolist()
         yield features.cpu().numpy(), columns
 
 
@@ -134,19 +138,19 @@ def _in_order(subject: Subject, loader: EvalLoader) -> Iterator[tuple[Tensor, ..
 
     The ranks take batches in turn. A batch without a readable image is left out.
     """
-    place, own = subject.place, subject.extract(loader, "images")
-    nothing = (
+    place, batches = subject.place, subject.extract(loader, "images")
+    empty = (
         torch.empty(0, subject.features, device=place.device),
         *(torch.empty(0, dtype=torch.int64, device=place.device) for _ in range(2)),
     )
-    part = next(own, nothing)
+    part = next(batches, empty)
     for first in range(0, loader.images, subject.batch * place.world):
-        turn = first // subject.batch + place.rank
-        has_it = len(part[2]) > 0 and int(part[2][0]) // subject.batch == turn
-        features, labels, rows = (gather_uneven(x) for x in (part if has_it else nothing))
+        batch_number = first // subject.batch + place.rank
+        has_turn = len(part[2]) > 0 and int(part[2][0]) // subject.batch == batch_number
+        features, labels, rows = (gather_uneven(x) for x in (part if has_turn else empty))
         if len(rows):
             yield features, labels, rows
-        part = next(own, nothing) if has_it else part
+        part = next(batches, empty) if has_turn else part
 
 
 def _write_npy(rows: Iterator[Rows], out: Path, table_of_rows: Path) -> None:
@@ -222,21 +226,24 @@ def write_neighbours(path: Path, config: NeighboursConfig, place: Place, *, out:
         store, split = bank, "train"
     shuffled = torch.randperm(len(store), generator=torch.Generator().manual_seed(config.seed))
     chosen = shuffled[: config.images].sort().values.numpy()
-    most = config.k + (split == "train")  # a training image is nearest to itself
-    asked, known = subject.loader(split, chosen=chosen), subject.loader("train")
-    queries, _, positions = concat_batches(subject.extract(asked, "queries"))
-    bank_parts = ((features, at) for features, _, at in subject.extract(known, "bank: images"))
-    similarity, found, _ = nearest(queries, bank_parts, most=most)
+    count = config.k + (split == "train")  # a training image is nearest to itself
+    query_loader, bank_loader = subject.loader(split, chosen=chosen), subject.loader("train")
+    queries, _, positions = concat_batches(subject.extract(query_loader, "queries"))
+    bank_parts = (
+        (features, position)
+        for features, _, position in subject.extract(bank_loader, "bank: images")
+    )
+    similarity, neighbours, _ = nearest(queries, bank_parts, most=count)
     rows = []
     for query, tags, cosines in zip(
-        positions.tolist(), found.tolist(), similarity.tolist(), strict=True
+        positions.tolist(), neighbours.tolist(), similarity.tolist(), strict=True
     ):
-        kind = store.class_name(query)
-        row: list[Captioned] = [(store.decode(query), kind, None)]
+        query_class = store.class_name(query)
+        row: list[Captioned] = [(store.decode(query), query_class, None)]
         for tag, cosine in zip(tags, cosines, strict=True):
             if len(row) <= config.k and not (split == "train" and tag == query):
-                own = bank.class_name(tag)
-                alike = own == kind if own and kind else None  # None: no labels
-                row.append((bank.decode(tag), f"{cosine:.2f} {own}", alike))
+                name = bank.class_name(tag)
+                is_same = name == query_class if name and query_class else None  # None: no labels
+                row.append((bank.decode(tag), f"{cosine:.2f} {name}", is_same))
         rows.append(row)
     save_picture(picture_grid(rows), out)

@@ -44,12 +44,12 @@ def frozen(network: nn.Module, image: Tensor, *, dtype: torch.dtype) -> Tensor:
     cuDNN's benchmark mode is off. An evaluation has up to four batch shapes, because the last batch
     of each split is smaller. Trying every algorithm for each shape takes longer than it saves.
     """
-    tries, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, False
+    benchmark, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, False
     try:
         with autocast(image.device, dtype):
             features: Tensor = network(image)
     finally:
-        torch.backends.cudnn.benchmark = tries
+        torch.backends.cudnn.benchmark = benchmark
     return features.float()
 
 
@@ -70,5 +70,5 @@ def fingerprint(network: nn.Module) -> str:
 def own_records(pretrained: Pretrained) -> list[Record]:
     """Return the run's evaluation records whose network has exactly these weights."""
     records = read_records(pretrained.run) if pretrained.run else []
-    own = fingerprint(pretrained.network()) if records else ""
-    return [record for record in records if record.network.fingerprint == own]
+    own_fingerprint = fingerprint(pretrained.network()) if records else ""
+    return [record for record in records if record.network.fingerprint == own_fingerprint]

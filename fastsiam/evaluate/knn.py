@@ -82,46 +82,46 @@ def nearest(
         (m, up to ``most``) cosines in descending order, the tags of these rows, and the bank's
         number of rows.
     """
-    queries, seen = normalized(queries), 0
+    queries, total = normalized(queries), 0
     similarity = queries.new_empty(len(queries), 0)
     tag = torch.empty(len(queries), 0, dtype=torch.int64, device=queries.device)
     precision = torch.get_float32_matmul_precision()
     for rows, tags in _blocks(bank, max(1, min(_BLOCK, _BLOCK_BYTES // (4 * queries.shape[1])))):
-        seen += len(rows)
+        total += len(rows)
         rows, tags = normalized(rows.to(queries.device)), tags.to(queries.device)
-        keep = min(most, similarity.shape[1] + len(rows))
+        count = min(most, similarity.shape[1] + len(rows))
         chunk = max(1, _CHUNK_BYTES // (4 * len(rows)))
         best: list[tuple[Tensor, Tensor]] = []
         torch.set_float32_matmul_precision("highest")
         try:
             split = (x.split(chunk) for x in (queries, similarity, tag))
-            for own, own_similarity, own_tag in zip(*split, strict=True):
-                found, at = (own @ rows.T).topk(min(most, len(rows)), dim=1)
-                found, place = torch.cat([own_similarity, found], dim=1).topk(keep, dim=1)
-                best.append((found, torch.cat([own_tag, tags[at]], dim=1).gather(1, place)))
+            for query_chunk, similarity_chunk, tag_chunk in zip(*split, strict=True):
+                cosines, index = (query_chunk @ rows.T).topk(min(most, len(rows)), dim=1)
+                cosines, order = torch.cat([similarity_chunk, cosines], dim=1).topk(count, dim=1)
+                best.append((cosines, torch.cat([tag_chunk, tags[index]], dim=1).gather(1, order)))
         finally:
             torch.set_float32_matmul_precision(precision)
         similarity, tag = (torch.cat(parts) for parts in zip(*best, strict=True))
         del rows, tags  # free them before the next block is collected
-    return similarity, tag, seen
+    return similarity, tag, total
 
 
 def _blocks(parts: Iterable[tuple[Tensor, Tensor]], size: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Regroup parts of any size, features and tags, into blocks of at most ``size`` rows."""
     parts = iter(parts)
     while True:
-        waiting: list[tuple[Tensor, Tensor]] = []
+        pending: list[tuple[Tensor, Tensor]] = []
         for part in parts:
-            waiting.append(part)
-            if sum(len(tags) for _, tags in waiting) >= size:
+            pending.append(part)
+            if sum(len(tags) for _, tags in pending) >= size:
                 break
-        if not waiting:
+        if not pending:
             return
-        one = len(waiting) == 1  # torch.cat would copy it
-        joined = [x[0] if one else torch.cat(x) for x in zip(*waiting, strict=True)]
-        waiting.clear()
-        yield from zip(*(x.split(size) for x in joined), strict=True)
-        del joined, part
+        is_single = len(pending) == 1  # torch.cat would copy it
+        columns = [x[0] if is_single else torch.cat(x) for x in zip(*pending, strict=True)]
+        pending.clear()
+        yield from zip(*(x.split(size) for x in columns), strict=True)
+        del columns, part
 
 
 def knn_accuracy(
@@ -151,21 +151,21 @@ def knn_accuracy(
     """
     query_labels = gather_uneven(query_labels)
     most = max(k for k, _ in votes)
-    found = nearest(gather_uneven(queries), bank, most=most)
-    total = int(sum_across_ranks(torch.tensor([found[2]], device=queries.device)))
+    matches = nearest(gather_uneven(queries), bank, most=most)
+    total = int(sum_across_ranks(torch.tensor([matches[2]], device=queries.device)))
     counts = [Accuracy(classes, queries.device) for _ in votes]
     for start in range(0, len(query_labels), 4096):
         part = slice(start, start + 4096)
-        similarity, labels = (gather_uneven(x[part].T.contiguous()).T for x in found[:2])
-        similarity, best = similarity.topk(min(most, similarity.shape[1]), dim=1)
-        labels = labels.gather(1, best)
+        similarity, labels = (gather_uneven(x[part].T.contiguous()).T for x in matches[:2])
+        similarity, order = similarity.topk(min(most, similarity.shape[1]), dim=1)
+        labels = labels.gather(1, order)
         for (k, temperature), count in zip(votes, counts, strict=True):
             # Subtract the maximum: with a small temperature, exp would overflow float32.
             weights = ((similarity[:, :k] - similarity[:, :1]) / temperature).exp()
             scores = weights.new_zeros(len(weights), classes)
-            voted = torch.zeros_like(scores, dtype=torch.bool).scatter_(1, labels[:, :k], True)
+            has_votes = torch.zeros_like(scores, dtype=torch.bool).scatter_(1, labels[:, :k], True)
             scores.scatter_add_(1, labels[:, :k], weights)
-            count.add(scores.masked_fill(~voted, -torch.inf), query_labels[part])
+            count.add(scores.masked_fill(~has_votes, -torch.inf), query_labels[part])
     return [
         KnnResult(count.top1, count.top5, min(k, total), temperature, total, count.per_class)
         for (k, temperature), count in zip(votes, counts, strict=True)

@@ -64,18 +64,18 @@ class LabelledImages:
         self.train, self.val = subject.loaders(self.positions)
         subject.check_same(self.train, self.val)
         self.config = config.settled(self.train.images)
-        world, images, asked = subject.place.world, self.train.images, self.config.global_batch
-        if asked % world:
-            raise FastSiamError(f"--batch {asked} is not divisible by {world} ranks")
-        self.batch = min(asked, images // world * world)
+        world, images, batch = subject.place.world, self.train.images, self.config.global_batch
+        if batch % world:
+            raise FastSiamError(f"--batch {batch} is not divisible by {world} ranks")
+        self.batch = min(batch, images // world * world)
         """Images per step, over all ranks."""
         if self.batch < 2 * world:
             raise FastSiamError(
-                f"{images:,} training images and --batch {asked} give each of {world} ranks fewer "
+                f"{images:,} training images and --batch {batch} give each of {world} ranks fewer "
                 "than two images per step"
             )
-        fewer = f"batch {self.batch}, not {asked:,}: there are too few training images"
-        self.note = fewer if self.batch < asked else ""
+        note = f"batch {self.batch}, not {batch:,}: there are too few training images"
+        self.note = note if self.batch < batch else ""
         """Message about a reduced batch size; empty if it is the requested one."""
         self.steps = self.train.images // self.batch
         """Complete batches per epoch; the rest of the shuffled images is dropped."""
@@ -92,12 +92,12 @@ class LabelledImages:
 
     def facts(self) -> TrainingDataFacts:
         """Describe these images for a record."""
-        chosen = self.positions
+        positions = self.positions
         return TrainingDataFacts(
             **asdict(self.subject.data_facts(self.train, self.val)),
             percent=self.config.percent,
             subset=self.config.subset or None,
-            chosen_crc32=None if chosen is None else f"{zlib.crc32(chosen.tobytes()):08x}",
+            chosen_crc32=None if positions is None else f"{zlib.crc32(positions.tobytes()):08x}",
         )
 
     def augmented(self, batch: int) -> Loader:
@@ -130,8 +130,8 @@ def augmented_features(images: LabelledImages, epochs: range) -> Batches:
     """
     subject = images.subject
     share = images.batch // subject.place.world
-    most = min(share, subject.batch)
-    part = next((n for n in range(most, most // 2, -1) if share % n == 0), share)
+    limit = min(share, subject.batch)
+    part = next((n for n in range(limit, limit // 2, -1) if share % n == 0), share)
     parts = share // part
     with closing(images.augmented(images.batch // parts)) as loader:
         for epoch in epochs:
@@ -157,22 +157,22 @@ def cached_features(images: LabelledImages, storage: torch.dtype) -> Callable[[r
     device, total = place.device, train.images
     features = torch.empty(total, subject.features, dtype=storage, device=device)
     labels = to_device(train.labels, device)
-    chosen = torch.arange(total) if images.positions is None else torch.tensor(images.positions)
-    chosen = chosen.to(device)
+    positions = torch.arange(total) if images.positions is None else torch.tensor(images.positions)
+    positions = positions.to(device)
     absent = torch.ones(total, dtype=torch.uint8, device=device)  # stays 1 for bad images
     for part, _, index in subject.extract(train, "training: images"):
-        rows = torch.searchsorted(chosen, index)
+        rows = torch.searchsorted(positions, index)
         absent[rows] = 0
         features[rows] = part.to(storage)
     complete(features, [len(share) for share in np.array_split(np.arange(total), place.world)])
-    bad = minimum_across_ranks(absent).nonzero().flatten().tolist()
+    bad_rows = minimum_across_ranks(absent).nonzero().flatten().tolist()
     order = Order(
         images=total,
         batch=images.batch,
         seed=images.config.seed,
         rank=place.rank,
         world=place.world,
-        bad=BadImages(total, [BadImage(0, row, "", "", 0) for row in bad]),
+        bad=BadImages(total, [BadImage(0, row, "", "", 0) for row in bad_rows]),
     )
 
     def batches(epochs: range) -> Batches:

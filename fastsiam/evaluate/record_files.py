@@ -53,32 +53,32 @@ class RecordFiles:
     ) -> None:
         self.evaluation, self.console = evaluation, console
         self._place, self._saved_at = place, time.monotonic()
-        self._asked = Path(config.json) if config.json else None
-        own = None if run is None else evaluation.path(run, *details)
+        self._user_file = Path(config.json) if config.json else None
+        run_file = None if run is None else evaluation.path(run, *details)
         if place.is_leader:
-            if self._asked:
-                check_targets(self._asked)
-            elif own is None:
+            if self._user_file:
+                check_targets(self._user_file)
+            elif run_file is None:
                 restart = ", and to resume after an interruption" * (evaluation.kind != "knn")
                 console.warn(f"no run folder: pass --json FILE to keep the result{restart}")
             try:
-                check_targets(*filter(None, [own]))
+                check_targets(*filter(None, [run_file]))
             except FastSiamError as error:
-                fate = (
-                    f"goes to {self._asked}"
-                    if self._asked
+                destination = (
+                    f"goes to {self._user_file}"
+                    if self._user_file
                     else "is only printed: pass --json FILE to keep it"
                 )
-                console.warn(f"{error}; the result {fate}")
-                own = None
-        self._own = own if from_leader("yes" if own else "") else None
-        record = self._own or self._asked
+                console.warn(f"{error}; the result {destination}")
+                run_file = None
+        self._run_file = run_file if from_leader("yes" if run_file else "") else None
+        file = self._run_file or self._user_file
         self._state: Path | None = None
-        if record and (record.is_file() or not record.exists()):  # not a device or a pipe
-            real = Path(os.path.realpath(record))  # /dev/stdout may be redirected to a file
-            self._state = real.with_name(f"{real.name.removesuffix('.json')}.partial")
+        if file and (file.is_file() or not file.exists()):  # not a device or a pipe
+            real_path = Path(os.path.realpath(file))  # /dev/stdout may be redirected to a file
+            self._state = real_path.with_name(f"{real_path.name.removesuffix('.json')}.partial")
         # "steps": states of version 0.2 count epochs and are not resumed.
-        self._same = f"steps {evaluation.network.fingerprint} {evaluation.identity}"
+        self._identity = f"steps {evaluation.network.fingerprint} {evaluation.identity}"
         self.results: list[dict[str, Any]] = []
         """Results of this evaluation's completed trainings; saved with the state of the next."""
         self.saved: dict[str, Any] | None = None
@@ -94,16 +94,16 @@ class RecordFiles:
                 saved = torch.load(self._state, map_location=self._place.device, weights_only=True)
             except Exception:  # on a corrupt file the unpickler can raise anything
                 self.console.warn(f"{self._state} is corrupt: starting over")
-        step = torch.tensor([saved["step"] if saved.get("same") == self._same else 0])
+        step = torch.tensor([saved["step"] if saved.get("same") == self._identity else 0])
         if int(minimum_across_ranks(step)):
             self.saved, self.results = saved, saved["results"]
 
     def save_state(self, step: int, state: Callable[[], dict[str, Any]], *, last: bool) -> None:
         """Save the state after ``step`` steps, at most every 30 seconds unless it is the last."""
-        soon = time.monotonic() - self._saved_at < _SECONDS_BETWEEN_SAVES
-        if self._state is None or not self._place.is_leader or (soon and not last):
+        too_soon = time.monotonic() - self._saved_at < _SECONDS_BETWEEN_SAVES
+        if self._state is None or not self._place.is_leader or (too_soon and not last):
             return
-        saved = {"same": self._same, "step": step, "training": state(), "results": self.results}
+        saved = {"same": self._identity, "step": step, "training": state(), "results": self.results}
         try:
             with atomic_write(self._state) as temporary:
                 torch.save(saved, temporary)
@@ -123,7 +123,7 @@ class RecordFiles:
             if show:
                 show(record)
         finally:  # write the record even if it cannot be shown
-            for target in filter(None, (self._asked, self._own)):
+            for target in filter(None, (self._user_file, self._run_file)):
                 write_json(target, record.to_dict())
         if self._state:
             self._state.unlink(missing_ok=True)

@@ -101,11 +101,15 @@ class EvalImages:
         if shared == tuple(map(str, range(len(shared)))):  # numbered: val may lack the highest
             shared = shared[: max(1, len(val.classes))]
         if shared != val.classes:
-            found = {
+            unshared = {
                 "training": sorted({*train.classes} - {*val.classes}),
                 "validation": sorted({*val.classes} - {*train.classes}),
             }
-            only = [f"{', '.join(own[:3])} only in {split}" for split, own in found.items() if own]
+            only = [
+                f"{', '.join(names[:3])} only in {split}"
+                for split, names in unshared.items()
+                if names
+            ]
             raise DataError(
                 f"the training and validation images under {root} have different classes: "
                 f"{'; '.join(only) or 'the same names in a different order'}"
@@ -139,11 +143,11 @@ class Subject(EvalImages):
         Yields:
             (N, d) float32 features, (N,) int64 labels, and (N,) int64 positions in the data set.
         """
-        with self.console.tally(what, loader.images) as done:
+        with self.console.tally(what, loader.images) as progress:
             for batch in loader:
                 features = frozen(self.network, batch.image, dtype=self.dtype)
                 yield features, batch.label, batch.index
-                done.add(len(batch.label) * self.place.world)
+                progress.add(len(batch.label) * self.place.world)
 
     def check_same(self, *loaders: EvalLoader) -> None:
         """Check that all ranks found the same images. Every rank must call this.
@@ -156,8 +160,8 @@ class Subject(EvalImages):
 
     @property
     def _on_own_data(self) -> bool:
-        own = self.pretrained.config
-        return own is not None and own.data.has_same_root(self.data)
+        config = self.pretrained.config
+        return config is not None and config.data.has_same_root(self.data)
 
     def print_summary(self, *lines: str) -> None:
         """Print the network, the images and the settings that results depend on."""
@@ -166,16 +170,22 @@ class Subject(EvalImages):
             f"images from {self.data.root}, pipeline {self.data.pipeline}: "
             f"{self}; {short_name(self.dtype)} on {devices(self.place)}"
         )
-        own, is_own = self.pretrained.config, self._on_own_data
+        run_config, on_own_data = self.pretrained.config, self._on_own_data
         if self.ignored_holdout:
-            reason = "has validation images" if is_own else "is not the run's data"
+            reason = "has validation images" if on_own_data else "is not the run's data"
             self.console.say(
                 f"the run's --holdout {self.ignored_holdout} does not apply: "
                 f"{self.data.root} {reason}"
             )
-        if held := self.data.holdout:
-            self.console.say(f"{held} of each class of the training images held out for validation")
-        if own and is_own and self.data.holdout_percent > own.data.holdout_percent:
+        if holdout := self.data.holdout:
+            self.console.say(
+                f"{holdout} of each class of the training images held out for validation"
+            )
+        if (
+            run_config
+            and on_own_data
+            and self.data.holdout_percent > run_config.data.holdout_percent
+        ):
             self.console.say("the network was trained on images that are held out here")
         for line in filter(None, lines):
             self.console.say(line)
@@ -241,7 +251,7 @@ def open_subject(
             images of this crop.
     """
     pretrained = open_network(path, config)
-    own = pretrained.config
+    run_config = pretrained.config
     augment, resize = _image_settings(pretrained, config)
     try:
         training = isinstance(config, FinetuneConfig)
@@ -249,21 +259,23 @@ def open_subject(
     except ValueError as error:
         raise FastSiamError(str(error)) from error
     network = pretrained.network(layer)
-    data = _data_settings(own.data if own else DataConfig(), config, place)
+    data = _data_settings(run_config.data if run_config else DataConfig(), config, place)
     if place.device.type == "cpu":
         keep_freed_memory()
     torch.backends.cudnn.benchmark = True
-    torch.backends.cudnn.allow_tf32 = own.numerics.tf32 if own else True
+    torch.backends.cudnn.allow_tf32 = run_config.numerics.tf32 if run_config else True
     return Subject(
         pretrained=pretrained,
         network=network.to(place.device).to(memory_format=torch.channels_last),
         features=network.features,
         untrained=config.untrained,
         data=data,
-        ignored_holdout=own.data.holdout if own and not (config.holdout or data.holdout) else "",
+        ignored_holdout=run_config.data.holdout
+        if run_config and not (config.holdout or data.holdout)
+        else "",
         augment=augment,
         resize=resize,
-        dtype=autocast_of(config, own, place),
+        dtype=autocast_of(config, run_config, place),
         batch=config.feature_batch,
         place=place,
         console=Console(quiet=not place.is_leader),
@@ -283,8 +295,8 @@ def open_network(path: Path, config: NetworkConfig) -> Pretrained:
         raise FastSiamError(str(error)) from error
     if not config.untrained:
         return pretrained
-    own = pretrained.config
-    torch.manual_seed(own.numerics.seed if own else 0)
+    run_config = pretrained.config
+    torch.manual_seed(run_config.numerics.seed if run_config else 0)
     return replace(pretrained, state=pretrained.build().state_dict(), epoch=0.0, left_out=())
 
 
@@ -307,15 +319,15 @@ def _image_settings(pretrained: Pretrained, config: EvalConfig) -> tuple[Augment
     Raises:
         FastSiamError: the resized images are smaller than the crop.
     """
-    seen = pretrained.input_or_default
+    default = pretrained.input_or_default
     augment = AugmentConfig.alike(
         views=1,
-        crop=config.crop or seen.crop,
-        mean=config.mean or seen.mean,
-        std=config.std or seen.std,
+        crop=config.crop or default.crop,
+        mean=config.mean or default.mean,
+        std=config.std or default.std,
     )
-    known = seen.resize if augment.crop == seen.crop else usual_resize(augment.crop)
-    resize = config.resize or known
+    default_resize = default.resize if augment.crop == default.crop else usual_resize(augment.crop)
+    resize = config.resize or default_resize
     if resize < augment.crop:
         raise FastSiamError(
             f"--resize {resize} is smaller than the crop of {augment.crop} pixels; pass --crop too"
@@ -333,14 +345,19 @@ def _data_settings(trained_on: DataConfig, config: EvalConfig, place: Place) -> 
     """
     data = trained_on.at(config.data, ColumnNames(config.image_column, config.label_column))
     holdout = config.holdout
-    own = data.has_same_root(trained_on)
-    if trained_on.holdout and not holdout and own and not has_validation(data.root, data.columns):
+    same_root = data.has_same_root(trained_on)
+    if (
+        trained_on.holdout
+        and not holdout
+        and same_root
+        and not has_validation(data.root, data.columns)
+    ):
         holdout = trained_on.holdout
-    changed: dict[str, Any] = {} if trained_on.loads_images else {"pipeline": "auto"}
+    changes: dict[str, Any] = {} if trained_on.loads_images else {"pipeline": "auto"}
     for name in ("pipeline", "exif", "alpha", "bad_images"):
         if getattr(config, name) != "run":
-            changed[name] = getattr(config, name)
-    data = replace(data, holdout=holdout, shuffle="full", workers=config.workers, **changed)
+            changes[name] = getattr(config, name)
+    data = replace(data, holdout=holdout, shuffle="full", workers=config.workers, **changes)
     if config.pipeline != "run" and data.pipeline != "auto":
         return data
     try:

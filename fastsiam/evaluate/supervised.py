@@ -124,8 +124,8 @@ class Training:
                     losses.clear()
                     files.save_state(done, self.state, last=done == steps)
                 speed = (done - first) * images / max(time.monotonic() - began, 1e-9)
-                left = pace(speed, (steps - done) * images)
-                console.advance(done, f"{text}{left}", place=f" of {steps:,}")
+                remaining = pace(speed, (steps - done) * images)
+                console.advance(done, f"{text}{remaining}", place=f" of {steps:,}")
         return first
 
     def state(self) -> dict[str, Any]:
@@ -213,9 +213,9 @@ class SupervisedTraining(Training):
     def evaluate(self, batches: Iterable[tuple[Tensor, Tensor]]) -> list[Accuracy]:
         """Classify this rank's inputs, each once; return every head's accuracy over all ranks."""
         self.network.eval()
-        counts = [Accuracy(self._classes, self._device) for _ in self.rates]
+        accuracies = [Accuracy(self._classes, self._device) for _ in self.rates]
         for inputs, labels in batches:
             scores = frozen(self.network, inputs, dtype=self._dtype)
-            for count, of_head in zip(counts, scores.unbind(1), strict=True):
-                count.add(of_head, labels)
-        return [count.over_ranks() for count in counts]
+            for accuracy, head_scores in zip(accuracies, scores.unbind(1), strict=True):
+                accuracy.add(head_scores, labels)
+        return [accuracy.over_ranks() for accuracy in accuracies]

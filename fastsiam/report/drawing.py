@@ -35,11 +35,11 @@ def canvas(title: str, small: str, height: float) -> Figure:
     lines = textwrap.wrap(small, 128)
     head = 0.38 + 0.12 * len(lines)
     height += head
-    drawn = Figure(figsize=(_WIDTH, height), dpi=_DPI, facecolor="white")
-    drawn.set_layout_engine("constrained", rect=(0, 0, 1, 1 - head / height))
+    figure = Figure(figsize=(_WIDTH, height), dpi=_DPI, facecolor="white")
+    figure.set_layout_engine("constrained", rect=(0, 0, 1, 1 - head / height))
     top = 1 - 0.08 / height
-    drawn.text(0.012, top, shown(title), va="top", fontsize=11, fontweight="bold", color=INK)
-    drawn.text(
+    figure.text(0.012, top, shown(title), va="top", fontsize=11, fontweight="bold", color=INK)
+    figure.text(
         0.012,
         top - 0.22 / height,
         "\n".join(map(shown, lines)),
@@ -48,7 +48,7 @@ def canvas(title: str, small: str, height: float) -> Figure:
         color=QUIET,
         linespacing=1.25,
     )
-    return drawn
+    return figure
 
 
 def plain(axes: Axes) -> Axes:

@@ -71,8 +71,8 @@ def picture_grid(
         for place, (picture, text, good) in enumerate(group):
             left = i % columns * width + _GAP + place * step + _APART * (place > 0)
             top = i // columns * height + _GAP
-            enlarged = max(picture.size) < side
-            method = Image.Resampling.NEAREST if enlarged else Image.Resampling.LANCZOS
+            is_enlarged = max(picture.size) < side
+            method = Image.Resampling.NEAREST if is_enlarged else Image.Resampling.LANCZOS
             sheet.paste(ImageOps.pad(picture, (side, side), method, "white"), (left, top))
             text = as_one_line(text)
             while text and draw.textlength(text) > side:

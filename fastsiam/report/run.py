@@ -91,17 +91,17 @@ def write_report(runs: Sequence[Path], out: Path) -> Path:
         DataError: a folder has no metrics or no settings.
         FastSiamError: the page cannot be written.
     """
-    read = [_read(folder, runs) for folder in runs]
-    first, several = read[0], len(read) > 1
+    loaded_runs = [_read(folder, runs) for folder in runs]
+    first, has_several = loaded_runs[0], len(loaded_runs) > 1
     sections = [
-        _results(read),
-        Section(title="Alarms", facts="About the machine.", lines=_alarms(read)),
-        Section(title="Curves", figures=curves(read)),
+        _results(loaded_runs),
+        Section(title="Alarms", facts="About the machine.", lines=_alarms(loaded_runs)),
+        Section(title="Curves", figures=curves(loaded_runs)),
         Section(
             title="Evaluations",
-            tables=evaluation_tables({run.name: run.records for run in read}),
+            tables=evaluation_tables({run.name: run.records for run in loaded_runs}),
         ),
-        _bad_images(read),
+        _bad_images(loaded_runs),
         Section(
             title="Settings",
             facts=f"of {first.name}",
@@ -119,8 +119,8 @@ def write_report(runs: Sequence[Path], out: Path) -> Path:
     with value_errors_as_data_error(first.folder / "config.json"):
         facts = _facts(first.settings)
     text = render(
-        f"fastsiam: {', '.join(run.name for run in read)}",
-        f"{f'{first.name}: ' if several else ''}{facts}",
+        f"fastsiam: {', '.join(run.name for run in loaded_runs)}",
+        f"{f'{first.name}: ' if has_several else ''}{facts}",
         sections,
     )
     with atomic_write_for_user(out) as temporary:
@@ -182,19 +182,24 @@ def _chart(runs: Sequence[Run], field: str, limits: tuple[float | None, float | 
 
 
 def _facts(settings: RunSettings) -> str:
-    config, environment, at = settings.config, settings.environment, settings.branch
-    where = ", ".join(environment["gpus"]) or f"{environment['cpu']}, {environment['cores']} cores"
+    config, environment, origin = settings.config, settings.environment, settings.branch
+    machine = (
+        ", ".join(environment["gpus"]) or f"{environment['cpu']}, {environment['cores']} cores"
+    )
     branch = ""
-    if at:
-        changes = {name: (one["from"], one["to"]) for name, one in at["changed"].items()}
+    if origin:
+        changes = {
+            name: (change["from"], change["to"]) for name, change in origin["changed"].items()
+        }
         branch = (
-            f"; branch of {at['run']} after step {at['step']:,} (epoch {rounded(at['epoch'])}): "
+            f"; branch of {origin['run']} after step {origin['step']:,} "
+            f"(epoch {rounded(origin['epoch'])}): "
             f"{changes_text(changes, between=', ') or 'the same settings'}"
         )
     return (
         f"{config.model.method.title}, {config.model.backbone}, recipe {settings.recipe}, "
         f"pipeline {config.data.pipeline}, "
-        f"global batch {config.optim.batch}, {config.optim.epochs} epochs; {where}; "
+        f"global batch {config.optim.batch}, {config.optim.epochs} epochs; {machine}; "
         f"fastsiam {environment['fastsiam']}, torch {environment['packages']['torch']}{branch}"
     )
 
@@ -204,24 +209,25 @@ def _results(runs: Sequence[Run]) -> Section:
     flags = [run.settings.config.to_flags() for run in runs]
     differing = [
         flag
-        for flag in dict.fromkeys(flag for own in flags for flag in own)
-        if flag not in _OF_ONE_RUN and any(own.get(flag) != flags[0].get(flag) for own in flags)
+        for flag in dict.fromkeys(flag for run_flags in flags for flag in run_flags)
+        if flag not in _OF_ONE_RUN
+        and any(run_flags.get(flag) != flags[0].get(flag) for run_flags in flags)
     ]
     rows = [
         [
             run.name,
-            *(text_of(own[flag]) if flag in own else "" for flag in differing),
+            *(text_of(run_flags[flag]) if flag in run_flags else "" for flag in differing),
             *_last_figures(run),
             _knn_text(run),
         ]
-        for run, own in zip(runs, flags, strict=True)
+        for run, run_flags in zip(runs, flags, strict=True)
     ]
     options = (f"--{flag.replace('_', '-')}" for flag in differing)
     heads = ("epochs", "loss", "std", "rank", "images/s (median)", "kNN top-1 (%)")
-    same = len(runs) > 1 and not differing
+    all_same = len(runs) > 1 and not differing
     return Section(
         tables=[Table(rows, ("run", *options, *heads))],
-        note="All runs have the same settings." if same else "",
+        note="All runs have the same settings." if all_same else "",
     )
 
 
@@ -247,8 +253,8 @@ def _knn_text(run: Run) -> str:
         return f"(k {line['k']}, T {line['temperature']:g}, bank {line['bank']:,})"
 
     def top1(line: Mapping[str, Any]) -> str:
-        at = f" at epoch {rounded(line['epoch'])}" if "epoch" in line else ""
-        return f"{line['top1']:.2f}{at}"
+        epoch_text = f" at epoch {rounded(line['epoch'])}" if "epoch" in line else ""
+        return f"{line['top1']:.2f}{epoch_text}"
 
     parts = []
     if monitored := run.lines("knn"):
@@ -258,9 +264,9 @@ def _knn_text(run: Run) -> str:
     newest = max((x.network.epoch or 0.0 for x in trained), default=0.0)
     for record in (x for x in trained if (x.network.epoch or 0.0) == newest):
         line, data = record.first_with("trained"), record.data
-        of_other = f" on {data.other_data}" if data.other_data else ""
+        data_text = f" on {data.other_data}" if data.other_data else ""
         knn = protocol({**line, "bank": data.train})
-        parts.append(f"evaluated{of_other}: {top1(line)} {knn}")
+        parts.append(f"evaluated{data_text}: {top1(line)} {knn}")
     return "; ".join(parts) or "not measured"
 
 
@@ -270,11 +276,14 @@ def evaluation_tables(records: Mapping[str, Sequence[Record]]) -> list[Table]:
     Args:
         records: evaluation records, by the run's name.
     """
-    every = [(run, record) for run, of_run in records.items() for record in of_run]
+    all_records = [(run, record) for run, run_records in records.items() for record in run_records]
     tables = []
     for kind, title in _TITLES.items():
         rows = [
-            row for run, record in every if record.kind == kind for row in _evaluated(run, record)
+            row
+            for run, record in all_records
+            if record.kind == kind
+            for row in _evaluated(run, record)
         ]
         heads = list(dict.fromkeys(name for row in rows for name in row))
         if rows:
@@ -295,7 +304,7 @@ def _evaluated(run: str, record: Record) -> Iterator[dict[str, str]]:
                 for name, mean in means.items()
             }
         ]
-    how = {name: text_of(protocol[name]) for name in _PROTOCOL if protocol.get(name)}
+    protocol_texts = {name: text_of(protocol[name]) for name in _PROTOCOL if protocol.get(name)}
     for result in results:
         figures = {
             _COLUMNS.get(name, name): f"{value:.2f}" if "top" in name else text_of(value)
@@ -306,7 +315,7 @@ def _evaluated(run: str, record: Record) -> Iterator[dict[str, str]]:
             "run": run,
             "epoch": epoch if result.get("features", "trained") == "trained" else "",
             **figures,
-            **how,
+            **protocol_texts,
             "images": (
                 f"{data.train:,} for training{_part(data)}, {data.val:,} for validation, from "
                 f"{data.root}; shorter side {images.resize}, crop {images.crop}"

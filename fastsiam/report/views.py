@@ -76,6 +76,6 @@ def _first_batch(
     """Load the first images of an epoch by a pipeline; raise if one cannot be decoded."""
     if not source.loads_images:
         raise DataError(f"the {source.pipeline} pipeline has no images to show")
-    own = replace(source, bad_images="stop")
-    with closing(build_loader(own, augment, batch=images, seed=seed)) as loader:
+    strict_source = replace(source, bad_images="stop")
+    with closing(build_loader(strict_source, augment, batch=images, seed=seed)) as loader:
         return next(iter(loader.epoch(epoch)))

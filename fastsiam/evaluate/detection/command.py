@@ -74,7 +74,7 @@ def evaluate_detection(
         f"{', '.join(f'{drop:,}' for drop in schedule.drops)}; {evaluation.images.precision} on "
         f"{devices(place)}; {counted(config.trials, 'trial')}"
     )
-    for line in _not_the_protocols(evaluation):
+    for line in _difference_lines(evaluation):
         console.say(line)
     began = time.monotonic()
     torch.backends.cudnn.benchmark = False  # each batch has a different shape
@@ -92,8 +92,8 @@ def evaluate_detection(
         training = DetectorTraining(model, config, seed=seed, place=place)
         training.fit(train, files, f"trial {trial} of {config.trials}, step")
         scores = _scores(training, val, place, console)
-        said = ", ".join(f"{name} {value:.1f}" for name, value in scores.items())
-        console.say(f"trial {trial} (seed {seed}): {said}")
+        text = ", ".join(f"{name} {value:.1f}" for name, value in scores.items())
+        console.say(f"trial {trial} (seed {seed}): {text}")
         files.results.append({"trial": trial, "seed": seed, **scores})
     record = evaluation.record(
         results=files.results,
@@ -136,18 +136,18 @@ def _evaluation(
     train: DetectionSet,
     val: DetectionSet,
 ) -> Evaluation:
-    own = pretrained.input_or_default
+    default = pretrained.input_or_default
     images = ImageFacts(
         crop=0,
         resize=schedule_of(config).sides[-1],
-        mean=tuple(config.mean or own.mean),
-        std=tuple(config.std or own.std),
+        mean=tuple(config.mean or default.mean),
+        std=tuple(config.std or default.std),
         pipeline="detection",
         precision=short_name(autocast_of(config, pretrained.config, place)),
         ranks=place.world,
     )
-    alone = place.world > 1 and place.device.type == "cpu"
-    statistics = "of a rank" if alone else "of all ranks"
+    is_per_rank = place.world > 1 and place.device.type == "cpu"
+    statistics = "of a rank" if is_per_rank else "of all ranks"
     model = pretrained.model
     facts = {"backbone": model.backbone, "stem": model.stem, "width": model.width}
     facts |= {"BN statistics": statistics, "precision": images.precision}
@@ -166,21 +166,21 @@ def _evaluation(
     )
 
 
-def _not_the_protocols(evaluation: Evaluation) -> list[str]:
-    changed = evaluation.protocol["differences"]
-    return [f"not the protocol's: {'; '.join(changed)}"] if changed else []
+def _difference_lines(evaluation: Evaluation) -> list[str]:
+    changes = evaluation.protocol["differences"]
+    return [f"not the protocol's: {'; '.join(changes)}"] if changes else []
 
 
 def _scores(
     training: DetectorTraining, val: DetectionSet, place: Place, console: Console
 ) -> dict[str, float]:
     """Detect objects, with the images divided among the ranks; return the scores on every rank."""
-    with console.tally("detecting: images", len(val)) as done:
-        found = training.detections(val, lambda: done.add(place.world))
+    with console.tally("detecting: images", len(val)) as progress:
+        detections = training.detections(val, lambda: progress.add(place.world))
     if val.coco is None:
-        return voc_scores(val, found)
-    masks = coco_scores(val, found, "segm")
-    return coco_scores(val, found) | {f"mask {x}": y for x, y in masks.items()}
+        return voc_scores(val, detections)
+    masks = coco_scores(val, detections, "segm")
+    return coco_scores(val, detections) | {f"mask {x}": y for x, y in masks.items()}
 
 
 def _summary(record: Record, config: DetectConfig) -> list[str]:
@@ -198,4 +198,4 @@ def _summary(record: Record, config: DetectConfig) -> list[str]:
         trials = counted(config.trials, "trial")
         lines.append(f"{start}{task}, {record.protocol['detector']}: {figures} ({trials})")
         lines.append(papers_rows(task))
-    return lines + _not_the_protocols(record)
+    return lines + _difference_lines(record)

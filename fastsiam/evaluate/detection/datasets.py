@@ -123,15 +123,17 @@ def open_detection(task: Task, data: Path, split: Literal["train", "val"]) -> De
     if not data.is_dir():
         raise DataError(f"no data at {data}: pass the folder with {task}'s unpacked archives")
     with os_errors_as(DataError, f"cannot open the data at {data}"):
-        opened = (
+        dataset = (
             _open_coco(data, f"{split}2017") if task == "coco" else _open_voc(task, data, split)
         )
-        missing = [one.file for one in opened.pictures if not one.file.is_file()]
-    if not opened.pictures:
-        raise DataError(f"{opened.name} has no images")
+        missing = [one.file for one in dataset.pictures if not one.file.is_file()]
+    if not dataset.pictures:
+        raise DataError(f"{dataset.name} has no images")
     if missing:
-        raise DataError(f"{missing[0]} is missing ({len(missing):,} of {len(opened):,} images are)")
-    return opened
+        raise DataError(
+            f"{missing[0]} is missing ({len(missing):,} of {len(dataset):,} images are)"
+        )
+    return dataset
 
 
 def _open_voc(task: str, data: Path, split: str) -> DetectionSet:
@@ -152,8 +154,8 @@ def _open_voc(task: str, data: Path, split: str) -> DetectionSet:
             )
         for line in filter(str.strip, names.read_text(errors="replace").splitlines()):
             pictures.append(_voc_picture(folder, line.split()[0], classes, len(pictures)))
-    what = " and ".join(f"{part} {year}" for year in years)
-    return DetectionSet(f"VOC {what} in {data}", classes, pictures)
+    splits_text = " and ".join(f"{part} {year}" for year in years)
+    return DetectionSet(f"VOC {splits_text} in {data}", classes, pictures)
 
 
 def _voc_picture(folder: Path, name: str, classes: tuple[str, ...], image_id: int) -> Picture:
@@ -168,14 +170,14 @@ def _voc_picture(folder: Path, name: str, classes: tuple[str, ...], image_id: in
         root = ElementTree.parse(path).getroot()  # nosec B314
         height, width = (int(root.findtext(f"size/{side}", "")) for side in ("height", "width"))
         boxes, labels, difficult = [], [], []
-        for one in root.findall("object"):
-            if (kind := one.findtext("name", "").strip()) not in classes:
-                raise ValueError(f"{kind!r} is not one of the classes {', '.join(classes)}")
-            labels.append(classes.index(kind))
+        for element in root.findall("object"):
+            if (class_name := element.findtext("name", "").strip()) not in classes:
+                raise ValueError(f"{class_name!r} is not one of the classes {', '.join(classes)}")
+            labels.append(classes.index(class_name))
             sides = ("xmin", "ymin", "xmax", "ymax")
-            x0, y0, x1, y1 = (float(one.findtext(f"bndbox/{side}", "")) for side in sides)
-            boxes.append(_checked((x0 - 1, y0 - 1, x1, y1), height, width))
-            difficult.append(int(one.findtext("difficult") or 0) != 0)
+            x0, y0, x1, y1 = (float(element.findtext(f"bndbox/{side}", "")) for side in sides)
+            boxes.append(_check_box((x0 - 1, y0 - 1, x1, y1), height, width))
+            difficult.append(int(element.findtext("difficult") or 0) != 0)
     except (OSError, ElementTree.ParseError, ValueError, LookupError) as error:
         raise DataError(f"cannot read {path}: {why(error)}") from error
     return Picture(
@@ -191,10 +193,10 @@ def _voc_picture(folder: Path, name: str, classes: tuple[str, ...], image_id: in
 
 def _open_coco(data: Path, split: str) -> DetectionSet:
     path, folder = data / f"annotations/instances_{split}.json", data / split
-    for needed in (path, folder):
-        if not needed.exists():
+    for entry in (path, folder):
+        if not entry.exists():
             raise NoSplitError(
-                f"{data} has no {split}: looked for {needed}; unpack COCO's zips with `unzip` first"
+                f"{data} has no {split}: looked for {entry}; unpack COCO's zips with `unzip` first"
             )
     try:
         from pycocotools.coco import COCO
@@ -213,7 +215,7 @@ def _open_coco(data: Path, split: str) -> DetectionSet:
         ]
         classes = tuple(coco.cats[category]["name"] for category in labels)
     except (ValueError, LookupError, TypeError, AssertionError, RecursionError) as error:
-        raise DataError(f"cannot read {path} as COCO's annotations: {_said(error)}") from error
+        raise DataError(f"cannot read {path} as COCO's annotations: {_message(error)}") from error
     # COCOeval reads id 0 as "not found" and needs numeric ids; the file may also have duplicates.
     coco.anns = dict(enumerate(coco.dataset.get("annotations", []), start=1))
     for number, row in coco.anns.items():
@@ -230,28 +232,28 @@ def _coco_picture(
         ValueError: an annotation cannot be read; the message has its ID.
     """
     height, width = image["height"], image["width"]
-    boxes, kinds, objects = [], [], []
+    boxes, class_labels, objects = [], [], []
     for row in rows:
         try:
-            if box := _trained_box(row, height, width):
+            if box := _training_box(row, height, width):
                 boxes.append(box)
-                kinds.append(labels[row["category_id"]])
+                class_labels.append(labels[row["category_id"]])
                 objects.append(row)
         except (ValueError, LookupError, TypeError) as error:
-            raise ValueError(f"annotation {row.get('id')}: {_said(error)}") from error
+            raise ValueError(f"annotation {row.get('id')}: {_message(error)}") from error
     return Picture(
         file=folder / image["file_name"],
         image_id=image["id"],
         height=height,
         width=width,
         boxes=np.array(boxes, np.float32).reshape(-1, 4),
-        labels=np.array(kinds, np.int64),
+        labels=np.array(class_labels, np.int64),
         difficult=np.zeros(len(objects), bool),
         annotations=tuple(objects),
     )
 
 
-def _trained_box(row: dict[str, Any], height: int, width: int) -> tuple[float, ...] | None:
+def _training_box(row: dict[str, Any], height: int, width: int) -> tuple[float, ...] | None:
     """Complete an annotation for COCOeval; return its box as corners, or None if it is not used.
 
     Training leaves out crowds and, as in detectron2, empty boxes and objects without a mask.
@@ -263,17 +265,17 @@ def _trained_box(row: dict[str, Any], height: int, width: int) -> tuple[float, .
     _check_segmentation(mask, height, width)
     if isinstance(mask, list):
         # pycocotools reads a polygon of two corners as a box, and fails if there is no polygon.
-        outlines = [polygon for polygon in mask if len(polygon) >= 6]
-        nothing = {"size": [height, width], "counts": [height * width]}
-        row["segmentation"] = outlines or mask or nothing
-        if not outlines:
+        polygons = [polygon for polygon in mask if len(polygon) >= 6]
+        empty_mask = {"size": [height, width], "counts": [height * width]}
+        row["segmentation"] = polygons or mask or empty_mask
+        if not polygons:
             return None
     if row["iscrowd"] or not min(w, h) > 0:
         return None
-    return _checked((x, y, x + w, y + h), height, width)
+    return _check_box((x, y, x + w, y + h), height, width)
 
 
-def _said(error: Exception) -> str:
+def _message(error: Exception) -> str:
     """Return the message of a ``ValueError``; for other errors, also the type."""
     return str(error) if type(error) is ValueError else repr(error)
 
@@ -287,10 +289,10 @@ def _check_segmentation(mask: Any, height: int, width: int) -> None:
         ValueError, LookupError, TypeError: they do not fit, or have a wrong type or field.
     """
     if isinstance(mask, list):
-        far = 2 * max(height, width)  # some outlines extend slightly beyond their image
+        limit = 2 * max(height, width)  # some outlines extend slightly beyond their image
         for polygon in mask:
-            near = all(-far <= value <= far for value in polygon)
-            if not near or len(polygon) % 2 or len(polygon) < 4:
+            is_near = all(-limit <= value <= limit for value in polygon)
+            if not is_near or len(polygon) % 2 or len(polygon) < 4:
                 raise ValueError("a polygon is not a list x, y, x, y, ... within the image")
         return
     counts = mask["counts"]
@@ -328,7 +330,7 @@ def _run_lengths(text: str) -> list[int]:
     return counts
 
 
-def _checked(box: tuple[float, ...], height: int, width: int) -> tuple[float, ...]:
+def _check_box(box: tuple[float, ...], height: int, width: int) -> tuple[float, ...]:
     """Return a box (x0, y0, x1, y1); raise ``ValueError`` if it is empty or outside its image."""
     x0, y0, x1, y1 = box
     if not (x0 < x1 and y0 < y1 and x0 < width and y0 < height and x1 > 0 and y1 > 0):

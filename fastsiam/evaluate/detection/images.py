@@ -89,12 +89,12 @@ class TrainingImages:
     ) -> None:
         self._dataset, self._config, self._seed = dataset, config, seed
         self._sides = schedule_of(config).sides
-        share, left = divmod(config.batch_size, place.world)
-        if left:
+        share, remainder = divmod(config.batch_size, place.world)
+        if remainder:
             raise FastSiamError(
                 f"--batch-size {config.batch_size} is not divisible by {place.world} ranks"
             )
-        self._own = range(place.rank * share, (place.rank + 1) * share)
+        self._batch_indices = range(place.rank * share, (place.rank + 1) * share)
         self.used = [index for index, picture in enumerate(dataset.pictures) if len(picture)]
         """Positions of the images to train on."""
         if not self.used:
@@ -108,8 +108,8 @@ class TrainingImages:
         pool = ThreadPoolExecutor(threads)
         try:
             for step in range(first, steps):
-                positions = [step * batch + place for place in self._own]
-                pending.append([pool.submit(self.sample, at) for at in positions])
+                positions = [step * batch + index for index in self._batch_indices]
+                pending.append([pool.submit(self.sample, position) for position in positions])
                 if len(pending) == _AHEAD:
                     yield [future.result() for future in pending.popleft()]
             while pending:
@@ -123,16 +123,18 @@ class TrainingImages:
         index = self.used[draw.image]
         picture, coco = self._dataset.pictures[index], self._dataset.coco
         image = resized(self._dataset.image(index), draw.side, self._config.long_side)
-        size, whole = list(image.shape[1:]), (picture.height, picture.width)
-        boxes = BoundingBoxes(torch.from_numpy(picture.boxes), format="XYXY", canvas_size=whole)
+        size, original_size = list(image.shape[1:]), (picture.height, picture.width)
+        boxes = BoundingBoxes(
+            torch.from_numpy(picture.boxes), format="XYXY", canvas_size=original_size
+        )
         parts = {"image": image, "boxes": F.clamp_bounding_boxes(F.resize(boxes, size))}
         if coco is not None:
-            masks = np.stack([coco.annToMask(one) for one in picture.annotations])
+            masks = np.stack([coco.annToMask(annotation) for annotation in picture.annotations])
             nearest = InterpolationMode.NEAREST_EXACT
             parts["masks"] = F.resize_image(torch.from_numpy(masks), size, nearest)
         if draw.flip:
             parts = {name: F.horizontal_flip(part) for name, part in parts.items()}
         image, boxes = parts.pop("image"), parts["boxes"]
         parts["labels"] = torch.from_numpy(picture.labels) + 1
-        full = (boxes[:, 2:] > boxes[:, :2]).all(1)  # resizing can make boxes empty
-        return image, {name: part[full] for name, part in parts.items()}
+        is_nonempty = (boxes[:, 2:] > boxes[:, :2]).all(1)  # resizing can make boxes empty
+        return image, {name: part[is_nonempty] for name, part in parts.items()}

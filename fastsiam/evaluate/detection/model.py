@@ -30,7 +30,7 @@ from fastsiam.model.numerics import autocast
 
 _SIZES, _RATIOS = (32, 64, 128, 256, 512), (0.5, 1.0, 2.0)
 """Anchors: side in pixels, and aspect ratio (height / width)."""
-_POOLED = 14
+_POOLED_SIDE = 14
 """Side of a box's features from RoIAlign on the third stage; the fourth stage halves it."""
 
 
@@ -63,15 +63,15 @@ class Detector(GeneralizedRCNN):  # type: ignore[misc]
             "labels" (n,) from 1 and, if the model has masks, "masks" (n, 1, height, width) from 0
             to 1.
         """
-        listed, targets = self.transform(images, targets)
-        with autocast(listed.tensors.device, self.dtype):
-            features = self.backbone(listed.tensors)
-        features = {name: one.float() for name, one in features.items()}
-        proposals, losses = self.rpn(listed, features, targets)
-        found, more = self.roi_heads(features, proposals, listed.image_sizes, targets)
+        batch, targets = self.transform(images, targets)
+        with autocast(batch.tensors.device, self.dtype):
+            features = self.backbone(batch.tensors)
+        features = {name: maps.float() for name, maps in features.items()}
+        proposals, rpn_losses = self.rpn(batch, features, targets)
+        detections, head_losses = self.roi_heads(features, proposals, batch.image_sizes, targets)
         if self.training:
-            return more | losses
-        return self.transform.postprocess(found, listed.image_sizes, sizes)
+            return head_losses | rpn_losses
+        return self.transform.postprocess(detections, batch.image_sizes, sizes)
 
 
 def build_detector(
@@ -105,8 +105,8 @@ def build_detector(
     if is_c4:
         parts = _c4(backbone, classes, masks, config.rois, dtype)
     else:
-        whole = _fpn(backbone, classes, masks, config.rois)
-        parts = whole.backbone, whole.rpn, whole.roi_heads
+        detector = _fpn(backbone, classes, masks, config.rois)
+        parts = detector.backbone, detector.rpn, detector.roi_heads
     _initialise(parts[1].head, parts[2].box_predictor, parts[2].mask_predictor)
     return Detector(*parts, _Normalisation(mean, std, 1 if is_c4 else 32), dtype=dtype)
 
@@ -165,11 +165,11 @@ class _Anchors(AnchorGenerator):  # type: ignore[misc]
         return super().grid_anchors(grid_sizes, [(self._stride, self._stride)])
 
 
-class _Cut(RoIAlign):  # type: ignore[misc]
+class _AlignedRoIAlign(RoIAlign):  # type: ignore[misc]
     """RoIAlign like detectron2's: aligned, with an adaptive number of samples."""
 
     def __init__(self, stride: int) -> None:
-        super().__init__(_POOLED, 1 / stride, sampling_ratio=0, aligned=True)
+        super().__init__(_POOLED_SIDE, 1 / stride, sampling_ratio=0, aligned=True)
 
     def forward(self, features: dict[str, Tensor], boxes: list[Tensor], sizes: Any) -> Any:
         """Return features (R, C, 14, 14) of R boxes."""
@@ -180,18 +180,18 @@ class _C4Heads(RoIHeads):  # type: ignore[misc]
     """Heads that share the fourth stage: in training, the mask head reuses the box head's maps."""
 
     def select_training_samples(self, proposals: Any, targets: Any) -> Any:
-        found = super().select_training_samples(proposals, targets)
-        self._objects = torch.cat(found[2]) > 0
-        return found
+        samples = super().select_training_samples(proposals, targets)
+        self._has_object = torch.cat(samples[2]) > 0
+        return samples
 
     def mask_maps(self, features: Any, boxes: Any, sizes: Any) -> Tensor:
         """Return the mask predictor's input; in training, the maps of the boxes with objects."""
         if self.training:
             maps, self.box_head.maps = self.box_head.maps, None
-            shared: Tensor = maps[self._objects]
-            return shared
-        found: Tensor = self.box_head.of(self.box_roi_pool(features, boxes, sizes))
-        return found
+            object_maps: Tensor = maps[self._has_object]
+            return object_maps
+        all_maps: Tensor = self.box_head.of(self.box_roi_pool(features, boxes, sizes))
+        return all_maps
 
 
 def _c4(backbone: ResNet, classes: int, masks: bool, rois: int, dtype: torch.dtype) -> Any:
@@ -211,7 +211,7 @@ def _c4(backbone: ResNet, classes: int, masks: bool, rois: int, dtype: torch.dty
         nms_thresh=0.7,
     )
     heads = _C4Heads(
-        _Cut(stride),
+        _AlignedRoIAlign(stride),
         _BoxFeatures(backbone.layer4, features, dtype, masks),
         FastRCNNPredictor(features, classes + 1),
         fg_iou_thresh=0.5,

@@ -93,13 +93,13 @@ _PAPERS_NETWORK = {
 
 def schedule_of(config: DetectConfig) -> Schedule:
     """Return the schedule for these settings; its drops are scaled with the number of steps."""
-    own = PROTOCOL[config.task]
-    steps = config.steps or own.steps
+    default = PROTOCOL[config.task]
+    steps = config.steps or default.steps
     return Schedule(
         steps=steps,
-        drops=tuple(round(drop * steps / own.steps) for drop in own.drops),
-        warmup=min(own.warmup if config.warmup < 0 else config.warmup, steps),
-        sides=config.sides or own.sides,
+        drops=tuple(round(drop * steps / default.steps) for drop in default.drops),
+        warmup=min(default.warmup if config.warmup < 0 else config.warmup, steps),
+        sides=config.sides or default.sides,
     )
 
 
@@ -131,13 +131,13 @@ def differences(config: DetectConfig, network: dict[str, Any]) -> list[str]:
         network: values that replace those of ``_PAPERS_NETWORK``.
     """
     trials = 1 if config.task == "coco" else DetectConfig().trials
-    papers = DetectConfig(task=config.task, trials=trials, seed=config.seed)
-    expected = protocol_of(papers) | _PAPERS_NETWORK
-    own = protocol_of(config) | _PAPERS_NETWORK | network
+    paper_config = DetectConfig(task=config.task, trials=trials, seed=config.seed)
+    expected = protocol_of(paper_config) | _PAPERS_NETWORK
+    actual = protocol_of(config) | _PAPERS_NETWORK | network
     return [
-        f"{name.replace('_', ' ')} {_text(own[name])} (not {_text(value)})"
+        f"{name.replace('_', ' ')} {_text(actual[name])} (not {_text(value)})"
         for name, value in expected.items()
-        if own[name] != value and name != "drops"  # drops are scaled with the steps
+        if actual[name] != value and name != "drops"  # drops are scaled with the steps
     ]
 
 

@@ -71,12 +71,17 @@ def voc_scores(
         DataError: all objects in the data set are difficult, or it has none.
     """
     pictures = {picture.image_id: picture for picture in dataset.pictures}
-    counting = np.concatenate([one.labels[~one.difficult] for one in dataset.pictures])
+    counted_labels = np.concatenate([one.labels[~one.difficult] for one in dataset.pictures])
     rows = []
     for label in range(len(dataset.classes)):
-        if wanted := int((counting == label).sum()):
+        if object_count := int((counted_labels == label).sum()):
             matches = _matches(pictures, detections, label)
-            rows.append([_average(*_curve(matches, least, wanted), rule) for least in OVERLAPS])
+            rows.append(
+                [
+                    _average(*_curve(matches, threshold, object_count), rule)
+                    for threshold in OVERLAPS
+                ]
+            )
     if not rows:
         raise DataError(f"{dataset.name} has no objects to detect")
     mean = 100 * np.array(rows).mean(axis=0)
@@ -110,13 +115,13 @@ def coco_scores(
         for i in range(len(one.scores))
     ]
     with contextlib.redirect_stdout(io.StringIO()):
-        found = dataset.coco.loadRes(rows) if rows else COCO()
-        evaluation = COCOeval(dataset.coco, found, kind)
+        results = dataset.coco.loadRes(rows) if rows else COCO()
+        evaluation = COCOeval(dataset.coco, results, kind)
         evaluation.evaluate()
         evaluation.accumulate()
         evaluation.summarize()
     names = ("AP", "AP50", "AP75")
-    return {name: 100 * float(evaluation.stats[place]) for place, name in enumerate(names)}
+    return {name: 100 * float(evaluation.stats[index]) for index, name in enumerate(names)}
 
 
 def _matches(
@@ -130,34 +135,39 @@ def _matches(
         detections.
     """
     scores, rows, count = [np.zeros(0)], [np.zeros((3, 0))], 0
-    for found in detections:
-        own, picture = found.labels == label, pictures[found.image_id]
-        there = picture.labels == label
-        matches = np.array([[-1.0], [0.0], [-1.0]]).repeat(int(own.sum()), axis=1)
-        if there.any() and own.any():
-            pair = (torch.from_numpy(x).double() for x in (found.boxes[own], picture.boxes[there]))
-            overlaps = box_iou(*pair).nan_to_num().numpy()
-            most = overlaps.argmax(axis=1)
-            matches = np.stack([overlaps.max(axis=1), picture.difficult[there][most], count + most])
-        scores.append(found.scores[own])
+    for detection in detections:
+        has_label, picture = detection.labels == label, pictures[detection.image_id]
+        is_object = picture.labels == label
+        matches = np.array([[-1.0], [0.0], [-1.0]]).repeat(int(has_label.sum()), axis=1)
+        if is_object.any() and has_label.any():
+            boxes = (
+                torch.from_numpy(x).double()
+                for x in (detection.boxes[has_label], picture.boxes[is_object])
+            )
+            overlaps = box_iou(*boxes).nan_to_num().numpy()
+            nearest = overlaps.argmax(axis=1)
+            matches = np.stack(
+                [overlaps.max(axis=1), picture.difficult[is_object][nearest], count + nearest]
+            )
+        scores.append(detection.scores[has_label])
         rows.append(matches)
-        count += int(there.sum())
+        count += int(is_object.sum())
     order = np.argsort(-np.concatenate(scores), kind="stable")
     return np.concatenate(rows, axis=1)[:, order]
 
 
 def _curve(
-    matches: NDArray[np.float64], least: float, wanted: int
+    matches: NDArray[np.float64], threshold: float, object_count: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return recall and precision after each detection, in the order of ``matches``."""
-    hit, ignored = matches[0] > least, matches[1] > 0
-    right = np.zeros(len(hit), bool)
+    hit, ignored = matches[0] > threshold, matches[1] > 0
+    is_correct = np.zeros(len(hit), bool)
     candidates = np.flatnonzero(hit & ~ignored)
     _, first = np.unique(matches[2, candidates], return_index=True)
-    right[candidates[first]] = True
-    wrong = ~right & ~(hit & ignored)
-    found, false = right.cumsum(), wrong.cumsum()
-    return found / wanted, found / np.maximum(found + false, 1)
+    is_correct[candidates[first]] = True
+    is_wrong = ~is_correct & ~(hit & ignored)
+    correct_count, wrong_count = is_correct.cumsum(), is_wrong.cumsum()
+    return correct_count / object_count, correct_count / np.maximum(correct_count + wrong_count, 1)
 
 
 def _average(recall: NDArray[np.float64], precision: NDArray[np.float64], rule: Rule) -> float:

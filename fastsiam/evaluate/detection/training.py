@@ -28,7 +28,7 @@ from .protocol import schedule_of
 from .scores import Detections
 
 MOMENTUM = 0.9
-_LOOKED_AT = 20
+_STEPS_BETWEEN_READS = 20
 """Steps between reads of the loss, which wait for the GPU, and opportunities to save the state."""
 
 
@@ -50,8 +50,11 @@ class DetectorTraining(Training):
         if place.device.type == "cuda" and (group := bn_group(place, NumericsConfig())) is not None:
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model, group)
         self._norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
-        norms, others = split_normalization_params(model)
-        groups = [{"params": others}, {"params": norms, "weight_decay": 0.0}]  # as in detectron2
+        norms, other_params = split_normalization_params(model)
+        groups = [
+            {"params": other_params},
+            {"params": norms, "weight_decay": 0.0},
+        ]  # as in detectron2
         sgd = torch.optim.SGD(groups, 0.0, momentum=MOMENTUM, weight_decay=config.weight_decay)
         super().__init__(model, init_momentum_buffers(sgd), dtype=model.dtype, place=place)
 
@@ -68,7 +71,7 @@ class DetectorTraining(Training):
         self.run(
             partial(images.from_step, steps=steps),
             steps=steps,
-            every=_LOOKED_AT,
+            every=_STEPS_BETWEEN_READS,
             images=config.batch_size,
             files=files,
             on_checkpoint=_loss_text,
@@ -81,7 +84,7 @@ class DetectorTraining(Training):
         self.network.train()
         for group in self.optimizer.param_groups:
             group["lr"] = self._schedule.rate(self._config.lr, number)
-        self._sow(0, number)
+        self._seed_torch(0, number)
         loss = self._loss(self.model, batch)
         self.update(loss)
         return loss.detach()
@@ -97,7 +100,7 @@ class DetectorTraining(Training):
             for number, batch in enumerate(batches):
                 for norm in self._norms:
                     norm.momentum = 1 / (number + 1)
-                self._sow(1, number)
+                self._seed_torch(1, number)
                 self._loss(self.network, batch)
             for norm, momentum in zip(self._norms, momenta, strict=True):
                 norm.momentum = momentum
@@ -114,11 +117,11 @@ class DetectorTraining(Training):
         The images are divided among the ranks. Each rank calls ``done`` after each of its images.
         """
         self.network.eval()
-        found = []
+        results = []
         for index in range(self._place.rank, len(dataset), self._place.world):
-            found.append(self._detections_of(dataset, index))
+            results.append(self._detections_of(dataset, index))
             done()
-        parts = [found]
+        parts = [results]
         if self._place.world > 1:
             parts *= self._place.world
             dist.all_gather_object(parts, parts[0])
@@ -129,14 +132,14 @@ class DetectorTraining(Training):
         image = resized(dataset.image(index), side, self._config.long_side)
         with torch.no_grad():
             size = picture.height, picture.width
-            (found,) = self.network([image.to(self._place.device)], sizes=[size])
+            (output,) = self.network([image.to(self._place.device)], sizes=[size])
         masks: list[dict[str, Any]] = []
-        if "masks" in found:
+        if "masks" in output:
             from pycocotools.mask import encode
 
-            covered = (found["masks"][:, 0] > 0.5).permute(1, 2, 0).cpu().numpy()
-            masks = encode(np.asfortranarray(covered, np.uint8))
-        boxes, scores, labels = (found[x].cpu().numpy() for x in ("boxes", "scores", "labels"))
+            mask_pixels = (output["masks"][:, 0] > 0.5).permute(1, 2, 0).cpu().numpy()
+            masks = encode(np.asfortranarray(mask_pixels, np.uint8))
+        boxes, scores, labels = (output[x].cpu().numpy() for x in ("boxes", "scores", "labels"))
         return Detections(picture.image_id, boxes, scores, labels - 1, tuple(masks))
 
     def _loss(self, model: nn.Module, batch: Sequence[Sample]) -> Tensor:
@@ -149,9 +152,9 @@ class DetectorTraining(Training):
         total: Tensor = torch.stack([*model(images, targets).values()]).sum()
         return total
 
-    def _sow(self, what: int, number: int) -> None:
+    def _seed_torch(self, stream: int, number: int) -> None:
         """Seed torch's random generator, which samples boxes."""
-        words = np.random.SeedSequence([self._seed, 2 + what, number, self._place.rank])
+        words = np.random.SeedSequence([self._seed, 2 + stream, number, self._place.rank])
         torch.manual_seed(int(words.generate_state(1, np.uint64)[0]) % 2**63)
 
 

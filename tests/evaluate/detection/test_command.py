@@ -45,7 +45,7 @@ QUICK = DetectConfig(
 
 def killed_at(call: int, run: Path, config: DetectConfig) -> None:
     """Evaluate, saving after each step, and kill the process before a step."""
-    record_files._SECONDS_BETWEEN_SAVES, training._LOOKED_AT = 0.0, 1
+    record_files._SECONDS_BETWEEN_SAVES, training._STEPS_BETWEEN_READS = 0.0, 1
     step, calls = DetectorTraining.step, count(1)
 
     def counted(self: DetectorTraining, *arguments: Any) -> Any:
