@@ -22,7 +22,7 @@ from fastsiam.bench.session import Session
 from fastsiam.config import METHOD_CONFIGS, TrainConfig
 from fastsiam.views.batch import Batch
 
-_VARIANTS = ("default", "eager", "plain")
+_DEFAULT_VARIANTS = ("default", "eager", "plain")
 """Default variants of fastsiam's step."""
 
 
@@ -52,7 +52,7 @@ def _measure_method(session: Session, name: str) -> list[Record]:
         )
 
     rows = [row(reference, "plain", lightly_step)]
-    for variant in session.config.variants or _VARIANTS:
+    for variant in session.config.variants or _DEFAULT_VARIANTS:
         if variant in (SYNC_BN, AUTHORS):
             session.console.say(f"{name}, {variant}: not measured: only bench step measures it")
         elif session.gpu or variant not in ONLY_ON_GPU:
