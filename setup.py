@@ -41,9 +41,9 @@ class WheelOfAnyPython(bdist_wheel):
         licence, info = Path(self.bdist_dir) / KERNELS / kernels.JPEG_LICENCE, Path(wheelfile_base)
         if licence.exists():
             licence.rename(info / "licenses" / licence.name)
-            metadata, own = info / "METADATA", "License-File: LICENSE\n"
+            metadata, licence_line = info / "METADATA", "License-File: LICENSE\n"
             text = metadata.read_text(encoding="utf-8")
-            text = text.replace(own, f"{own}License-File: {licence.name}\n", 1)
+            text = text.replace(licence_line, f"{licence_line}License-File: {licence.name}\n", 1)
             metadata.write_text(text, encoding="utf-8")
 
 

@@ -77,16 +77,16 @@ def front_charts(records: Sequence[Record]) -> dict[str, Figure]:
     from matplotlib.figure import Figure
 
     records = sorted(records, key=lambda one: -one.images_per_second)
-    found = {}
-    for name, (ink, own, others) in _THEMES.items():
+    figures = {}
+    for name, (ink, bar_colour, quiet_colour) in _THEMES.items():
         figure = Figure(figsize=(7.2, 0.26 * len(records) + 0.1), layout="constrained")
         axes = figure.add_subplot()
-        pipelines = {"": others, BASELINE: others, "native": drawing.VERMILION}
+        pipelines = {"": quiet_colour, BASELINE: quiet_colour, "native": drawing.VERMILION}
         bars = axes.barh(
             [_tick(one.name) for one in records],
             [one.images_per_second for one in records],
             0.68,
-            color=[pipelines.get(one.pipeline, own) for one in records],
+            color=[pipelines.get(one.pipeline, bar_colour) for one in records],
         )
         unsteady = (f" (±{one.spread:.0%})" if one.unsteady else "" for one in records)
         texts = [number(x.images_per_second) + u for x, u in zip(records, unsteady, strict=True)]
@@ -96,8 +96,8 @@ def front_charts(records: Sequence[Record]) -> dict[str, Figure]:
         axes.spines[:].set_visible(False)
         axes.set_xlim(0, 1.12 * records[0].images_per_second)
         axes.set_ylim(len(records) - 0.5, -0.5)
-        found[f"peers-{name}"] = figure
-    return found
+        figures[f"peers-{name}"] = figure
+    return figures
 
 
 def svg(figure: Figure) -> bytes:

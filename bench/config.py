@@ -158,13 +158,13 @@ class BenchConfig(Config):
         check_name("backbone", self.backbone, ("", *OWN_BACKBONES))
         require(self.batch != 1, "batch must be at least 2 (BN needs two samples)")
         require(self.workers != 0, "workers must be -1 or at least 1, not 0")
-        for option, known in _LISTS.items():
+        for option, known_names in _LISTS.items():
             for name in getattr(self, option):
-                check_name(f"name in {option}", name, known)
-        most = max(self.values, default=0)
+                check_name(f"name in {option}", name, known_names)
+        largest = max(self.values, default=0)
         require(
-            self.over != "jpeg-engine" or most <= 100,
-            f"values of jpeg-engine are percentages, 0 to 100, not {most}",
+            self.over != "jpeg-engine" or largest <= 100,
+            f"values of jpeg-engine are percentages, 0 to 100, not {largest}",
         )
         require(
             self.over == "jpeg-engine" or 0 not in self.values, "values must be at least 1, not 0"
@@ -187,8 +187,8 @@ class BenchConfig(Config):
     def train(self) -> TrainConfig:
         """The recipe, with the crop and the backbone of these settings."""
         changes = {"crop": self.crop, "backbone": self.backbone}
-        given = {name: value for name, value in changes.items() if value}
-        return TrainConfig.from_flags(RECIPES[self.recipe]().to_flags() | given)
+        overrides = {name: value for name, value in changes.items() if value}
+        return TrainConfig.from_flags(RECIPES[self.recipe]().to_flags() | overrides)
 
     @property
     def augment(self) -> AugmentConfig:

@@ -20,49 +20,49 @@ _LIGHTER = {
 
 def finding(records: Sequence[Record]) -> str:
     """Describe in words what limits training, from records of ``loader`` and ``train``."""
-    trained = {one.name: one for one in records if one.case == "train"}
+    trainings = {one.name: one for one in records if one.case == "train"}
     loaders = {one.name: one for one in records if one.case in ("loader", "decode")}
     loader = loaders.get(f"{BASELINE} views")
-    ceiling, baseline = trained.pop(CEILING, None), trained.get(BASELINE)
+    ceiling, baseline = trainings.pop(CEILING, None), trainings.get(BASELINE)
     workers = _workers(loaders.get("native views"), ceiling)
     if not (ceiling and baseline and loader):
         return f"No finding: {BASELINE}'s pipeline or training on ready tensors was not measured."
-    said = (
+    text = (
         f"{BASELINE}'s loader delivers {number(loader.images_per_second)} images/s, "
         f"the model can take {number(ceiling.images_per_second)}: "
     )
     share = min(1.0, baseline.share_of_ceiling or 0.0)  # above 1 is noise
-    reached = f"training reaches {share:.0%} of what it could"
+    share_text = f"training reaches {share:.0%} of what it could"
     if share >= _KEEPS_UP:
         lighter = _LIGHTER[ceiling.config.get("device") == "cuda"]
-        return f"{said}the model is the bottleneck, and {reached}; {lighter}.{workers}"
+        return f"{text}the model is the bottleneck, and {share_text}; {lighter}.{workers}"
     if loader.images_per_second > 2 * ceiling.images_per_second:
-        said += f"the model is the bottleneck, but loading takes CPU time from it, and {reached}"
+        text += f"the model is the bottleneck, but loading takes CPU time from it, and {share_text}"
     else:
-        said += f"data-bound, {reached}"
+        text += f"data-bound, {share_text}"
     decoder = loaders.get(BACKENDS[BASELINE].decoder or "")
     if decoder and loader.cpu_seconds_per_image:  # 0 if a repeat is shorter than a clock tick
         decoding = decoder.cpu_seconds_per_image / loader.cpu_seconds_per_image
-        said += f"; decoding is {decoding:.0%} of the loader's work"
-    fitting = [one for one in trained.values() if would_fit(one)]
+        text += f"; decoding is {decoding:.0%} of the loader's work"
+    fitting = [one for one in trainings.values() if would_fit(one)]
     best = max(fitting, key=lambda one: one.images_per_second)
     if best is baseline:
-        others = "; no other pipeline that can run here is faster" if len(trained) > 1 else ""
-        return f"{said}{others}.{workers}"
+        comparison = "; no other pipeline that can run here is faster" if len(trainings) > 1 else ""
+        return f"{text}{comparison}.{workers}"
     share = min(1.0, best.share_of_ceiling or 0.0)
-    return f"{said}; --pipeline {best.pipeline} reaches {share:.0%}.{workers}"
+    return f"{text}; --pipeline {best.pipeline} reaches {share:.0%}.{workers}"
 
 
 def _workers(native: Record | None, ceiling: Record | None) -> str:
     """Return a sentence on how many threads ``--workers auto`` would choose; empty if unknown."""
     if native is None or ceiling is None:
         return ""
-    most = int(native.config["workers"])
+    max_workers = int(native.config["workers"])
     needed = native.cpu_seconds_per_image * ceiling.images_per_second
-    chosen = min((n for n in thread_counts(most) if n >= needed), default=most)
+    workers = min((n for n in thread_counts(max_workers) if n >= needed), default=max_workers)
     return (
-        f" With --pipeline native, --workers auto would choose about {chosen} of {most} loader "
-        f"threads: the model's images/s keep {number(needed)} cores busy loading."
+        f" With --pipeline native, --workers auto would choose about {workers} of {max_workers} "
+        f"loader threads: the model's images/s keep {number(needed)} cores busy loading."
     )
 
 

@@ -110,13 +110,15 @@ def stages(config: GpuConfig, *, gpu_bytes: float, device: str = "cpu") -> list[
         device: name of the GPU, or cpu.
     """
     gpu, out, files = gpu_bytes > 0, config.folder, _test_files()
-    on, fitting = ("--device", "cuda" if gpu else "cpu"), int(gpu_bytes / _TEST_BYTES)
+    device_option, fitting = ("--device", "cuda" if gpu else "cpu"), int(gpu_bytes / _TEST_BYTES)
 
     def bench(name: str, seconds: int, case: str, **options: Any) -> Stage:
         words = ["-m", "fastsiam", "bench", case]
         for option, value in options.items():
             words += [f"--{option}", str(value if gpu else _SMALL.get(option, value))]
-        return Stage(name, seconds, (*words, *on, "--json", str(out / f"records/{name}.json")))
+        return Stage(
+            name, seconds, (*words, *device_option, "--json", str(out / f"records/{name}.json"))
+        )
 
     own_data = {"data": str(Path(config.data).absolute())} if config.data else {}
     loaders = [name for name in ("dali", "native") if BACKENDS[name].installed]
@@ -125,7 +127,7 @@ def stages(config: GpuConfig, *, gpu_bytes: float, device: str = "cpu") -> list[
     step_float32 = step | {"batch": 512 if gpu_bytes >= _FLOAT32_BYTES else 256}
     step_cifar10, large = step | {"recipe": "cifar10"}, step | {"batch": 4096}
     load = step | own_data | {"repeats": 2, "workers": -1}
-    found = [
+    table = [
         bench("machine", 25, "machine", repeats=3),
         bench("step-512", 100, "step", **step, variants="default,eager"),
         bench("train", 350, "train", **load, images=32768, pipelines=pipelines),
@@ -149,15 +151,18 @@ def stages(config: GpuConfig, *, gpu_bytes: float, device: str = "cpu") -> list[
     ]  # fmt: skip
     missing = set() if "dali" in loaders else {"jpeg-engine"}
     missing |= set() if files else {"tests", "tests-loaders", "tests-alone"}
-    found = [stage for stage in found if stage.name not in missing]
+    table = [stage for stage in table if stage.name not in missing]
     small = "--recipe demo --epochs 2 --max-steps 4 --log-every 2 --knn-every 0"
     run = "--recipe cifar10 --knn-every 25" if gpu else small
     data = str(Path(config.cifar10).absolute() if config.cifar10 else out / "demo")
     if not config.cifar10:
         convert = ("-m", "fastsiam", "convert", "demo", "--out", data)
-        found.append(Stage("images", 15, convert))
-    train = ["--data", data, "--out", str(_run_folder(config, device)), "--save-every", "2000", *on]
-    return [*found, Stage("cifar10", 0, ("-m", "fastsiam", "train", *train, *run.split()))]
+        table.append(Stage("images", 15, convert))
+    train = [
+        "--data", data, "--out", str(_run_folder(config, device)), "--save-every", "2000",
+        *device_option,
+    ]  # fmt: skip
+    return [*table, Stage("cifar10", 0, ("-m", "fastsiam", "train", *train, *run.split()))]
 
 
 def _run_folder(config: GpuConfig, device: str) -> Path:
@@ -230,8 +235,8 @@ def run(config: GpuConfig) -> Path:
                 (out / f"records/{stage.name}.json").unlink(missing_ok=True)  # from another device
             outcome = replace(perform(stage, out, seconds=left), device=device)
             outcomes[stage.name] = outcome
-            took = duration(outcome.seconds)
-            console.say(f"{stage.name}: {outcome.status} after {took}: {outcome.said}")
+            elapsed = duration(outcome.seconds)
+            console.say(f"{stage.name}: {outcome.status} after {elapsed}: {outcome.said}")
             state = {name: asdict(one) for name, one in (earlier | outcomes).items()}
             write_json(out / "state.json", state)
             write_page(config, table, outcomes, device)
@@ -244,9 +249,9 @@ def in_turn(table: Sequence[Stage], outcomes: Mapping[str, Outcome]) -> list[Sta
     New stages and those that ran out of time come before those that failed or skipped tests. The
     stage that uses all remaining time is the last one.
     """
-    ended = {name: one.status for name, one in outcomes.items()}
-    left = [stage for stage in table if ended.get(stage.name) != "done"]
-    return sorted(left, key=lambda x: (not x.seconds, ended.get(x.name, "stopped") != "stopped"))
+    statuses = {name: one.status for name, one in outcomes.items()}
+    left = [stage for stage in table if statuses.get(stage.name) != "done"]
+    return sorted(left, key=lambda x: (not x.seconds, statuses.get(x.name, "stopped") != "stopped"))
 
 
 def perform(stage: Stage, out: Path, *, seconds: float) -> Outcome:
@@ -257,18 +262,18 @@ def perform(stage: Stage, out: Path, *, seconds: float) -> Outcome:
         out: output folder, to which the stage's log is written.
         seconds: time left for the stage, including its shutdown.
     """
-    began, log, left = time.monotonic(), out / "logs" / f"{stage.name}.txt", seconds - _GRACE
-    own = {"PYTHONUNBUFFERED": "1", "COLUMNS": "160"}
+    start, log, left = time.monotonic(), out / "logs" / f"{stage.name}.txt", seconds - _GRACE
+    variables = {"PYTHONUNBUFFERED": "1", "COLUMNS": "160"}
     if "pytest" in stage.arguments:  # many processes in parallel
-        own |= {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+        variables |= {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
     else:
-        own |= {"FASTSIAM_DEBUG": "1"}  # runners print into the log
+        variables |= {"FASTSIAM_DEBUG": "1"}  # runners print into the log
     with log.open("w") as output:
         print(f"$ python {' '.join(stage.arguments)}", file=output, flush=True)
         process = subprocess.Popen(
             [sys.executable, *stage.arguments],
             stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
-            cwd=ROOT, env={**os.environ, **own}, process_group=0,
+            cwd=ROOT, env={**os.environ, **variables}, process_group=0,
         )  # fmt: skip
         try:
             process.wait(max(1.0, min(left, stage.limit)))
@@ -283,7 +288,7 @@ def perform(stage: Stage, out: Path, *, seconds: float) -> Outcome:
     failed = process.returncode or any(_NOT_MEASURED in line for line in lines)
     return Outcome(
         status="stopped" if is_over else "failed" if failed else "partly" if skipped else "done",
-        seconds=round(time.monotonic() - began, 1),
+        seconds=round(time.monotonic() - start, 1),
         said=telling[-1][:300],
     )
 
@@ -323,11 +328,11 @@ def write_page(
     """
     out, records, rows, has_gpu = config.folder, {}, [], device != "cpu"
     for one in stages:
-        if ended := outcomes.get(one.name):
+        if outcome := outcomes.get(one.name):
             with contextlib.suppress(DataError):  # missing or truncated
                 records[one.name] = read(out / f"records/{one.name}.json")
-        how = [ended.status, ended.said] if ended else ["not yet", ""]
-        rows.append([one.name, *how, f"python {' '.join(one.arguments)}"])
+        status_cells = [outcome.status, outcome.said] if outcome else ["not yet", ""]
+        rows.append([one.name, *status_cells, f"python {' '.join(one.arguments)}"])
     metrics = read_metrics(_run_folder(config, device)) if config.cifar10 and has_gpu else ()
     parts = [
         "# Measured on a GPU" if has_gpu else "# Test run on a CPU: all stages are small",
@@ -337,8 +342,8 @@ def write_page(
         "The folder `logs` has the output of each stage.",
         markdown(["stage", "", "from its log", "command"], rows),
     ]
-    for name, of in records.items():
-        parts += [f"## {name}", records_block(of)]
+    for name, stage_records in records.items():
+        parts += [f"## {name}", records_block(stage_records)]
     page = out / "page.md"
     with atomic_write_for_user(page) as temporary:
         temporary.write_text("\n\n".join(parts) + "\n")

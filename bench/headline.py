@@ -69,8 +69,8 @@ class Training:
             "seed": config.seed, "device": config.device, "knn-every": config.knn_every,
             "tracker": "none", "width": config.width or None, "epochs": config.epochs or None,
         }  # fmt: skip
-        given = [f"--{name}={value}" for name, value in options.items() if value is not None]
-        return [sys.executable, "-m", "fastsiam", "train", *given, *_PROTOCOL]
+        arguments = [f"--{name}={value}" for name, value in options.items() if value is not None]
+        return [sys.executable, "-m", "fastsiam", "train", *arguments, *_PROTOCOL]
 
     @property
     def curve(self) -> list[dict[str, float]]:
@@ -87,8 +87,8 @@ class Training:
     @property
     def seconds_to_goal(self) -> float | None:
         """Seconds of training until the goal was reached; None if it has not been reached."""
-        reached = (one["seconds"] for one in self.curve if one["top1"] >= self.config.goal)
-        return next(reached, None)
+        times = (one["seconds"] for one in self.curve if one["top1"] >= self.config.goal)
+        return next(times, None)
 
     @property
     def is_done(self) -> bool:
@@ -113,13 +113,13 @@ class Training:
             "width": (old.model.width, config.width or default.model.width),
         }
         if self.is_done:  # otherwise train compares the images, which may have moved
-            then, now = (DataConfig(data=x).root for x in (old.data.data, config.data))
-            options["data"] = os.path.abspath(str(then)), os.path.abspath(str(now))
-        for name, (before, asked) in options.items():
-            if before != asked:
+            old_root, new_root = (DataConfig(data=x).root for x in (old.data.data, config.data))
+            options["data"] = os.path.abspath(str(old_root)), os.path.abspath(str(new_root))
+        for name, (old_value, new_value) in options.items():
+            if old_value != new_value:
                 raise FastSiamError(
-                    f"{self.folder} was trained with --{name} {before}, not {asked}: pass the same "
-                    "value, or another --out"
+                    f"{self.folder} was trained with --{name} {old_value}, not {new_value}: pass "
+                    "the same value, or another --out"
                 )
 
     def train(self, until: float) -> None:
@@ -130,7 +130,7 @@ class Training:
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         log = self.folder / "headline.log"
-        before = len(read_metrics(self.folder))
+        lines_before = len(read_metrics(self.folder))
         with log.open("ab") as out:
             # A second signal would end the run before it saves, so Ctrl-C must not reach it too.
             process = subprocess.Popen(
@@ -139,9 +139,9 @@ class Training:
             )  # fmt: skip
             try:
                 while process.poll() is None:
-                    has_begun = len(read_metrics(self.folder)) > before
-                    over = time.monotonic() > until or self.seconds_to_goal is not None
-                    if has_begun and over:
+                    has_begun = len(read_metrics(self.folder)) > lines_before
+                    is_over = time.monotonic() > until or self.seconds_to_goal is not None
+                    if has_begun and is_over:
                         process.send_signal(signal.SIGUSR1)  # makes it save and stop
                         process.wait()
                         break
@@ -188,10 +188,10 @@ def _progress(training: Training) -> str:
         return f"{training.method}: {goal:g}% kNN after {duration(seconds)} of training"
     if not curve:
         return f"{training.method}: not evaluated yet"
-    last, spent = curve[-1], duration(curve[-1]["seconds"])
+    last, elapsed = curve[-1], duration(curve[-1]["seconds"])
     return (
-        f"{training.method}: {last['top1']:.2f}% kNN at epoch {last['epoch']:g}, after {spent} of "
-        f"training; the goal is {goal:g}%"
+        f"{training.method}: {last['top1']:.2f}% kNN at epoch {last['epoch']:g}, after {elapsed} "
+        f"of training; the goal is {goal:g}%"
     )
 
 

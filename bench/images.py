@@ -74,10 +74,10 @@ class Images:
         target = self.folder.with_name(f"{self.folder.name}-q{quality}")
         if not target.exists():
             for path in sorted(self.folder.rglob("*.*")):
-                own = target / path.relative_to(self.folder).with_suffix(".jpg")
-                own.parent.mkdir(parents=True, exist_ok=True)
+                file = target / path.relative_to(self.folder).with_suffix(".jpg")
+                file.parent.mkdir(parents=True, exist_ok=True)
                 with Image.open(path) as image:
-                    image.convert("RGB").save(own, quality=quality)
+                    image.convert("RGB").save(file, quality=quality)
         return Images(target, self.count, f"{self.about}, re-encoded with quality {quality}")
 
 
@@ -103,14 +103,16 @@ def take_images(
     store, kinds = users_store(config), f"images of {config.root.name}"
     if store is None:
         say("no data given: generating images that resemble ImageNet's")
-        made = folder / f"made-{count}"
-        make_images(made, min(count, _MADE))
-        store = open_store(made, "train")
+        generated = folder / f"made-{count}"
+        make_images(generated, min(count, _MADE))
+        store = open_store(generated, "train")
         kinds = "made images (noise of natural spectra, edges, ImageNet's sizes)"
-    most = min(count, len(store), _TAKEN)
-    taken = np.linspace(0, len(store), most, endpoint=False, dtype=np.int64)
-    size = _copy(store, taken.tolist(), count, target)
-    about = f"{most:,} of the {len(store):,} {kinds}, {size / most / 1000:,.0f} kB on average"
+    distinct = min(count, len(store), _TAKEN)
+    indices = np.linspace(0, len(store), distinct, endpoint=False, dtype=np.int64)
+    size = _copy(store, indices.tolist(), count, target)
+    about = (
+        f"{distinct:,} of the {len(store):,} {kinds}, {size / distinct / 1000:,.0f} kB on average"
+    )
     images = Images(target, count, about)
     say(f"{count:,} images: {images.about}; copied to {folder} (in the page cache)")
     return images
@@ -128,21 +130,21 @@ def make_images(folder: Path, count: int) -> Sequence[Path]:
     smooth, fine = ([_noise(slope, generator) for _ in range(4)] for slope in (2.2, 0.5))
 
     def make(number: int) -> Path:
-        own = np.random.default_rng(number)
-        width, height = _SIZES[own.integers(len(_SIZES))]
+        rng = np.random.default_rng(number)
+        width, height = _SIZES[rng.integers(len(_SIZES))]
 
         def cut(fields: list[NDArray[np.float32]]) -> NDArray[np.float32]:
-            field = fields[own.integers(len(fields))]
-            top, left = (own.integers(len(field) - side) for side in (height, width))
+            field = fields[rng.integers(len(fields))]
+            top, left = (rng.integers(len(field) - side) for side in (height, width))
             return field[top : top + height, left : left + width]
 
-        detail = 14.5 * np.exp(own.normal()) * (1 + 0.8 * np.tanh(2 * cut(smooth)))
-        light = 110 + 45 * cut(smooth) + np.where(cut(smooth) > own.normal(), 30, -30)
+        detail = 14.5 * np.exp(rng.normal()) * (1 + 0.8 * np.tanh(2 * cut(smooth)))
+        light = 110 + 45 * cut(smooth) + np.where(cut(smooth) > rng.normal(), 30, -30)
         gray, red, blue = light + detail * cut(fine), 18 * cut(smooth), 18 * cut(smooth)
         pixels = np.stack([gray + red, gray - (red + blue) / 2, gray + blue], -1)
         image = Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
         path = folder / f"class{number % 8}" / f"{number:05d}.jpg"
-        image.save(path, quality=95, subsampling=0 if own.random() < 0.77 else 2)
+        image.save(path, quality=95, subsampling=0 if rng.random() < 0.77 else 2)
         return path
 
     for kind in range(8):
@@ -161,33 +163,33 @@ def _noise(slope: float, generator: np.random.Generator, side: int = 1024) -> ND
     return field.astype(np.float32)
 
 
-def _copy(store: Store, chosen: list[int], count: int, target: Path) -> int:
+def _copy(store: Store, indices: list[int], count: int, target: Path) -> int:
     """Write images of a store as files in class folders; raw pixels become JPEGs.
 
-    Hard links repeat the ``chosen`` images until there are ``count``.
+    Hard links repeat the images at ``indices`` until there are ``count``.
 
     Returns:
         Total size of the chosen images in bytes, without links.
     """
-    written: list[Path] = []
-    for number, index in enumerate(chosen):
+    files: list[Path] = []
+    for number, index in enumerate(indices):
         label = int(store.labels[index])
         kind = target / (f"class{label:05d}" if label >= 0 else "images")
         kind.mkdir(parents=True, exist_ok=True)
         image = store.decode(index)  # an error names the user's own file
-        ending = Path(store.name(index)).suffix.lower()
-        own = kind / f"{number:06d}{ending if ending in IMAGE_ENDINGS else '.jpg'}"
+        suffix = Path(store.name(index)).suffix.lower()
+        file = kind / f"{number:06d}{suffix if suffix in IMAGE_ENDINGS else '.jpg'}"
         data = store.read(index)
         if store.raw_size(index) is None:
-            own.write_bytes(data)
+            file.write_bytes(data)
         else:
-            own = own.with_suffix(".jpg")
-            image.save(own, quality=95)
-        written.append(own)
-    for number in range(len(chosen), count):
-        first = written[number % len(chosen)]
+            file = file.with_suffix(".jpg")
+            image.save(file, quality=95)
+        files.append(file)
+    for number in range(len(indices), count):
+        first = files[number % len(indices)]
         os.link(first, first.with_stem(f"{number:06d}"))
-    return sum(path.stat().st_size for path in written)
+    return sum(path.stat().st_size for path in files)
 
 
 def add_to_tar(tar: tarfile.TarFile, name: str, data: bytes) -> None:
@@ -209,5 +211,5 @@ def _write_parquet(store: Store, path: Path) -> None:
 
     images = [bytes(store.read(index)) for index in range(len(store))]
     table = pa.table({"image": images, "label": store.labels})
-    how = {"compression": "none", "use_dictionary": False, "row_group_size": _ROW_GROUP}
-    parquet.write_table(table, path, **how)
+    options = {"compression": "none", "use_dictionary": False, "row_group_size": _ROW_GROUP}
+    parquet.write_table(table, path, **options)

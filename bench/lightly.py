@@ -92,18 +92,18 @@ def train(config: TrainConfig, recipe: str, *, loader: str = "lightly") -> dict[
         )  # fmt: skip
     torch.manual_seed(seed)
     step = Step(config, len(batches), device)
-    trained = _train_epochs(step, batches, config)
+    progress = _train_epochs(step, batches, config)
     steps = optim.epochs * len(batches)
     result = {
         "method": config.model.method.name, "lightly": metadata.version("lightly"),
         "data": config.data.data, "images": len(images), "seed": seed, "epochs": optim.epochs,
         "steps": steps, "loader": loader,
-        "images_per_second": steps * optim.batch / trained["seconds"], **trained,
+        "images_per_second": steps * optim.batch / progress["seconds"], **progress,
         "weights": str(out / "backbone.pt"),
     }  # fmt: skip
     _write_backbone(config, step.model.backbone.eval(), out / "backbone.pt")
-    about = {"recipe": recipe, "config": config.to_dict(), "environment": environment()}
-    write_json(out / "result.json", result | about)
+    provenance = {"recipe": recipe, "config": config.to_dict(), "environment": environment()}
+    write_json(out / "result.json", result | provenance)
     return result
 
 
@@ -149,10 +149,10 @@ def _unfinished(path: Path, config: TrainConfig, step: Step) -> dict[str, Any]:
     """
     with os_errors_as(FastSiamError, f"cannot read {path}"):
         state: dict[str, Any] = torch.load(path, map_location=step.device, weights_only=True)
-    if changed := differences(TrainConfig.from_dict(state.pop("config")), config):
+    if changes := differences(TrainConfig.from_dict(state.pop("config")), config):
         raise FastSiamError(
             f"{path.parent} holds an unfinished run with other settings "
-            f"({changes_text(changed)}): pass another --out, or delete {path}"
+            f"({changes_text(changes)}): pass another --out, or delete {path}"
         )
     step.load(state.pop("model"), state.pop("optimizer"))
     return state
@@ -182,7 +182,7 @@ def _write_backbone(config: TrainConfig, backbone: nn.Module, path: Path) -> Non
         if isinstance(module, SplitBatchNorm):  # in eval mode all splits are equal
             for statistic in (f"{name}.running_mean", f"{name}.running_var"):
                 weights[statistic] = weights[statistic][: module.num_features].clone()
-    trained = Pretrained(
+    pretrained = Pretrained(
         path=path,
         layout="lightly",
         model=config.model,
@@ -190,4 +190,4 @@ def _write_backbone(config: TrainConfig, backbone: nn.Module, path: Path) -> Non
         epoch=float(config.optim.epochs),
         input=Input.of(config),
     )
-    weight_files.write(path, plain_content(trained, path.name))
+    weight_files.write(path, plain_content(pretrained, path.name))

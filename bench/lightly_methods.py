@@ -66,7 +66,8 @@ class LightlyMethod(nn.Module, ABC):
         hidden = [method.projector_dim or method.dim] * (method.projector_layers - 1)
         widths = [self.backbone.features, *hidden]
         blocks: list[Any] = [
-            (width, to, nn.BatchNorm1d(to), nn.ReLU()) for width, to in pairwise(widths)
+            (width, next_width, nn.BatchNorm1d(next_width), nn.ReLU())
+            for width, next_width in pairwise(widths)
         ]
         return heads.ProjectionHead([*blocks, (widths[-1], method.dim, last, None)])
 
@@ -87,8 +88,8 @@ class SimSiam(LightlyMethod):
         fixed = [projection.detach() for projection in z]
         losses = []
         for i, projection in enumerate(z):
-            others = torch.stack(fixed[:i] + fixed[i + 1 :]).mean(0)
-            losses.append(self.criterion(self.predictor(projection), others))
+            target = torch.stack(fixed[:i] + fixed[i + 1 :]).mean(0)
+            losses.append(self.criterion(self.predictor(projection), target))
         return torch.stack(losses).mean()
 
 
@@ -229,9 +230,9 @@ def composed(config: TrainConfig, *, steps_per_epoch: int) -> LightlyMethod:
             f"lightly has components for {', '.join(COMPOSED)}, not for {method.name}"
         )
     kind = COMPOSED[method.name]
-    known = ("dim", "projector_layers", *kind.settings)
-    lacking = [one.name for one in fields(method) if one.name not in known]
-    _check_defaults(f"lightly's {method.name}", method, lacking)
+    supported = ("dim", "projector_layers", *kind.settings)
+    unsupported = [one.name for one in fields(method) if one.name not in supported]
+    _check_defaults(f"lightly's {method.name}", method, unsupported)
     _check_defaults("lightly's loop", config.run, ("gpus", "init", "max_steps", "nodes"))
     _check_defaults("lightly's loop", optim, ("optimizer", "accumulate"))
     if getattr(method, "projector_layers", 2) < 2:
@@ -241,13 +242,13 @@ def composed(config: TrainConfig, *, steps_per_epoch: int) -> LightlyMethod:
     return kind(config, steps_per_epoch=steps_per_epoch)
 
 
-def _check_defaults(whose: str, settings: Any, lacking: Iterable[str]) -> None:
+def _check_defaults(owner: str, settings: Any, unsupported: Iterable[str]) -> None:
     """Check that settings that lightly does not support have their default values."""
     defaults = type(settings)()
-    for name in lacking:
+    for name in unsupported:
         value = getattr(defaults, name)
         if getattr(settings, name) != value:
-            raise BackendError(f"{whose} supports only {name.replace('_', '-')} {value}")
+            raise BackendError(f"{owner} supports only {name.replace('_', '-')} {value}")
 
 
 def _split_bn(network: nn.Module, splits: int) -> None:
@@ -291,11 +292,11 @@ class Step:
         """Take step ``at``, from 0, on normalised views (N, 3, S, S); return the loss before it."""
         rate = decaying_rate(self._optim, at, self._steps_per_epoch)
         self._optimizer.param_groups[0]["lr"] = rate
-        moved = [
+        device_views = [
             view.to(self.device, torch.float32, memory_format=self.layout, non_blocking=True)
             for view in views
         ]
-        loss: Tensor = self.model.loss(moved, at)
+        loss: Tensor = self.model.loss(device_views, at)
         self._optimizer.zero_grad()
         loss.backward()
         self._optimizer.step()
@@ -329,10 +330,10 @@ def transform_of(method: str, augment: AugmentConfig) -> Callable[[Any], list[Te
 
 def _view(method: str, view: ViewConfig, augment: AugmentConfig) -> Callable[[Any], Tensor]:
     """Return the transform of one view; SwAV crops in a separate step, as in lightly."""
-    lacking = ["ratio_min", "ratio_max", "crop_of", "solarise_threshold"]
-    lacking += [] if method == "swav" else ["scale_max"]
-    lacking += [] if method == "byol" else ["solarise_p"]
-    _check_defaults(f"lightly's transform for {method}", view, lacking)
+    unsupported = ["ratio_min", "ratio_max", "crop_of", "solarise_threshold"]
+    unsupported += [] if method == "swav" else ["scale_max"]
+    unsupported += [] if method == "byol" else ["solarise_p"]
+    _check_defaults(f"lightly's transform for {method}", view, unsupported)
     settings = {
         "cj_prob": view.jitter_p,
         "cj_strength": 1.0,

@@ -42,8 +42,8 @@ def cpu_seconds() -> float:
 
 def children() -> list[psutil.Process]:
     """Return all descendants of this process."""
-    found: list[psutil.Process] = psutil.Process().children(recursive=True)
-    return found
+    processes: list[psutil.Process] = psutil.Process().children(recursive=True)
+    return processes
 
 
 def host_memory() -> int:
@@ -53,9 +53,9 @@ def host_memory() -> int:
     figure does not depend on how many others share it. The page cache of mapped files is left out:
     the kernel drops it when memory is short.
     """
-    own, *others = (_memory(process.pid) for process in (psutil.Process(), *children()))
-    total = own.get("Anonymous", 0) + own.get("Pss_Shmem", 0)
-    return total + sum(max(x.get("Private_Dirty", 0), x.get("Pss_Shmem", 0)) for x in others)
+    parent, *descendants = (_memory(process.pid) for process in (psutil.Process(), *children()))
+    total = parent.get("Anonymous", 0) + parent.get("Pss_Shmem", 0)
+    return total + sum(max(x.get("Private_Dirty", 0), x.get("Pss_Shmem", 0)) for x in descendants)
 
 
 def _memory(process: int) -> dict[str, int]:
@@ -71,8 +71,8 @@ def gpu_memory() -> int:
     if not shutil.which("nvidia-smi"):
         return 0
     command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    return sum(int(line) for line in done.stdout.split() if line.isdigit()) * 2**20
+    result = subprocess.run(command, capture_output=True, text=True)
+    return sum(int(line) for line in result.stdout.split() if line.isdigit()) * 2**20
 
 
 def wait_for_gpu() -> None:
@@ -105,8 +105,8 @@ def drop_from_cache(paths: Iterable[Path]) -> float:
             os.fsync(file.fileno())  # only clean pages can be dropped
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
             if size := path.stat().st_size:
-                here = _cached_pages(file.fileno(), size)
-                cached, pages = cached + sum(here), pages + len(here)
+                page_flags = _cached_pages(file.fileno(), size)
+                cached, pages = cached + sum(page_flags), pages + len(page_flags)
     return cached / max(1, pages)
 
 
@@ -115,8 +115,8 @@ def _cached_pages(file: int, size: int) -> list[int]:
     mapped = np.frombuffer(mmap.mmap(file, size, prot=mmap.PROT_READ), np.uint8)
     pages = np.zeros(-(-size // mmap.PAGESIZE), np.uint8)
     libc = ctypes.CDLL(None, use_errno=True)
-    address, to = ctypes.c_void_p(mapped.ctypes.data), ctypes.c_void_p(pages.ctypes.data)
-    if libc.mincore(address, ctypes.c_size_t(size), to):
+    address, vector = ctypes.c_void_p(mapped.ctypes.data), ctypes.c_void_p(pages.ctypes.data)
+    if libc.mincore(address, ctypes.c_size_t(size), vector):
         raise OSError(ctypes.get_errno(), "mincore")
     cached: list[int] = (pages & 1).tolist()
     return cached

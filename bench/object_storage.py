@@ -78,11 +78,11 @@ class _Objects(BaseHTTPRequestHandler):
 
     def _send_object(self, path: Path) -> None:
         size, etag, modified = _facts(path)
-        wanted = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+        match = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
         first, end = 0, size
-        if wanted:
-            first, end = int(wanted[1]), min(int(wanted[2] or size) + 1, size)
-        self.send_response(206 if wanted else 200)
+        if match:
+            first, end = int(match[1]), min(int(match[2] or size) + 1, size)
+        self.send_response(206 if match else 200)
         self.send_header("Content-Length", str(end - first))
         self.send_header("Content-Range", f"bytes {first}-{end - 1}/{size}")
         self.send_header("ETag", etag)
@@ -116,5 +116,5 @@ class _Objects(BaseHTTPRequestHandler):
 
 def _facts(path: Path) -> tuple[int, str, float]:
     """Return a file's size in bytes, ETag, and modification time in seconds."""
-    found = path.stat()
-    return found.st_size, f'"{found.st_mtime_ns:x}-{found.st_size:x}"', found.st_mtime
+    stat = path.stat()
+    return stat.st_size, f'"{stat.st_mtime_ns:x}-{stat.st_size:x}"', stat.st_mtime

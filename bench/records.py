@@ -188,11 +188,11 @@ def read(path: Path) -> list[Record]:
     Raises:
         DataError: the file is missing or has no valid records.
     """
-    known = {f.name for f in fields(Record)}
+    field_names = {f.name for f in fields(Record)}
     try:
         with os_errors_as(DataError, f"cannot read {path}"):
-            found = parse_json(path.read_text())
-        records = [Record(**{k: v for k, v in one.items() if k in known}) for one in found]
+            content = parse_json(path.read_text())
+        records = [Record(**{k: v for k, v in one.items() if k in field_names}) for one in content]
     except (ValueError, TypeError, AttributeError):
         records = []
     if not records:

@@ -50,23 +50,23 @@ def write_report(files: Sequence[Path], out: Path) -> list[Path]:
             prefix = f"{number}-{plain_name(file.stem)}-" if len(files) > 1 else ""
             for case, records in grouped(run, lambda one: one.case).items():
                 figure = chart(records)
-                drawn = {f"{prefix}{plain_name(case)}.png": png(figure)} if figure else {}
-                pictures |= drawn
+                case_pictures = {f"{prefix}{plain_name(case)}.png": png(figure)} if figure else {}
+                pictures |= case_pictures
                 if case == "peers":
                     front = front_charts(records).items()
-                    pictures |= {f"{prefix}{name}.svg": svg(each) for name, each in front}
+                    pictures |= {f"{prefix}{name}.svg": svg(plot) for name, plot in front}
                 title = f"{title_of(case)}{f' ({file})' if len(files) > 1 else ''}"
-                sections.append(_section(title, records, drawn))
+                sections.append(_section(title, records, case_pictures))
                 tables.append(f"## {title}\n\n{records_block(records)}\n")
             machine = run[0].environment
             facts.append(f"{machine['cpu']}; fastsiam {machine['fastsiam']}; {run[0].date}")
-    whole = render("fastsiam bench", " / ".join(dict.fromkeys(facts)), sections)
-    written = {"index.html": whole.encode(), "tables.md": "\n".join(tables).encode(), **pictures}
+    page = render("fastsiam bench", " / ".join(dict.fromkeys(facts)), sections)
+    contents = {"index.html": page.encode(), "tables.md": "\n".join(tables).encode(), **pictures}
     with os_errors_as(DataError, f"cannot write the report to {out}"):
-        for name, content in written.items():
+        for name, content in contents.items():
             with atomic_write(out / name) as temporary:
                 temporary.write_bytes(content)
-    return [out / name for name in written]
+    return [out / name for name in contents]
 
 
 def renew(readme: Path, root: Path) -> list[str]:
@@ -90,16 +90,16 @@ def renew(readme: Path, root: Path) -> list[str]:
     """
     try:
         with os_errors_as(DataError, f"cannot read {readme}"):
-            before = readme.read_text("utf-8")
+            old_text = readme.read_text("utf-8")
     except UnicodeDecodeError as error:
         raise DataError(f"{readme} is not UTF-8 text") from error
     renewed: list[str] = []
 
-    def table_of(found: re.Match[str]) -> str:
-        opening = _OPENING.fullmatch(found[1])
-        place = f"{readme}, line {before.count(chr(10), 0, found.start()) + 1}"
-        if opening is None or re.search("^<!-- /?(bench|study|soak)", found[3], re.M):
-            raise DataError(f"{place}: not a table marker, or not closed: {found[1]}")
+    def table_of(match: re.Match[str]) -> str:
+        opening = _OPENING.fullmatch(match[1])
+        location = f"{readme}, line {old_text.count(chr(10), 0, match.start()) + 1}"
+        if opening is None or re.search("^<!-- /?(bench|study|soak)", match[3], re.M):
+            raise DataError(f"{location}: not a table marker, or not closed: {match[1]}")
         kind, path, case, rows = opening.groups()
         renewed.append(f"{path} {case}" if case else path)
         with value_errors_as_data_error(root / path):
@@ -110,15 +110,15 @@ def renew(readme: Path, root: Path) -> list[str]:
             elif case == "finding":
                 block = finding(read(root / path))
             else:
-                block = records_block(_chosen(root / path, case, rows, place))
-        return f"{found[1]}\n\n{block}\n\n{found[4]}"
+                block = records_block(_select_records(root / path, case, rows, location))
+        return f"{match[1]}\n\n{block}\n\n{match[4]}"
 
-    after = _TABLE.sub(table_of, before)
-    if 2 * len(renewed) != len(re.findall(r"^<!-- /?(?:bench|study|soak)\b", before, re.M)):
+    new_text = _TABLE.sub(table_of, old_text)
+    if 2 * len(renewed) != len(re.findall(r"^<!-- /?(?:bench|study|soak)\b", old_text, re.M)):
         raise DataError(f"{readme}: a table marker is not closed, or not opened")
-    if after != before:
+    if new_text != old_text:
         with os_errors_as(DataError, f"cannot write {readme}"), atomic_write(readme) as temporary:
-            temporary.write_text(after, "utf-8")
+            temporary.write_text(new_text, "utf-8")
     return renewed
 
 
@@ -129,30 +129,30 @@ def records_block(records: Sequence[Record]) -> str:
     return "\n\n".join(filter(None, parts))
 
 
-def _chosen(path: Path, case: str | None, rows: str | None, place: str) -> list[Record]:
+def _select_records(path: Path, case: str | None, rows: str | None, location: str) -> list[Record]:
     """Return the records of a case, or those of some rows, whose names semicolons separate."""
     cases = grouped(read(path), lambda one: one.case)
-    there = ", ".join(cases)
+    case_names = ", ".join(cases)
     if case is None and len(cases) > 1:
-        raise DataError(f"{place}: name a case of {path}: {there}")
+        raise DataError(f"{location}: name a case of {path}: {case_names}")
     if case and case not in cases:
-        raise DataError(f"{place}: {path} has no case {case!r}, only {there}")
-    records = cases[case or there]
+        raise DataError(f"{location}: {path} has no case {case!r}, only {case_names}")
+    records = cases[case or case_names]
     if not rows:
         return records
-    named = grouped(records, lambda one: one.name)
+    by_name = grouped(records, lambda one: one.name)
     names = [name.strip() for name in rows.split(";")]
-    if missing := [name for name in names if name not in named]:
-        raise DataError(f"{place}: no row {missing[0]!r}, only {'; '.join(named)}")
-    return [one for name in names for one in named[name]]
+    if missing := [name for name in names if name not in by_name]:
+        raise DataError(f"{location}: no row {missing[0]!r}, only {'; '.join(by_name)}")
+    return [one for name in names for one in by_name[name]]
 
 
-def _section(title: str, records: Sequence[Record], drawn: Mapping[str, bytes]) -> Section:
+def _section(title: str, records: Sequence[Record], pictures: Mapping[str, bytes]) -> Section:
     heads, rows = rows_of(records)
     details = []
     for one in records:
-        about = {"command": one.command, "date": one.date, "in the clock": one.in_the_clock}
-        settings = {**about, **one.config, **one.facts, **one.environment}
+        origin = {"command": one.command, "date": one.date, "in the clock": one.in_the_clock}
+        settings = {**origin, **one.config, **one.facts, **one.environment}
         text = "; ".join(f"{name} {text_of(value)}" for name, value in flat(settings).items())
         details.append((one.name, text))
     return Section(
@@ -160,7 +160,7 @@ def _section(title: str, records: Sequence[Record], drawn: Mapping[str, bytes]) 
         facts=caption(records),
         figures=[
             Figure(picture, "image/png", f"{title}: {Path(name).stem}")
-            for name, picture in drawn.items()
+            for name, picture in pictures.items()
         ],
         columns=False,
         tables=[Table(rows, heads)],

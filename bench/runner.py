@@ -88,7 +88,7 @@ class Runner:
         fresh: bool = False,
     ) -> None:
         self._patience = patience
-        before, port = gpu_memory(), _free_port()
+        gpu_before, port = gpu_memory(), _free_port()
         # The server imports torch once for all runners.
         context: Any = _FRESH if fresh else server_context("fastsiam.bench.cases.train")
         # The processes start now. ``bench startup`` counts their time from here.
@@ -106,7 +106,7 @@ class Runner:
         except BaseException:  # Ctrl-C too: the caller cannot close the runner yet
             self.close()
             raise
-        gpu = max(0, gpu_memory() - before)
+        gpu = max(0, gpu_memory() - gpu_before)
         self.timings: Timings = {task: Timing(images=n, gpu=gpu) for task, n in images.items()}
         """The repeats of each task."""
         self.rest()
@@ -243,10 +243,10 @@ def _attempt(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def _begin_rank(environment: Mapping[str, str], rank: int, ranks: int, port: int) -> None:
-    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
-    place |= {"MASTER_PORT": port}
-    own = {name: str(value) for name, value in place.items()}
-    set_up_worker({**environment, "MASTER_ADDR": "127.0.0.1", **own})
+    rank_values = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
+    rank_values |= {"MASTER_PORT": port}
+    variables = {name: str(value) for name, value in rank_values.items()}
+    set_up_worker({**environment, "MASTER_ADDR": "127.0.0.1", **variables})
     if os.environ.get("FASTSIAM_DEBUG"):
         faulthandler.enable()  # shows where compiled code crashes
     else:  # libraries print a lot
@@ -260,9 +260,9 @@ def _build(name: str, build: Build) -> dict[str, int]:
     """Build the tasks; return the number of images of each."""
     if "torch" in sys.modules:  # fresh processes import it later
         limit_torch_threads()
-    built = build()
-    _tasks.update({name: built} if isinstance(built, Task) else built)
-    return {own: task.images for own, task in _tasks.items()}
+    tasks = build()
+    _tasks.update({name: tasks} if isinstance(tasks, Task) else tasks)
+    return {task_name: task.images for task_name, task in _tasks.items()}
 
 
 def _run(task: str) -> Sample:

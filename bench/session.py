@@ -78,11 +78,11 @@ class Session:
         together = self.config.train.numerics.bn_images or 2
         if not self.gpu:
             model, views = self.config.train.model, len(self.config.augment.views)
-            most = _TRAINED_ON_CPU if model.stem == "imagenet" else _SMALL_TRAINED_ON_CPU
-            return max(together, most * (2 if model.width < 64 else 1) // views)
-        room = torch.cuda.get_device_properties(0).total_memory / _GPU_BYTES
+            max_views = _TRAINED_ON_CPU if model.stem == "imagenet" else _SMALL_TRAINED_ON_CPU
+            return max(together, max_views * (2 if model.width < 64 else 1) // views)
+        capacity = torch.cuda.get_device_properties(0).total_memory / _GPU_BYTES
         pixels = (self.config.augment.crop / 224) ** 2
-        fits: int = 2 ** int(math.log2(max(2.0, room / pixels)))
+        fits: int = 2 ** int(math.log2(max(2.0, capacity / pixels)))
         return min(self.config.train.optim.batch, max(together, fits))
 
     @property
@@ -100,19 +100,19 @@ class Session:
 
         Unless ``--images`` is given, all workers get the same number of batches.
         """
-        few = (4096 if self.gpu else 512) * self.small_view_factor
+        min_images = (4096 if self.gpu else 512) * self.small_view_factor
         one_each = self.workers * batch
-        shared = min(_FOR_EACH_WORKER * one_each, _FOR_EACH_WORKER * few)
-        wanted = self.config.images or math.ceil(max(few, shared) / one_each) * one_each
-        count = max(at_least, round(wanted / batch)) * batch
+        shared = min(_FOR_EACH_WORKER * one_each, _FOR_EACH_WORKER * min_images)
+        target = self.config.images or math.ceil(max(min_images, shared) / one_each) * one_each
+        count = max(at_least, round(target / batch)) * batch
         if count not in self._images:
             self._images[count] = take_images(self.config, count, self.folder, self.console.say)
         return self._images[count]
 
     def data(self, images: Images, pipeline: Pipeline, form: Stored = "original") -> DataConfig:
         """Return the settings with which a pipeline reads images in some form."""
-        converted = form != "original" or BACKENDS[pipeline].needs_beton
-        path = images.stored(form) if converted else images.folder
+        is_converted = form != "original" or BACKENDS[pipeline].needs_beton
+        path = images.stored(form) if is_converted else images.folder
         return DataConfig(data=str(path), pipeline=pipeline, workers=self.workers)
 
     def loading(
@@ -205,8 +205,8 @@ def run(case: str, config: BenchConfig) -> list[Record]:
     if config.json:
         check_targets(Path(config.json))
     repeats = config.repeats or (_FEW_REPEATS if case == "all" else _REPEATS)
-    with session(replace(config, repeats=repeats)) as own:
-        records = CASES[case].measure(own)
+    with session(replace(config, repeats=repeats)) as active_session:
+        records = CASES[case].measure(active_session)
     if not records:
         raise BackendError("nothing could be measured; the reasons are above")
     print(f"{table(records)}\n\n{caption(records)}\n{_how(records)}")
@@ -216,8 +216,8 @@ def run(case: str, config: BenchConfig) -> list[Record]:
         print(f"\n{finding(records)}")
     if config.json:
         write(Path(config.json), records)
-    if case == "step" and own.failed:
-        reasons = (f"{name} ({why})" for name, why in own.failed.items())
+    if case == "step" and active_session.failed:
+        reasons = (f"{name} ({reason})" for name, reason in active_session.failed.items())
         raise BackendError(f"not measured: {'; '.join(reasons)}")
     return records
 

@@ -114,8 +114,10 @@ class Run:
     @property
     def processes(self) -> list[psutil.Process]:
         """All its processes, including orphans, by an environment variable that they inherit."""
-        found = psutil.process_iter(["environ"])
-        return [x for x in found if (x.info["environ"] or {}).get("FASTSIAM_SOAK") == str(self.out)]
+        candidates = psutil.process_iter(["environ"])
+        return [
+            x for x in candidates if (x.info["environ"] or {}).get("FASTSIAM_SOAK") == str(self.out)
+        ]
 
     def targets(self, whom: str) -> list[psutil.Process]:
         """Return the processes of a kind: launcher, rank, or worker (of a loader).
@@ -128,8 +130,8 @@ class Run:
         ranks = [one for one in self._process.children() if "LOCAL_RANK" in one.environ()]
         if whom == "rank":
             return ranks
-        below = [one for rank in ranks for one in rank.children()]
-        return [one for one in below if "resource_tracker" not in " ".join(one.cmdline())]
+        descendants = [one for rank in ranks for one in rank.children()]
+        return [one for one in descendants if "resource_tracker" not in " ".join(one.cmdline())]
 
     def kill(self) -> None:
         """Kill all its processes."""
@@ -143,8 +145,8 @@ class Run:
         while (left := self.processes) and time.monotonic() < deadline:
             time.sleep(0.2)
         names = [str(path.relative_to(self.out)) for path in self.out.rglob("*") if files]
-        own = sorted(one for one in names if one.endswith(".tmp") or one == "lock")
-        return [f"process {one.pid}" for one in left] + own
+        leftover_files = sorted(one for one in names if one.endswith(".tmp") or one == "lock")
+        return [f"process {one.pid}" for one in left] + leftover_files
 
     def difference(self, other: Run) -> str:
         """Describe how this run's log lines or weights differ from another's; "" if equal."""
@@ -241,40 +243,40 @@ class Soak:
             self._console.say(f"{pipeline}: a pair of runs, {duration(max(0.0, left))} left")
             one = self._pair(number, pipeline)
             self.runs.append(one)
-            faults, what = len(one["faults"]), one["difference"] or "no difference"
-            self._console.say(f"{pipeline}: {faults} faults, {what}")
+            faults, difference = len(one["faults"]), one["difference"] or "no difference"
+            self._console.say(f"{pipeline}: {faults} faults, {difference}")
 
     def _pair(self, number: int, pipeline: Pipeline) -> dict[str, Any]:
         """Train a run without and with faults; return an entry of the record."""
         seed, folder = 1000 * self.config.seed + number, self.folder / f"{number}-{pipeline}"
         data, ranks = self._data(pipeline), self.config.ranks
-        calm, hurt = (
+        undisturbed, disturbed = (
             Run(folder / name / "run", data, pipeline, self._steps, ranks, seed)
             for name in ("calm", "hurt")
         )
-        began = time.monotonic()
+        start = time.monotonic()
         try:
-            calm.start()
-            self._finish(calm, None)
-            speed = self._steps / (time.monotonic() - began)
+            undisturbed.start()
+            self._finish(undisturbed, None)
+            speed = self._steps / (time.monotonic() - start)
             self._steps = max(_LEAST_STEPS, round(speed * self.config.seconds))
-            faults = self._hurt(hurt, random.Random(seed))
+            faults = self._hurt(disturbed, random.Random(seed))
         except BaseException:  # a signal: the runs, in their own sessions, would continue
-            for run in (calm, hurt):
+            for run in (undisturbed, disturbed):
                 run.kill()
                 run.left_behind(_PATIENCE, files=False)
             raise
-        if difference := hurt.difference(calm):
-            self._note(hurt, difference)
-        steps = max((line.get("step", 0) for line in hurt.lines), default=0)
+        if difference := disturbed.difference(undisturbed):
+            self._note(disturbed, difference)
+        steps = max((line.get("step", 0) for line in disturbed.lines), default=0)
         return {
-            "pipeline": pipeline, "seed": seed, "steps": steps, "starts": hurt.starts,
-            "faults": faults, "difference": difference, "left": hurt.left,
+            "pipeline": pipeline, "seed": seed, "steps": steps, "starts": disturbed.starts,
+            "faults": faults, "difference": difference, "left": disturbed.left,
         }  # fmt: skip
 
     def _hurt(self, run: Run, chance: random.Random) -> list[str]:
         """Start a run and inject faults until it succeeds or fails; return the faults."""
-        done: list[str] = []
+        fault_names: list[str] = []
         while True:
             run.start()
             last: Fault | None = None
@@ -287,28 +289,28 @@ class Soak:
                 except (IndexError, psutil.NoSuchProcess, ProcessLookupError):
                     continue
                 last = fault
-                done.append(fault.name)
+                fault_names.append(fault.name)
                 if fault.code is not None and run.wait(_PATIENCE) is None:
                     self._note(run, f"still at work {_PATIENCE:.0f} s after {fault.name}")
                     run.kill()
             code = self._finish(run, last)
             if code == 0 or last is None or code != last.code:
-                return done
+                return fault_names
 
     def _finish(self, run: Run, fault: Fault | None) -> int:
         """Wait for a run's end; note an unexpected exit code, and what is left behind."""
-        code, what = run.wait(), fault.name if fault else "no fault"
+        code, cause = run.wait(), fault.name if fault else "no fault"
         assert code is not None
         if code not in (0, fault.code if fault else 0):
-            self._note(run, f"exit code {code} after {what}")
+            self._note(run, f"exit code {code} after {cause}")
         if left := run.left_behind(_PATIENCE, files=code == 0):
-            self._note(run, f"{', '.join(left)} stayed after {what}")
+            self._note(run, f"{', '.join(left)} stayed after {cause}")
             run.left = left
             run.kill()
         return code
 
-    def _note(self, run: Run, what: str) -> None:
-        self.findings.append(f"{run.pipeline}, seed {run.seed}: {what}")
+    def _note(self, run: Run, finding: str) -> None:
+        self.findings.append(f"{run.pipeline}, seed {run.seed}: {finding}")
         self._console.warn(self.findings[-1])
         log = run.out.with_suffix(".log")
         for text in log.read_text(errors="replace").splitlines()[-12:] if log.exists() else ():
@@ -330,7 +332,7 @@ def soak(config: SoakConfig) -> Path:
         BackendError: a pipeline in the settings is not installed.
         FastSiamError: a problem was found, which the record describes; or a file cannot be written.
     """
-    began, path = time.monotonic(), Path(config.out)
+    start, path = time.monotonic(), Path(config.out)
     check_targets(path)
     if missing := [name for name in config.pipelines if name not in config.names]:
         raise BackendError(
@@ -342,16 +344,16 @@ def soak(config: SoakConfig) -> Path:
         handle_stop_signals(lambda number: sys.exit(128 + number), again=lambda _: None),
         tempfile.TemporaryDirectory(prefix="fastsiam-soak-") as folder,
     ):
-        work = Soak(config, Path(folder), began + 60 * config.minutes)
+        work = Soak(config, Path(folder), start + 60 * config.minutes)
         work.run()
     record = {
-        "minutes": (time.monotonic() - began) / 60, "seed": config.seed, "ranks": config.ranks,
+        "minutes": (time.monotonic() - start) / 60, "seed": config.seed, "ranks": config.ranks,
         "runs": work.runs, "findings": work.findings,
         **circumstances(),
     }  # fmt: skip
     write_json(path, record)
-    if found := work.findings:
-        raise FastSiamError(f"{len(found)} findings, the first: {found[0]}; see {path}")
+    if findings := work.findings:
+        raise FastSiamError(f"{len(findings)} findings, the first: {findings[0]}; see {path}")
     return path
 
 
@@ -380,15 +382,15 @@ def as_markdown(record: Mapping[str, Any]) -> str:
     )
     rows = []
     for pipeline in dict.fromkeys(one["pipeline"] for one in runs):
-        of = [one for one in runs if one["pipeline"] == pipeline]
+        group = [one for one in runs if one["pipeline"] == pipeline]
         counts = (
-            len(of), sum(one["steps"] for one in of), sum(one["starts"] for one in of),
-            sum(len(one["faults"]) for one in of), sum(bool(one["difference"]) for one in of),
+            len(group), sum(one["steps"] for one in group), sum(one["starts"] for one in group),
+            sum(len(one["faults"]) for one in group), sum(bool(one["difference"]) for one in group),
         )  # fmt: skip
         rows.append([pipeline, *(f"{x:,}" for x in counts)])
     heads = ("pipeline", "runs", "steps", "starts", "faults", "unlike the undisturbed run")
     faults = Counter(fault for one in runs for fault in one["faults"]).most_common()
-    drawn = markdown(("fault", "times"), [[name, f"{n}"] for name, n in faults])
+    fault_table = markdown(("fault", "times"), [[name, f"{n}"] for name, n in faults])
     nothing = "No run differed from the undisturbed one, and no other problem was found."
     findings = "\n".join(f"- {one}" for one in record["findings"]) or nothing
-    return "\n\n".join([caption, markdown(heads, rows), drawn, findings])
+    return "\n\n".join([caption, markdown(heads, rows), fault_table, findings])

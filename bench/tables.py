@@ -18,18 +18,18 @@ def rows_of(records: Sequence[Record]) -> tuple[list[str], list[list[str]]]:
     Empty columns are left out. If records have different baselines or ceilings, the cells name
     them.
     """
-    several = len({one.case for one in records}) > 1
+    has_several_cases = len({one.case for one in records}) > 1
     columns: list[Column] = [
-        ("case", lambda one: one.case if several else ""),
+        ("case", lambda one: one.case if has_several_cases else ""),
         ("", lambda one: one.name),
         *_SPEEDS,
         *_comparisons(records),
         *_REST,
     ]
     texts = [(head, [show(one) for one in records]) for head, show in columns]
-    shown = [(head, cells) for head, cells in texts if any(cells)]
-    heads = [head for head, _ in shown]
-    return heads, [list(row) for row in zip(*(cells for _, cells in shown), strict=True)]
+    filled_columns = [(head, cells) for head, cells in texts if any(cells)]
+    heads = [head for head, _ in filled_columns]
+    return heads, [list(row) for row in zip(*(cells for _, cells in filled_columns), strict=True)]
 
 
 def table(records: Sequence[Record]) -> str:
@@ -44,11 +44,11 @@ def caption(records: Sequence[Record]) -> str:
     names = {"torch", "torchvision", "pillow", "ffcv", "nvidia-dali-cuda120", "nvidia-dali-cuda130"}
     versions = ", ".join(f"{name} {packages[name]}" for name in packages if name in names)
     images = {one.images for one in records if one.images}
-    many = f"{images.pop():,} images per repeat, " if len(images) == 1 else ""
+    images_text = f"{images.pop():,} images per repeat, " if len(images) == 1 else ""
     repeats = sorted({one.n for one in records})
     order = "consecutive" if any("apart" in one.facts for one in records) else "interleaved"
     return (
-        f"{many}medians of {' or '.join(map(str, repeats))} {order} repeats; "
+        f"{images_text}medians of {' or '.join(map(str, repeats))} {order} repeats; "
         f"{machine['cores']} cores of {machine['cpu']}, {', '.join(machine['gpus']) or 'no GPU'}; "
         f"{versions}; {first.date}"
     )
@@ -63,8 +63,8 @@ def differences(records: Sequence[Record]) -> list[str]:
             text = f"(version {one.facts['version']}): {notes.get(one.name, one.facts['differs'])}"
             names.setdefault((one.name.partition(",")[0], text), []).append(one.name)
     return [
-        f"- {each[0] if len(each) == 1 else library} {text}"
-        for (library, text), each in names.items()
+        f"- {group[0] if len(group) == 1 else library} {text}"
+        for (library, text), group in names.items()
     ]
 
 
@@ -76,12 +76,12 @@ def number(value: float) -> str:
 def _comparisons(records: Sequence[Record]) -> list[Column]:
     """Return the columns of ratios. If all records share a baseline, the heading names it."""
     baselines, ceilings = (
-        {getattr(one, what) for one in records} - {""} for what in ("baseline", "ceiling")
+        {getattr(one, attribute) for one in records} - {""} for attribute in ("baseline", "ceiling")
     )
     baseline = baselines.pop() if len(baselines) == 1 else ""
     ceiling = ceilings.pop() if len(ceilings) == 1 else ""
 
-    def compared(one: Record) -> str:
+    def ratio_text(one: Record) -> str:
         if one.ratio is None:
             return ""
         return number(one.ratio) + ("" if baseline else f" x {one.baseline}")
@@ -92,7 +92,7 @@ def _comparisons(records: Sequence[Record]) -> list[Column]:
         return f"{one.share_of_ceiling:.0%}" + ("" if ceiling else f" of {one.ceiling}")
 
     return [
-        (f"times {baseline}" if baseline else "compared", compared),
+        (f"times {baseline}" if baseline else "compared", ratio_text),
         (f"share of {ceiling}" if ceiling else "of the ceiling", share),
     ]
 

@@ -34,7 +34,7 @@ OURS, OUR_PART = "fastsiam", "fastsiam: the boxes' part"
 """fastsiam's decoder: entire images, and only the part that the boxes of two views need."""
 TURBO, TURBO_PART = "libjpeg-turbo", "libjpeg-turbo with crop and skip"
 """libjpeg-turbo through its public functions: entire images, and the same part."""
-_OTHERS = ("PIL", "torchvision.io", TURBO, *_DALI.values())
+_LIBRARY_DECODERS = ("PIL", "torchvision.io", TURBO, *_DALI.values())
 """Decoders of entire images, except fastsiam's."""
 _CROP_AND_SKIP = Path(__file__).with_name("crop_and_skip.cpp")
 _POINTER, _INT32, _INT64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
@@ -72,7 +72,7 @@ def rows(session: Session, images: Images) -> list[Row]:
         for form in dict.fromkeys((ORIGINAL, *session.config.stored))  # always the baseline's
         # Other forms have the original images' bytes, or nothing to decode.
         if form not in CONTAINERS and not FORMS[form].raw
-        for name in (*_OTHERS, OURS, OUR_PART, TURBO_PART)
+        for name in (*_LIBRARY_DECODERS, OURS, OUR_PART, TURBO_PART)
     ]
 
 
@@ -89,7 +89,9 @@ def bare_decoding(form: Stored, *, on_gpu: bool) -> list[str]:
 
     fastsiam's decoder is left out, because its savings are part of its pipelines' gain.
     """
-    return [with_form(name, form) for name in _OTHERS if (name == _DALI["cuda"]) == on_gpu]
+    return [
+        with_form(name, form) for name in _LIBRARY_DECODERS if (name == _DALI["cuda"]) == on_gpu
+    ]
 
 
 def build_decoding(
@@ -161,14 +163,14 @@ def _by_function(
         box = np.concatenate([first.min(0), last.max(0)], 1)
     box = np.ascontiguousarray(box, np.int32)
     pixels = [np.empty(3 * int(size.prod(1).max()) + _BEHIND, np.uint8) for _ in range(workers)]
-    places = [np.empty(_BEHIND, np.uint8) for _ in range(workers)]
+    placements = [np.empty(_BEHIND, np.uint8) for _ in range(workers)]
 
-    def one(worker: int, index: int) -> None:
+    def decode_one(worker: int, index: int) -> None:
         image = data[index], len(data[index]), *size[index].tolist(), library.at(box[index])
-        if function(*image, library.at(pixels[worker]), library.at(places[worker])):
+        if function(*image, library.at(pixels[worker]), library.at(placements[worker])):
             raise RuntimeError(f"it rejects image {index}")
 
-    return one
+    return decode_one
 
 
 @cache
@@ -180,13 +182,13 @@ def crop_and_skip() -> Any:
         RuntimeError: libjpeg-turbo's header is missing, or the system has another libjpeg.
     """
     with tempfile.TemporaryDirectory() as folder:
-        compiled = f"{folder}/crop_and_skip.so"
+        shared_object = f"{folder}/crop_and_skip.so"
         command = ["g++", "-std=c++17", "-O2", "-shared", "-fPIC", "-Wl,-z,defs"]
-        command += [str(_CROP_AND_SKIP), "-ljpeg", "-o", compiled]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode:
-            raise RuntimeError(f"g++ cannot compile {_CROP_AND_SKIP}: {done.stderr}")
-        function = ctypes.CDLL(compiled).crop_and_skip  # stays loaded without its file
+        command += [str(_CROP_AND_SKIP), "-ljpeg", "-o", shared_object]
+        result = subprocess.run(command, capture_output=True, text=True)
+        if result.returncode:
+            raise RuntimeError(f"g++ cannot compile {_CROP_AND_SKIP}: {result.stderr}")
+        function = ctypes.CDLL(shared_object).crop_and_skip  # stays loaded without its file
     function.argtypes = _ARGUMENTS
     return function
 

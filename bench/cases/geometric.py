@@ -45,13 +45,13 @@ def build_geometric(
     size = np.full((batch, 2), (_HEIGHT, _WIDTH))
     start = np.arange(batch) * (_HEIGHT * _WIDTH * 3)
     params = draws(augment, batches, size)
-    some = min(batch, 64 if device == "cuda" else 8)  # it is slow
+    reference_images = min(batch, 64 if device == "cuda" else 8)  # it is slow
     images = pixels.view(batch, _HEIGHT, _WIDTH, 3).permute(0, 3, 1, 2)
     sources = crop_views(pixels, start, size, params[0], augment)
     copies = [torch.empty_like(source) for source in sources]
 
-    def theirs() -> None:
-        for row in range(some):
+    def run_torchvision() -> None:
+        for row in range(reference_images):
             for view in range(len(augment.views)):
                 _by_torchvision(images[row], params[0], view, row, augment.views[view].crop)
 
@@ -60,8 +60,8 @@ def build_geometric(
             copy.copy_(source)
 
     return {
-        "fastsiam": for_each(params, lambda own: crop_views(pixels, start, size, own, augment)),
-        REFERENCE: Task(theirs, some),
+        "fastsiam": for_each(params, lambda p: crop_views(pixels, start, size, p, augment)),
+        REFERENCE: Task(run_torchvision, reference_images),
         ONCE: for_each(params, touch),
     }
 

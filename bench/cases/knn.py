@@ -49,29 +49,35 @@ def measure(session: Session) -> list[Record]:
 
 def build_knn(*, name: str, device: str, bank: int, queries: int, dim: int, classes: int) -> Task:
     """Build a task that classifies queries with fastsiam's or lightly's classifier."""
-    known, labels = _features(bank, dim, classes, seed=1)
-    asked, truth = _features(queries, dim, classes, seed=2)
-    known, labels, asked, truth = (x.to(device) for x in (known, labels, asked, truth))
-    found: dict[str, Any] = {}
+    bank_features, labels = _features(bank, dim, classes, seed=1)
+    query_features, truth = _features(queries, dim, classes, seed=2)
+    bank_features, labels, query_features, truth = (
+        x.to(device) for x in (bank_features, labels, query_features, truth)
+    )
+    facts: dict[str, Any] = {}
 
-    def ours() -> None:
+    def run_fastsiam() -> None:
         (result,) = knn_accuracy(
-            [(known, labels)], asked, truth, votes=[(K, TEMPERATURE)], classes=classes
+            [(bank_features, labels)],
+            query_features,
+            truth,
+            votes=[(K, TEMPERATURE)],
+            classes=classes,
         )
-        found["top1"] = result.top1
+        facts["top1"] = result.top1
 
-    def theirs() -> None:
+    def run_lightly() -> None:
         from lightly.utils.benchmarking import knn_predict
 
-        columns, right = F.normalize(known, dim=1).t().contiguous(), 0
-        for part, own in zip(asked.split(256), truth.split(256), strict=True):
+        columns, correct = F.normalize(bank_features, dim=1).t().contiguous(), 0
+        for part, part_truth in zip(query_features.split(256), truth.split(256), strict=True):
             predicted = knn_predict(
                 F.normalize(part, dim=1), columns, labels, classes, K, TEMPERATURE
             )
-            right += int((predicted[:, 0] == own).sum())
-        found["top1"] = 100 * right / queries
+            correct += int((predicted[:, 0] == part_truth).sum())
+        facts["top1"] = 100 * correct / queries
 
-    return Task(ours if name == "fastsiam" else theirs, queries, lambda: found)
+    return Task(run_fastsiam if name == "fastsiam" else run_lightly, queries, lambda: facts)
 
 
 def _features(count: int, dim: int, classes: int, *, seed: int) -> tuple[Tensor, Tensor]:

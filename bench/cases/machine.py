@@ -46,21 +46,21 @@ def build_machine(*, device: str) -> dict[str, Task]:
     source = torch.ones(size, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
 
-    def several(one: Any, amount: float, unit: str) -> Task:
+    def repeat(operation: Any, amount: float, unit: str) -> Task:
         def run() -> None:
             for _ in range(times):
-                one()
+                operation()
 
         return Task(run, 0, lambda: {"amount": times * amount, "unit": unit})
 
-    work = {COPY: several(lambda: target.copy_(source), 2 * size / 1e9, "GB/s")}
+    work = {COPY: repeat(lambda: target.copy_(source), 2 * size / 1e9, "GB/s")}
     if gpu:
         pinned = torch.ones(2**28, dtype=torch.uint8, pin_memory=True)
         part = target[: len(pinned)]
-        work[TO_DEVICE] = several(
+        work[TO_DEVICE] = repeat(
             lambda: part.copy_(pinned, non_blocking=True), len(pinned) / 1e9, "GB/s"
         )
     for name, dtype in _DTYPES.items():
         matrix = torch.randn(side, side, device=device).to(dtype)
-        work[PRODUCT.format(name)] = several(lambda m=matrix: m @ m, 2 * side**3 / 1e12, "TFLOP/s")
+        work[PRODUCT.format(name)] = repeat(lambda m=matrix: m @ m, 2 * side**3 / 1e12, "TFLOP/s")
     return work

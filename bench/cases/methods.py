@@ -22,45 +22,49 @@ from fastsiam.bench.session import Session
 from fastsiam.config import METHOD_CONFIGS, TrainConfig
 from fastsiam.views.batch import Batch
 
-_WAYS = ("default", "eager", "plain")
+_DEFAULT_VARIANTS = ("default", "eager", "plain")
 """Default variants of fastsiam's step."""
 
 
 def measure(session: Session) -> list[Record]:
     """Measure the methods one after the other, fastsiam's and lightly's interleaved."""
-    return [one for name in session.config.names("methods") for one in _measured(session, name)]
+    return [
+        one for name in session.config.names("methods") for one in _measure_method(session, name)
+    ]
 
 
-def _measured(session: Session, name: str) -> list[Record]:
+def _measure_method(session: Session, name: str) -> list[Record]:
     """Measure a method, with lightly's step as the baseline."""
-    theirs = f"{name}, lightly"
+    reference = f"{name}, lightly"
 
-    def row(who: str, way: str, begin: Callable[[TrainingSetup], Stepper] = step_of) -> Row:
-        config = _config(session, name, way)
+    def row(
+        row_name: str, variant: str, begin: Callable[[TrainingSetup], Stepper] = step_of
+    ) -> Row:
+        config = _config(session, name, variant)
         return Row(
             case="methods",
-            name=who,
+            name=row_name,
             build=partial(build_step, config=config, begin=begin),
-            baseline=(theirs, theirs),
+            baseline=(reference, reference),
             in_the_clock="forward, backward, optimizer, momentum encoder and queue, on tensors "
             "that are ready",
             config=session.settings(batch=session.trained_batch, model=config.to_dict()["model"]),
         )
 
-    rows = [row(theirs, "plain", lightly_step)]
-    for way in session.config.variants or _WAYS:
-        if way in (SYNC_BN, AUTHORS):
-            session.console.say(f"{name}, {way}: not measured: only bench step measures it")
-        elif session.gpu or way not in ONLY_ON_GPU:
-            rows.append(row(f"{name}, {way}", way))
+    rows = [row(reference, "plain", lightly_step)]
+    for variant in session.config.variants or _DEFAULT_VARIANTS:
+        if variant in (SYNC_BN, AUTHORS):
+            session.console.say(f"{name}, {variant}: not measured: only bench step measures it")
+        elif session.gpu or variant not in ONLY_ON_GPU:
+            rows.append(row(f"{name}, {variant}", variant))
         else:
-            session.console.say(f"{name}, {way}: not measured: needs a GPU")
+            session.console.say(f"{name}, {variant}: not measured: needs a GPU")
     return compare(session, rows, apart=session.gpu)
 
 
-def _config(session: Session, name: str, way: str) -> TrainConfig:
+def _config(session: Session, name: str, variant: str) -> TrainConfig:
     """Return the recipe with a method; one other than the recipe's has its default settings."""
-    settings = {"compile": "on"} | VARIANTS[way]
+    settings = {"compile": "on"} | VARIANTS[variant]
     config = session.train_config(session.trained_batch, **settings)
     if config.model.method.name == name:
         return config

@@ -156,8 +156,8 @@ def _by_lightly(job: Job) -> Epoch:
 def _by_torchvision(job: Job) -> Epoch:
     from torchvision.io import ImageReadMode, decode_image
 
-    read = partial(decode_image, mode=ImageReadMode.RGB)
-    return _by_dataloader(job, torchvision_views(job.augment), read=read)
+    read_image = partial(decode_image, mode=ImageReadMode.RGB)
+    return _by_dataloader(job, torchvision_views(job.augment), read_image=read_image)
 
 
 def _by_spdl(job: Job) -> Epoch:
@@ -174,10 +174,10 @@ def _by_spdl(job: Job) -> Epoch:
         return views(to_torch(load_image(path, filter_desc=as_rgb)).permute(2, 0, 1))
 
     def epoch() -> Iterator[Views]:
-        chosen = torch.randperm(len(files))[: job.images].tolist()
+        indices = torch.randperm(len(files))[: job.images].tolist()
         pipeline = (
             PipelineBuilder()
-            .add_source([files[index] for index in chosen])
+            .add_source([files[index] for index in indices])
             .pipe(views_of, concurrency=job.workers)
             .aggregate(job.batch, drop_last=True)
             .pipe(default_collate)
@@ -186,7 +186,7 @@ def _by_spdl(job: Job) -> Epoch:
         )
         with pipeline.auto_stop():
             for batch in pipeline:
-                yield _moved(batch, job)
+                yield _to_device(batch, job)
 
     return epoch
 
@@ -208,12 +208,12 @@ def _by_albumentations(job: Job) -> Epoch:
             A.ToTensorV2(),
         ]
     )
-    read = partial(cv2.imread, flags=cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION)
-    views = partial(_both_views, partial(_albumentate, view))
-    return _by_dataloader(job, views, read=read, begin=_seed_albumentations)
+    read_image = partial(cv2.imread, flags=cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION)
+    views = partial(_both_views, partial(_apply_albumentations, view))
+    return _by_dataloader(job, views, read_image=read_image, init_worker=_seed_albumentations)
 
 
-def _albumentate(transform: Any, image: Any) -> Any:
+def _apply_albumentations(transform: Any, image: Any) -> Any:
     return transform(image=image)["image"]
 
 
@@ -270,12 +270,12 @@ def _solo_learn_view(job: Job, image: Any) -> Any:
     """Make one view of decoded images: crop, jitter, gray, blur, flip, normalise."""
     from nvidia.dali import fn, types
 
-    def uniform(around: float, strength: float) -> Any:
-        return fn.random.uniform(range=(around - strength, around + strength))
+    def uniform(centre: float, strength: float) -> Any:
+        return fn.random.uniform(range=(centre - strength, centre + strength))
 
-    def sometimes(p: float, changed: Any, image: Any) -> Any:
+    def with_probability(p: float, modified: Any, image: Any) -> Any:
         coin = fn.cast(fn.random.coin_flip(probability=p), dtype=types.BOOL)
-        return coin * changed + (coin ^ True) * image
+        return coin * modified + (coin ^ True) * image
 
     a = job.augment.views[0]
     image = fn.random_resized_crop(
@@ -285,20 +285,20 @@ def _solo_learn_view(job: Job, image: Any) -> Any:
         random_area=_SOLO_LEARN_SCALE,
         interp_type=types.INTERP_CUBIC,
     )
-    twisted = fn.color_twist(
+    jittered = fn.color_twist(
         image,
         brightness=uniform(1, a.brightness),
         contrast=uniform(1, a.contrast),
         saturation=uniform(1, a.saturation),
         hue=uniform(0, 360 * a.hue),
     )
-    image = sometimes(a.jitter_p, twisted, image)
+    image = with_probability(a.jitter_p, jittered, image)
     gray = fn.color_space_conversion(image, image_type=types.RGB, output_type=types.GRAY)
-    image = sometimes(a.gray_p, fn.cat(gray, gray, gray, axis=2), image)
+    image = with_probability(a.gray_p, fn.cat(gray, gray, gray, axis=2), image)
     if a.blur_p:
         sigma = fn.random.uniform(range=(a.blur_sigma_min, a.blur_sigma_max))
         blurred = fn.gaussian_blur(image, sigma=sigma, window_size=_SOLO_LEARN_TAPS)
-        image = sometimes(a.blur_p, blurred, image)
+        image = with_probability(a.blur_p, blurred, image)
     return fn.crop_mirror_normalize(
         image,
         mirror=fn.random.coin_flip(probability=a.flip_p),
@@ -363,14 +363,14 @@ def _by_ffcv_alone(job: Job) -> Epoch:
 
     def view() -> list[Any]:
         # On a GPU FFCV's normalisation needs cupy, which is not installed with FFCV.
-        normalised = [] if gpu else [NormalizeImage(mean, std, np.float32)]
-        there = [ToDevice(job.device)] if gpu else []
+        normalisation = [] if gpu else [NormalizeImage(mean, std, np.float32)]
+        to_device = [ToDevice(job.device)] if gpu else []
         return [
             RandomResizedCropRGBImageDecoder((a.crop, a.crop), _scale(a), _ratio(a)),
             RandomHorizontalFlip(a.flip_p),
-            *normalised,
+            *normalisation,
             ToTensor(),
-            *there,
+            *to_device,
             ToTorchImage(),
         ]
 
@@ -416,21 +416,21 @@ def _by_dataloader(
     job: Job,
     views: Callable[[Any], Any],
     *,
-    read: Callable[[str], Any] | None = None,
-    begin: Callable[[int], None] | None = None,
+    read_image: Callable[[str], Any] | None = None,
+    init_worker: Callable[[int], None] | None = None,
 ) -> Epoch:
     """Return epochs of a torch ``DataLoader``.
 
     Args:
         job: input and settings.
         views: makes both views of an image, in a worker.
-        read: decodes a file; PIL by default.
-        begin: called in each worker when it starts.
+        read_image: decodes a file; PIL by default.
+        init_worker: called in each worker when it starts.
     """
     from torchvision.datasets import ImageFolder
     from torchvision.datasets.folder import default_loader
 
-    images = ImageFolder(job.folder, views, loader=read or default_loader)
+    images = ImageFolder(job.folder, views, loader=read_image or default_loader)
     loader: DataLoader[Any] = DataLoader(
         images,
         batch_size=job.batch,
@@ -439,17 +439,17 @@ def _by_dataloader(
         persistent_workers=True,
         drop_last=True,
         pin_memory=job.device.type == "cuda",
-        worker_init_fn=begin,
+        worker_init_fn=init_worker,
     )
 
     def epoch() -> Iterator[Views]:
         for views, _ in loader:
-            yield _moved(views, job)
+            yield _to_device(views, job)
 
     return epoch
 
 
-def _moved(views: Views, job: Job) -> Views:
+def _to_device(views: Views, job: Job) -> Views:
     view1, view2 = (view.to(job.device, non_blocking=True) for view in views)
     return view1, view2
 

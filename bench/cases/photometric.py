@@ -91,8 +91,11 @@ def build_photometric(
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     params = draws(augment, batches, np.full((batch, 2), 400))
     copies = [torch.empty_like(of_side, dtype=dtype) for of_side in crops]
-    some = min(batch, 256 if device == "cuda" else 8)  # it is slow
-    first, few = params[0].rows(slice(0, some)), tuple(of_side[:, :some] for of_side in crops)
+    reference_images = min(batch, 256 if device == "cuda" else 8)  # it is slow
+    reference_params, reference_crops = (
+        params[0].rows(slice(0, reference_images)),
+        tuple(of_side[:, :reference_images] for of_side in crops),
+    )
 
     def touch(_: ViewParams) -> None:
         for copy, of_side in zip(copies, crops, strict=True):
@@ -100,7 +103,10 @@ def build_photometric(
 
     return {
         "fastsiam": for_each(params, lambda p: photometric(crops, p, augment, dtype=dtype)),
-        REFERENCE: Task(lambda: reference.photometric(few, first, augment, dtype=dtype), some),
+        REFERENCE: Task(
+            lambda: reference.photometric(reference_crops, reference_params, augment, dtype=dtype),
+            reference_images,
+        ),
         ONCE: for_each(params, touch),
     }
 
@@ -115,8 +121,8 @@ def for_each(batches: Sequence[ViewParams], one: Callable[[ViewParams], object])
     """Return a task that calls ``one`` with the parameters of each batch."""
 
     def run() -> None:
-        for own in batches:
-            one(own)  # its result is freed before the next call
+        for params in batches:
+            one(params)  # its result is freed before the next call
 
-    images = sum(own.flip.shape[1] for own in batches)
+    images = sum(params.flip.shape[1] for params in batches)
     return Task(run, images, before=lambda: one(batches[0]))

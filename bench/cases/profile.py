@@ -65,42 +65,42 @@ def profile(session: Session, asked: PipelineSetting, steps: int, out: Path) -> 
     data = DataConfig(pipeline=CEILING, workers=session.workers)
     if asked != CEILING:
         images = session.images(batch, at_least=WARM_UP + steps + 1)
-        data = session.data(images, _chosen(session, images) if asked == "auto" else asked)
+        data = session.data(images, _choose_pipeline(session, images) if asked == "auto" else asked)
     pipeline: Pipeline = data.pipeline  # type: ignore[assignment]  # not "auto"
     config = replace(session.train_config(batch), data=data)
     with tempfile.TemporaryDirectory(prefix="fastsiam-trace-") as folder:
         build = partial(build_profile, config=config, steps=steps, folder=folder)
         with closing(Runner("profile", build)) as runner:
             facts = runner.facts("profile")
-        whole, spans = json.loads(Path(folder, "torch.json").read_text()), trace.read(Path(folder))
-    events, seconds, base = whole["traceEvents"], facts["sample"].wall, whole["baseTimeNanoseconds"]
-    ended = facts["began"] + seconds * 1e9
+        dump, spans = json.loads(Path(folder, "torch.json").read_text()), trace.read(Path(folder))
+    events, seconds, base = dump["traceEvents"], facts["sample"].wall, dump["baseTimeNanoseconds"]
+    end = facts["began"] + seconds * 1e9
     ranges = [
         _event(span, base)
         for span in spans
-        if span["ended"] > facts["began"] and span["began"] < ended
+        if span["ended"] > facts["began"] and span["began"] < end
     ]
     with atomic_write_for_user(out) as temporary:
-        temporary.write_text(json.dumps(whole | {"traceEvents": events + ranges}))
-    use, said = gpu_use(events, steps), f"{steps} steps of {batch} images in {seconds:.2f} s"
-    if use:
-        said += (
-            f"; the GPU was busy for {use['gpu_busy']:.1%} of the time, its longest gap was "
-            f"{1e3 * use['longest_gap']:.2f} ms, {use['gap_of_a_step']:.1%} of a step"
+        temporary.write_text(json.dumps(dump | {"traceEvents": events + ranges}))
+    usage, summary = gpu_use(events, steps), f"{steps} steps of {batch} images in {seconds:.2f} s"
+    if usage:
+        summary += (
+            f"; the GPU was busy for {usage['gpu_busy']:.1%} of the time, its longest gap was "
+            f"{1e3 * usage['longest_gap']:.2f} ms, {usage['gap_of_a_step']:.1%} of a step"
         )
-    text = f"{said}\n\n{_table(ranges, steps, seconds)}\n\n{facts['operations']}"
+    text = f"{summary}\n\n{_table(ranges, steps, seconds)}\n\n{facts['operations']}"
     row = Row(
         case="profile",
         name=pipeline,
         pipeline=pipeline,
-        facts={"steps": steps, **use},
+        facts={"steps": steps, **usage},
         in_the_clock="traced steps in the middle of an epoch; tracing slows them down",
         config=session.settings(batch=batch, workers=session.workers),
     )
     return text, row.record({pipeline: Timing([facts["sample"]], steps * batch)})
 
 
-def _chosen(session: Session, images: Images) -> Pipeline:
+def _choose_pipeline(session: Session, images: Images) -> Pipeline:
     """Return the pipeline that training would choose for all of the user's data.
 
     Generated images stand in for the recipe's data set. ImageNet does not fit into memory.
@@ -136,11 +136,11 @@ def gpu_use(events: Sequence[Mapping[str, Any]], steps: int) -> dict[str, float]
     starts, ends = np.array(runs).T
     gaps = np.maximum(0, starts[1:] - np.maximum.accumulate(ends)[:-1])
     of_first_step = len(runs) // steps if steps > 1 else 0
-    whole, longest = ends.max() - starts[0], gaps[of_first_step:].max(initial=0)
+    total, longest = ends.max() - starts[0], gaps[of_first_step:].max(initial=0)
     return {
-        "gpu_busy": float(1 - gaps.sum() / whole),
+        "gpu_busy": float(1 - gaps.sum() / total),
         "longest_gap": float(longest / 1e6),
-        "gap_of_a_step": float(longest * steps / whole),
+        "gap_of_a_step": float(longest * steps / total),
     }
 
 
@@ -163,11 +163,11 @@ def _table(events: list[dict[str, Any]], steps: int, seconds: float) -> str:
     for event in events:
         ranges[event["name"]].append(event)
     rows = []
-    for name, of in sorted(ranges.items(), key=lambda item: -sum(x["dur"] for x in item[1])):
-        times = [event["dur"] / 1e3 for event in of]
-        threads = len({(event["pid"], event["tid"]) for event in of})
+    for name, group in sorted(ranges.items(), key=lambda item: -sum(x["dur"] for x in item[1])):
+        times = [event["dur"] / 1e3 for event in group]
+        threads = len({(event["pid"], event["tid"]) for event in group})
         row = [f"{sum(times) / steps:.1f}", f"{sum(times) / 10 / seconds:.0f}%", str(threads)]
-        rows.append([name, *row, str(len(of)), f"{statistics.median(times):.2f}"])
+        rows.append([name, *row, str(len(group)), f"{statistics.median(times):.2f}"])
     return markdown(["range", "ms a step", "of the time", "threads", "times", "median ms"], rows)
 
 
@@ -175,10 +175,10 @@ def build_profile(*, config: TrainConfig, steps: int, folder: str) -> Task:
     """Build a model and a loader; the task trains some steps and writes torch's trace."""
     os.environ["FASTSIAM_TRACE"] = folder
     importlib.reload(trace)  # which reads the variable
-    own = fed(config)
-    take = step_of(own).take
+    setup = fed(config)
+    take = step_of(setup).take
     facts: dict[str, Any] = {}
-    on_gpu = own.place.device.type == "cuda"
+    on_gpu = setup.place.device.type == "cuda"
     activities = [torch.profiler.ProfilerActivity.CPU]
     if on_gpu:
         activities.append(torch.profiler.ProfilerActivity.CUDA)
@@ -191,7 +191,7 @@ def build_profile(*, config: TrainConfig, steps: int, folder: str) -> Task:
             take(batch)
 
     def run() -> None:
-        feed = own.loader.epoch(0)
+        feed = setup.loader.epoch(0)
         for batch in islice(feed, WARM_UP):
             take(batch)
         with torch.profiler.profile(activities=activities) as profiler:

@@ -25,15 +25,17 @@ _SEED = 0
 
 def measure(session: Session) -> list[Record]:
     """Measure each window on the data's labels; without data, on sorted labels like ImageNet's."""
-    labels, blocks, about = _labels_and_blocks(session)
+    labels, blocks, data_text = _labels_and_blocks(session)
     batch, images = session.config.batch or _BATCH, len(labels)
     sizes = session.config.values or _WINDOWS
     of_full = largest_classes(labels[full_shuffle(images, _SEED, 0)], batch)
     facts: dict[str, dict[str, float]] = {"full": {"moved": 1.0, "parted": 1.0} | of_full}
     for size in sizes:
         order = Window(size, blocks).epoch(_SEED, 0)
-        own = distances(order, blocks) | largest_classes(labels[order], batch)
-        facts[f"window:{size}"] = own | {f"{key}_full": share for key, share in of_full.items()}
+        measures = distances(order, blocks) | largest_classes(labels[order], batch)
+        facts[f"window:{size}"] = measures | {
+            f"{key}_full": share for key, share in of_full.items()
+        }
     rows = (
         Row(
             case="shuffle",
@@ -43,7 +45,7 @@ def measure(session: Session) -> list[Record]:
             baseline=("full", "full"),
             facts=facts[name],
             in_the_clock="computing the order of an epoch, once in each process",
-            config=session.settings(batch=batch, data=about),
+            config=session.settings(batch=batch, data=data_text),
         )
         for name in facts
     )
@@ -82,14 +84,14 @@ def distances(order: NDArray[np.int64], blocks: NDArray[np.int64]) -> dict[str, 
         distance in the order between neighbours in the data, where the epoch wraps around.
     """
     images = len(order)
-    place = np.empty(images, np.int64)
-    place[order] = np.arange(images)
-    stored = place[np.argsort(blocks, kind="stable")]
+    position_of = np.empty(images, np.int64)
+    position_of[order] = np.arange(images)
+    positions = position_of[np.argsort(blocks, kind="stable")]
     full = (images**2 - 1) / (3 * images) or 1.0  # mean distance of two random places
-    moved = np.abs(stored - np.arange(images)).mean()
-    between = np.abs(np.diff(stored, append=stored[0]))
-    parted = np.minimum(between, images - between).mean()
-    return {"moved": float(moved / full), "parted": float(parted / (images / 4))}
+    shift = np.abs(positions - np.arange(images)).mean()
+    gaps = np.abs(np.diff(positions, append=positions[0]))
+    mean_gap = np.minimum(gaps, images - gaps).mean()
+    return {"moved": float(shift / full), "parted": float(mean_gap / (images / 4))}
 
 
 def largest_classes(labels: NDArray[np.int64], batch: int) -> dict[str, float]:
@@ -105,9 +107,9 @@ def largest_classes(labels: NDArray[np.int64], batch: int) -> dict[str, float]:
     steps, classes = len(labels) // batch, int(labels.max(initial=-1)) + 1
     if not steps or classes < 2:
         return {}
-    whole = labels[: steps * batch]
-    step = np.arange(len(whole)) // batch
-    known, counts = np.unique((step * classes + whole)[whole >= 0], return_counts=True)
-    most = np.zeros(steps, np.int64)
-    np.maximum.at(most, known // classes, counts)
-    return {"largest": float(most.max() / batch), "usual": float(most.mean() / batch)}
+    subset = labels[: steps * batch]
+    step = np.arange(len(subset)) // batch
+    pairs, counts = np.unique((step * classes + subset)[subset >= 0], return_counts=True)
+    largest = np.zeros(steps, np.int64)
+    np.maximum.at(largest, pairs // classes, counts)
+    return {"largest": float(largest.max() / batch), "usual": float(largest.mean() / batch)}

@@ -68,8 +68,8 @@ def measure(session: Session) -> list[Record]:
         elif most_ranks == 1:
             session.console.say(f"{name}: not measured: needs several GPUs")
         else:
-            for what, sync_bn in ((name, True), ("BN of each", False)):
-                rows.append(row(f"{most_ranks} ranks, {what}", most_ranks, sync_bn=sync_bn))
+            for label, sync_bn in ((name, True), ("BN of each", False)):
+                rows.append(row(f"{most_ranks} ranks, {label}", most_ranks, sync_bn=sync_bn))
     return compare(session, rows, apart=session.gpu)
 
 
@@ -182,14 +182,14 @@ def build_step(*, config: TrainConfig, begin: Callable[[TrainingSetup], Stepper]
         config: what to train.
         begin: builds the model, the optimizer and the step.
     """
-    own = fed(replace(config, data=DataConfig(pipeline=CEILING)))
-    began = time.perf_counter()
-    stepper = begin(own)
-    started = time.perf_counter() - began
-    batches = list(islice(own.loader.epoch(0), 2))
+    setup = fed(replace(config, data=DataConfig(pipeline=CEILING)))
+    start = time.perf_counter()
+    stepper = begin(setup)
+    seconds = time.perf_counter() - start
+    batches = list(islice(setup.loader.epoch(0), 2))
     stepper.take(batches[0])
-    steps = steps_in_time(partial(stepper.take, batches[1]), own.place)
-    on_gpu = own.place.device.type == "cuda"
+    steps = steps_in_time(partial(stepper.take, batches[1]), setup.place)
+    on_gpu = setup.place.device.type == "cuda"
     if on_gpu:  # leave out the memory with which cuDNN tried its kernels
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
@@ -200,11 +200,11 @@ def build_step(*, config: TrainConfig, begin: Callable[[TrainingSetup], Stepper]
 
     # A CUDA graph's memory is reserved once, and replays do not count as allocations.
     graphs = stepper.settings.get("step", {}).get("cuda_graphs", False)
-    most = torch.cuda.max_memory_reserved if graphs else torch.cuda.max_memory_allocated
+    peak_memory = torch.cuda.max_memory_reserved if graphs else torch.cuda.max_memory_allocated
 
     def facts() -> dict[str, Any]:
-        peak = {"peak_gpu_bytes": most()} if on_gpu else {}
-        return own.facts | peak | {"seconds_to_build": started, "settings": stepper.settings}
+        peak = {"peak_gpu_bytes": peak_memory()} if on_gpu else {}
+        return setup.facts | peak | {"seconds_to_build": seconds, "settings": stepper.settings}
 
     before = partial(stepper.take, batches[0])  # allocates memory before the clock starts
     return Task(run, steps * config.optim.batch, facts, before)
@@ -213,8 +213,8 @@ def build_step(*, config: TrainConfig, begin: Callable[[TrainingSetup], Stepper]
 def steps_in_time(one: Callable[[], object], place: Place) -> int:
     """Time one step; return how many steps take about a second, the same number on all ranks."""
     wait_for_gpu()
-    began = time.perf_counter()
+    start = time.perf_counter()
     one()
     wait_for_gpu()
-    steps = torch.tensor(_SECONDS / (time.perf_counter() - began), device=place.device)
+    steps = torch.tensor(_SECONDS / (time.perf_counter() - start), device=place.device)
     return max(1, min(_MOST_STEPS, round(distributed.minimum_across_ranks(steps).item())))

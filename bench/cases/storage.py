@@ -39,7 +39,7 @@ def measure(session: Session) -> list[Record]:
     """Measure pipelines and libraries one after the other, from each place and cache state."""
     check_two_alike_views(session)
     batch, folder = session.loaded_batch, session.folder / "storage"
-    with ExitStack() as held:
+    with ExitStack() as stack:
         images, readers = session.images(batch), _readers(session)
         files = sorted(path for path in images.folder.rglob("*") if path.is_file())
         pack(files, folder / "shards" / "tars", shard_count(session.workers))
@@ -47,7 +47,7 @@ def measure(session: Session) -> list[Record]:
             convert_for_litdata(files, folder / "shards" / "litdata")
         places: dict[str, tuple[int, bool]] = {LOCAL: (0, False)}  # port, whether the cache is cold
         for latency in session.config.latencies:
-            port = held.enter_context(object_storage.served(folder / "shards", latency / 1000))
+            port = stack.enter_context(object_storage.served(folder / "shards", latency / 1000))
             for state in ("cold", "warm"):
                 places[f"S3, {latency} ms, {state} cache"] = port, state == "cold"
 
@@ -102,10 +102,10 @@ def pack(files: list[Path], folder: Path, shards: int = _SHARDS) -> None:
     classes = sorted({path.parent.name for path in files})
     for number in range(shards):
         with tarfile.open(folder / f"train-{number:04}.tar", "w") as tar:
-            for place, path in enumerate(files[number::shards]):
+            for index, path in enumerate(files[number::shards]):
                 label = str(classes.index(path.parent.name)).encode()
-                for ending, data in (("jpg", path.read_bytes()), ("cls", label)):
-                    add_to_tar(tar, f"{number:04}{place:06}.{ending}", data)
+                for suffix, data in (("jpg", path.read_bytes()), ("cls", label)):
+                    add_to_tar(tar, f"{number:04}{index:06}.{suffix}", data)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,20 +131,20 @@ def build_reading(*, reader: str, job: Job) -> Task:
     """Set up a pipeline or a library of ``STREAMING``; the task is an epoch of a new loader."""
     os.environ.update(job.environment)
     library, turns = STREAMING.get(reader), count()
-    opened = OPENERS.get(reader, partial(_open_pipeline, pipeline=reader))
+    open_reader = OPENERS.get(reader, partial(_open_pipeline, pipeline=reader))
     batches: Any = ()
 
     def reopen() -> None:
         nonlocal batches
         if isinstance(batches, ViewLoader):
             batches.close()
-        own = job
+        turn_job = job
         if job.cold:
             shutil.rmtree(job.cache, ignore_errors=True)
-            own = replace(job, cache=f"{job.cache}/{next(turns)}")
-        if own.cache:
-            Path(own.cache).mkdir(parents=True, exist_ok=True)
-        batches = opened(own)
+            turn_job = replace(job, cache=f"{job.cache}/{next(turns)}")
+        if turn_job.cache:
+            Path(turn_job.cache).mkdir(parents=True, exist_ok=True)
+        batches = open_reader(turn_job)
 
     def run() -> None:
         images = sum(len(views[0]) for views in batches)

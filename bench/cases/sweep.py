@@ -18,7 +18,7 @@ from fastsiam.config import DataConfig, Pipeline
 from fastsiam.errors import DeviceError
 from fastsiam.pipelines.backends import BACKENDS, BASELINE, CEILING, Backend
 
-_MATTERS_TO: dict[Over, Callable[[Backend], bool]] = {
+_AFFECTS: dict[Over, Callable[[Backend], bool]] = {
     "prefetch": lambda backend: backend.prefetches,
     "jpeg-engine": lambda backend: backend.decodes_on_gpu,
 }
@@ -62,11 +62,11 @@ def measure(session: Session) -> list[Record]:
 
 def _pipelines(session: Session, over: Over) -> list[Pipeline]:
     """Return the pipelines that the setting affects."""
-    names, matters = list(session.config.pipeline_names), _MATTERS_TO.get(over)
-    found = [name for name in names if matters is None or matters(BACKENDS[name])]
-    if not found:
+    names, is_affected = list(session.config.pipeline_names), _AFFECTS.get(over)
+    pipelines = [name for name in names if is_affected is None or is_affected(BACKENDS[name])]
+    if not pipelines:
         session.console.say(f"{over} does not affect {', '.join(names)}")
-    return found
+    return pipelines
 
 
 def _settings(session: Session, over: Over, value: int, pipeline: Pipeline) -> dict[str, Any]:
@@ -76,15 +76,15 @@ def _settings(session: Session, over: Over, value: int, pipeline: Pipeline) -> d
     count = images.count // batch * batch
     if over == "quality":
         images = images.encoded(value)
-    usual = session.loading(images, pipeline)
-    data, augment = usual["data"], usual["augment"]
-    varied: dict[Over, dict[str, Any]] = {
+    defaults = session.loading(images, pipeline)
+    data, augment = defaults["data"], defaults["augment"]
+    data_changes: dict[Over, dict[str, Any]] = {
         "workers": {"workers": value},
         "prefetch": {"prefetch": value},
         "jpeg-engine": {"dali_hw_decoder_load": value / 100},
     }
-    return usual | {
-        "data": replace(data, **varied.get(over, {})),
+    return defaults | {
+        "data": replace(data, **data_changes.get(over, {})),
         "augment": augment.changed(crop=value) if over == "crop" else augment,
         "batch": batch,
         "images": count,
@@ -94,11 +94,11 @@ def _settings(session: Session, over: Over, value: int, pipeline: Pipeline) -> d
 def _values(session: Session, over: Over) -> list[int]:
     """Return default values that make sense on this machine."""
     crop = session.config.augment.crop
-    most = session.workers if over == "workers" else session.most_ranks
-    doubled = [2**i for i in range(16) if 2**i < most] + [most]
+    largest = session.workers if over == "workers" else session.most_ranks
+    counts = [2**i for i in range(16) if 2**i < largest] + [largest]
     return {
-        "workers": doubled,
-        "ranks": doubled,
+        "workers": counts,
+        "ranks": counts,
         "batch": [64, 128, 256, 512] if session.gpu else [16, 64, 256],
         "crop": [crop // 2, crop * 3 // 4, crop],
         "quality": [50, 75, 90, 95],

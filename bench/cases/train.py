@@ -34,8 +34,8 @@ _STEADY = 12
 def measure(session: Session) -> list[Record]:
     """Measure each pipeline; those that read .beton files, on each form of the images."""
     batch = session.trained_batch
-    chosen = session.config.images or not session.gpu
-    least = 4 if chosen else 2 * _batches_ahead(session.workers)
+    may_be_short = session.config.images or not session.gpu
+    least = 4 if may_be_short else 2 * _batches_ahead(session.workers)
     images = session.images(batch, at_least=least)
     config = session.train_config(batch)
 
@@ -67,15 +67,15 @@ def measure(session: Session) -> list[Record]:
 
 def build_training(*, config: TrainConfig) -> Task:
     """Build a model and a loader; the task runs some steps in the middle of an epoch."""
-    own = fed(config)
-    stepper, epochs = step_of(own), map(own.loader.epoch, count())
+    setup = fed(config)
+    stepper, epochs = step_of(setup), map(setup.loader.epoch, count())
     for batch in islice(next(epochs), 2):
         stepper.take(batch)
-    wanted = steps_in_time(partial(stepper.take, batch), own.place)
-    on_gpu = own.place.device.type == "cuda"
-    warm, steps = window(wanted, own.loader.steps, own.config.data, whole=on_gpu)
+    timed_steps = steps_in_time(partial(stepper.take, batch), setup.place)
+    on_gpu = setup.place.device.type == "cuda"
+    warm, steps = window(timed_steps, setup.loader.steps, setup.config.data, whole=on_gpu)
     feed: Iterator[Batch] = iter(())
-    clock, waits = Clock(device=own.place.device), list[float]()
+    clock, waits = Clock(device=setup.place.device), list[float]()
 
     def before() -> None:
         nonlocal feed
@@ -90,11 +90,11 @@ def build_training(*, config: TrainConfig) -> Task:
             stepper.take(batch)
         wait_for_gpu()
         clock.pause()
-        waits.append(clock.read(own.config.optim.batch)["data_wait"])
+        waits.append(clock.read(setup.config.optim.batch)["data_wait"])
 
     def facts() -> dict[str, Any]:
         wait = mean(waits[1:])  # without the first run, the warm-up
-        return own.facts | {"data_wait": wait, "steps": steps, "settings": stepper.settings}
+        return setup.facts | {"data_wait": wait, "steps": steps, "settings": stepper.settings}
 
     return Task(run, steps * config.optim.batch, facts, before)
 

@@ -47,16 +47,16 @@ def landscape(
     distance = np.hypot(row - y, column - x)[..., None]
     pixels += (255 - pixels) * np.clip(0.5 * np.exp(-distance / 60) + (distance < 22), 0, 1)
     for layer in range(4):
-        near = (layer + 1) / 4
+        nearness = (layer + 1) / 4
         ridge = shore - HEIGHT * (0.42 - 0.09 * layer) * outline(generator, 3 + 2 * layer)
-        light = 1 + 0.25 * (outline(generator, 40) - 0.5) * near
-        colour = (below + (rock - below) * near**0.8) * light[:, None]
+        light = 1 + 0.25 * (outline(generator, 40) - 0.5) * nearness
+        colour = (below + (rock - below) * nearness**0.8) * light[:, None]
         pixels = np.where((row > ridge)[..., None], colour, pixels)
     depth = np.clip(row - shore, 0, None)
     wave = np.sin(depth**0.7 * 2.5 + column / 9) * (1 + depth / 12)
-    mirrored = np.clip(2 * shore - row - 1, 0, HEIGHT - 1)
-    seen = pixels[mirrored, np.clip(column + wave, 0, WIDTH - 1).astype(int)]
-    pixels = np.where((row >= shore)[..., None], 0.75 * seen + 0.15 * above, pixels)
+    mirrored_row = np.clip(2 * shore - row - 1, 0, HEIGHT - 1)
+    reflection = pixels[mirrored_row, np.clip(column + wave, 0, WIDTH - 1).astype(int)]
+    pixels = np.where((row >= shore)[..., None], 0.75 * reflection + 0.15 * above, pixels)
     pixels += generator.normal(0, 3, (HEIGHT, WIDTH, 1))
     return Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
 

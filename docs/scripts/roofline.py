@@ -47,7 +47,7 @@ class Layer(NamedTuple):
 def layers(config: TrainConfig) -> list[Layer]:
     """Count the work of a method's layers; each view passes once through every part."""
     method = method_skeleton(config.model).eval()  # in eval mode, BN accepts one image
-    counted: list[Layer] = []
+    result: list[Layer] = []
     for side, views in config.augment.by_side.items():
 
         def count(
@@ -56,7 +56,7 @@ def layers(config: TrainConfig) -> list[Layer]:
         ) -> None:  # fmt: skip
             first = module is method.backbone.conv1
             if work := work_of(module, prod(inputs[0].shape), prod(output.shape), first=first):
-                counted.append(Layer(*(views * number for number in work)))
+                result.append(Layer(*(views * number for number in work)))
 
         hooks = [module.register_forward_hook(count) for module in method.modules()]
         x = torch.empty(1, 3, side, side, device="meta")
@@ -64,7 +64,7 @@ def layers(config: TrainConfig) -> list[Layer]:
             x = method.get_submodule(part)(x)
         for hook in hooks:
             hook.remove()
-    return counted
+    return result
 
 
 def work_of(module: nn.Module, x: int, y: int, *, first: bool) -> Layer | None:
@@ -110,12 +110,12 @@ def table() -> str:
     }
     rows = []
     for name, recipe in recipes.items():
-        counted = layers(recipe())
-        flops, elements, fewest = (sum(column) for column in zip(*counted, strict=True))
+        recipe_layers = layers(recipe())
+        flops, elements, fewest = (sum(column) for column in zip(*recipe_layers, strict=True))
         rows.append([
             name, f"{flops / 1e9:.1f}",
-            f"{WIDTH * elements / 1e6:,.0f}", f"{1 / seconds(counted, fused=False):,.0f}",
-            f"{WIDTH * fewest / 1e6:,.0f}", f"{1 / seconds(counted, fused=True):,.0f}",
+            f"{WIDTH * elements / 1e6:,.0f}", f"{1 / seconds(recipe_layers, fused=False):,.0f}",
+            f"{WIDTH * fewest / 1e6:,.0f}", f"{1 / seconds(recipe_layers, fused=True):,.0f}",
         ])  # fmt: skip
     heads = [
         "one image (two views)", "GFLOP", "MB, a kernel for each layer", "images/s at most",

@@ -124,13 +124,14 @@ def network(model: Sizes) -> str:
     ]  # fmt: skip
     rows = []
     for gpus, batch in RUNS:
-        moved, ideal = sent(model, gpus), gpus * SPEED
+        sent_bytes, ideal = sent(model, gpus), gpus * SPEED
         joint, grouped = (
             batch / step_seconds(gpus, batch, model, grouped=x) for x in (False, True)
         )
         rows.append([
             f"{gpus}", f"{batch:,}", f"{batch // gpus}", f"{batch / gpus / SPEED * 1e3:.0f}",
-            f"{moved / 1e6:.0f}", "NVLink" if gpus <= MACHINE else f"{moved / NETWORK * 1e3:.1f}",
+            f"{sent_bytes / 1e6:.0f}",
+            "NVLink" if gpus <= MACHINE else f"{sent_bytes / NETWORK * 1e3:.1f}",
             f"{model.exchanges}", f"{(gpus - 1) * model.statistics / 1e6:.0f}",
             f"{bn_seconds(gpus, model) * 1e3:.1f}",
             f"{joint:,.0f}", f"{joint / ideal:.0%}", f"{grouped / ideal:.0%}",
@@ -158,16 +159,16 @@ def storage(model: Sizes) -> str:
 
 def faults(model: Sizes) -> str:
     """Return the table of faults and the time they cost for several checkpoint intervals."""
-    every = 5, 15, 60
+    intervals = 5, 15, 60
     rows = []
     for gpus, _ in RUNS:
         rates = [rate * gpus for rate in (LLAMA, OPT)]
         rows.append([
             f"{gpus}", " to ".join(f"{x:.2g}" for x in rates),
             " to ".join(f"{1 / x:,.0f}" for x in reversed(rates)) + " days",
-            *(" to ".join(f"{lost(x, m, model):.2%}" for x in rates) for m in every),
+            *(" to ".join(f"{lost(x, m, model):.2%}" for x in rates) for m in intervals),
         ])  # fmt: skip
-    heads = ["GPUs", "faults a day", "one in", *(f"lost, saved every {x} min" for x in every)]
+    heads = ["GPUs", "faults a day", "one in", *(f"lost, saved every {x} min" for x in intervals)]
     return markdown(heads, rows)
 
 

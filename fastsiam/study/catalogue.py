@@ -66,8 +66,8 @@ class Study:
 def with_changes(recipe: TrainConfig, changes: Changes) -> TrainConfig:
     """Apply changes to a recipe. A changed method starts from that method's own defaults."""
     flags = recipe.to_flags()
-    own = {flag: _value(flag, value, flags) for flag, value in changes.items()}
-    return TrainConfig.from_flags(merge(Settings(flags=flags), Settings(flags=own)).flags)
+    changed_flags = {flag: _value(flag, value, flags) for flag, value in changes.items()}
+    return TrainConfig.from_flags(merge(Settings(flags=flags), Settings(flags=changed_flags)).flags)
 
 
 def _value(flag: str, value: Any, flags: Mapping[str, Any]) -> Any:
@@ -75,10 +75,10 @@ def _value(flag: str, value: Any, flags: Mapping[str, Any]) -> Any:
 
     A multiple of ``encoder_momentum`` scales its distance from 1.
     """
-    factor, multiplied, of = str(value).partition(" x")
-    if not multiplied:
+    factor, separator, base_flag = str(value).partition(" x")
+    if not separator:
         return value
-    base, share = flags[of.strip() or flag], Fraction(factor)
+    base, share = flags[base_flag.strip() or flag], Fraction(factor)
     if flag == "encoder_momentum":
         return round(1 - (1 - base) * float(share), 6)
     product = base * share.numerator / share.denominator
@@ -88,8 +88,8 @@ def _value(flag: str, value: Any, flags: Mapping[str, Any]) -> Any:
 
 
 def _row(variant: str, title: str, paper: Figure, claims: str, original: Figure = None) -> Row:
-    own = tuple(claim for text in claims.split(", ") if text for claim in _claims(text))
-    return Row(variant, title, None if paper == "" else paper, own, original)
+    row_claims = tuple(claim for text in claims.split(", ") if text for claim in _claims(text))
+    return Row(variant, title, None if paper == "" else paper, row_claims, original)
 
 
 def _claims(text: str) -> list[Claim]:

@@ -126,9 +126,11 @@ def run_detection(
         else:
             console.say(f"skipped row {row.title!r}: {row.missing}")
 
-    def evaluated(row: DetectionRow, lr: float, seed: int) -> Record | None:
-        own = replace(detector, lr=lr, seed=seed, trials=1, untrained=row.untrained, json="")
-        record = _evaluated(row, own, folder / detector.task, weights[row.title])
+    def evaluate_trial(row: DetectionRow, lr: float, seed: int) -> Record | None:
+        trial_config = replace(
+            detector, lr=lr, seed=seed, trials=1, untrained=row.untrained, json=""
+        )
+        record = _read_or_evaluate(row, trial_config, folder / detector.task, weights[row.title])
         if record and record.data.labels_crc32 != labels:
             raise FastSiamError(
                 f"{row.title}, rate {lr:g}, seed {seed} was trained on different annotations than "
@@ -138,7 +140,7 @@ def run_detection(
 
     seeds = range(detector.seed, detector.seed + detector.trials)
     return [
-        _with_figures(row, config.lrs, seeds, partial(evaluated, row)) if row.network else row
+        _with_figures(row, config.lrs, seeds, partial(evaluate_trial, row)) if row.network else row
         for row in rows
     ]
 
@@ -147,16 +149,16 @@ def _with_figures(
     row: DetectionRow,
     lrs: Sequence[float],
     seeds: Sequence[int],
-    evaluated: Callable[[float, int], Record | None],
+    evaluate_trial: Callable[[float, int], Record | None],
 ) -> DetectionRow:
     """Search the learning rate with the first seed, then run the other seeds at the best rate."""
-    found = {lr: evaluated(lr, seeds[0]) for lr in lrs}
-    first = {lr: record for lr, record in found.items() if record}
+    record_of_lr = {lr: evaluate_trial(lr, seeds[0]) for lr in lrs}
+    first = {lr: record for lr, record in record_of_lr.items() if record}
     if not first:
         raise FastSiamError(f"{row.title}: the loss diverged at every rate; pass lower --lrs")
     best = max(first, key=lambda lr: first[lr].results[0]["AP"])
-    others = [evaluated(best, seed) for seed in seeds[1:]]
-    records = [first[best], *filter(None, others)]
+    further_records = [evaluate_trial(best, seed) for seed in seeds[1:]]
+    records = [first[best], *filter(None, further_records)]
     return replace(
         row,
         searched={lr: record.results[0]["AP"] for lr, record in first.items()},
@@ -165,14 +167,14 @@ def _with_figures(
             {key: value for key, value in record.results[0].items() if key != "trial"}
             for record in records
         ),
-        diverged=others.count(None),
+        diverged=further_records.count(None),
         differences=tuple(
             x for x in first[best].protocol["differences"] if not x.startswith(("trials", "lr"))
         ),
     )
 
 
-def _evaluated(
+def _read_or_evaluate(
     row: DetectionRow, detector: DetectConfig, folder: Path, weights: str
 ) -> Record | None:
     """Return the record of one trial, training the detector if it is missing; None if it diverged.
@@ -203,16 +205,16 @@ def _evaluated(
 def _evaluate(row: DetectionRow, detector: DetectConfig, path: Path, diverged: Path) -> None:
     """Run ``fastsiam eval detect`` in a subprocess that logs to a file."""
     log = path.with_suffix(".log")
-    said = f"{row.title}, rate {detector.lr:g}, seed {detector.seed}"
-    Console().say(f"{said}: the output is in {log}")
+    title = f"{row.title}, rate {detector.lr:g}, seed {detector.seed}"
+    Console().say(f"{title}: the output is in {log}")
     with os_errors_as(FastSiamError, f"cannot write {log}"):
         path.parent.mkdir(parents=True, exist_ok=True)
     words = ["eval", "detect", row.network, "--json", str(path), *_options(detector)]
     child = Child([*FASTSIAM, *words], log)
     if child.process.wait() and not child.divergence:
-        raise child.failure(said, "record")
+        raise child.failure(title, "record")
     if child.process.returncode:
-        Console().say(f"{said}: diverged")
+        Console().say(f"{title}: diverged")
         with atomic_write_for_user(diverged) as temporary:
             temporary.touch()
 
@@ -232,14 +234,14 @@ def table(rows: Sequence[DetectionRow], detector: DetectConfig) -> str:
     tables = [_table(rows, detector.task, "")]
     if detector.task == "coco":
         tables.append(_table(rows, "coco masks", "mask "))
-    apart = dict.fromkeys(text for row in rows for text in row.differences)
-    said = [f"Differences from the protocol: {'; '.join(apart)}."] if apart else []
-    said += [
+    differences = dict.fromkeys(text for row in rows for text in row.differences)
+    notes = [f"Differences from the protocol: {'; '.join(differences)}."] if differences else []
+    notes += [
         f"{row.title}: {counted(row.diverged, 'further trial')} diverged."
         for row in rows
         if row.diverged
     ]
-    return "\n\n".join([*tables, *said])
+    return "\n\n".join([*tables, *notes])
 
 
 def write_detection(

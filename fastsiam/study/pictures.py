@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 Curve = Sequence[tuple[float, float]]
 
-_OTHERS = (ORANGE, GREEN, PINK, SKY, VERMILION, GRAY)
+_VARIANT_COLOURS = (ORANGE, GREEN, PINK, SKY, VERMILION, GRAY)
 _TITLES = {
     "loss": "loss",
     "std": "std of the l2-normalised output, x √d",
@@ -71,14 +71,14 @@ def picture(record: StudyRecord) -> Figure:
 
     panels, colours = record.panels, _colours(record)
     height = max(_PANEL * len(panels), _SLOT * len(record.rows)) + _AXIS
-    figure = canvas(f"{record.title} ({record.source})", _measured(record), height)
+    figure = canvas(f"{record.title} ({record.source})", _caption(record), height)
     layout = figure.add_gridspec(len(panels), 2, width_ratios=(1, 1.05))
     first: Axes | None = None
-    for place, what in enumerate(panels):
-        axes = plain(figure.add_subplot(layout[place, 0], sharex=first))
+    for index, panel in enumerate(panels):
+        axes = plain(figure.add_subplot(layout[index, 0], sharex=first))
         first = first or axes
-        _curves(axes, record, what, colours)
-        axes.tick_params(labelbottom=what is panels[-1])
+        _curves(axes, record, panel, colours)
+        axes.tick_params(labelbottom=panel is panels[-1])
     axes.set_xlabel("epoch")
     axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
     slot = (height - _AXIS) / len(record.rows)
@@ -86,7 +86,7 @@ def picture(record: StudyRecord) -> Figure:
     return figure
 
 
-def _measured(record: StudyRecord) -> str:
+def _caption(record: StudyRecord) -> str:
     seeds = spelled_seeds(record.seeds) or "none yet"
     lines = f"dotted: chance, {record.chance:g}"
     if (untrained := _untrained(record)) is not None:
@@ -101,44 +101,44 @@ def _measured(record: StudyRecord) -> str:
 
 def _colours(record: StudyRecord) -> dict[str, str]:
     """Assign a colour to each variant; the reference row has the same one in every picture."""
-    others = [row.variant for row in record.rows if row.variant != record.reference]
-    return {record.reference: BLUE} | dict(zip(others, cycle(_OTHERS), strict=False))
+    variants = [row.variant for row in record.rows if row.variant != record.reference]
+    return {record.reference: BLUE} | dict(zip(variants, cycle(_VARIANT_COLOURS), strict=False))
 
 
-def _curves(axes: Axes, record: StudyRecord, what: str, colours: Mapping[str, str]) -> None:
+def _curves(axes: Axes, record: StudyRecord, panel: str, colours: Mapping[str, str]) -> None:
     """Plot one quantity over epochs for each row."""
     for row in record.rows:
-        curves = [curve for one in row.results if (curve := _curve(one, what))]
+        curves = [curve for one in row.results if (curve := _curve(one, panel))]
         colour = colours[row.variant]
         if epochs := sorted({epoch for curve in curves for epoch, _ in curve}):
-            values = [[x for curve in curves for at, x in curve if at == one] for one in epochs]
-            means = [fmean(at) for at in values]
+            values = [[x for curve in curves for at, x in curve if at == epoch] for epoch in epochs]
+            means = [fmean(column) for column in values]
             axes.plot(epochs, means, color=colour, linewidth=1.4, markersize=3,
-                      marker="o" if what == "kNN" else None, clip_on=False)  # fmt: skip
+                      marker="o" if panel == "kNN" else None, clip_on=False)  # fmt: skip
             if len(curves) > 1:
-                lows, highs = [min(at) for at in values], [max(at) for at in values]
+                lows, highs = [min(column) for column in values], [max(column) for column in values]
                 axes.fill_between(epochs, lows, highs, color=colour, alpha=0.15, linewidth=0)
         for one in row.results:
-            if one.diverged and (curve := _curve(one, what)):
+            if one.diverged and (curve := _curve(one, panel)):
                 axes.plot(*curve[-1], color=colour, marker="x", markersize=6)
-    if what == "std":
+    if panel == "std":
         axes.axhline(1, color=QUIET, linestyle=":", linewidth=0.8)
         axes.set_ylim(0, 1.1)
-    elif what != "loss":
+    elif panel != "loss":
         axes.set_ylim(bottom=0)
     axes.set_xlim(left=0)
-    axes.set_title(_TITLES[what], fontsize=7, color=QUIET, loc="left", pad=3)
+    axes.set_title(_TITLES[panel], fontsize=7, color=QUIET, loc="left", pad=3)
     axes.grid(axis="y", alpha=0.3)
 
 
-def _curve(one: Result, what: str) -> Curve:
+def _curve(one: Result, panel: str) -> Curve:
     """Return a seed's finite points as (epoch, value)."""
     epochs, values = {
         "loss": (one.epochs, one.loss_curve),
         "std": (one.epochs, one.z_std_curve),
         "rank": (one.epochs, one.rank_curve),
         "kNN": (one.knn_epochs, one.knn_curve),
-    }[what]
+    }[panel]
     return [point for point in zip(epochs, values, strict=True) if isfinite(point[1])]
 
 
@@ -169,10 +169,10 @@ def _bars(axes: Axes, record: StudyRecord, colours: Mapping[str, str], *, slot: 
 def _bar(axes: Axes, y: float, row: RowRecord, colour: str, *, height: float) -> float:
     """Draw a row's bar; return its right end, including whiskers and dots."""
     values = [one.top1 for one in row.results]
-    mean, found, end = fmean(values), interval(values), max(values)
+    mean, bounds, end = fmean(values), interval(values), max(values)
     axes.barh(y, mean, height, color=colour, alpha=0.85)
-    if found:
-        low, high = max(0, found.low), min(100, found.high)
+    if bounds:
+        low, high = max(0, bounds.low), min(100, bounds.high)
         axes.plot([low, high], [y, y], color=INK, linewidth=1)
         end = max(end, high)
     for one in row.results:
@@ -185,8 +185,8 @@ def _bar(axes: Axes, y: float, row: RowRecord, colour: str, *, height: float) ->
 
 def _untrained(record: StudyRecord) -> float | None:
     """Return the mean top-1 of the untrained networks; None if it was not measured."""
-    found = [one.untrained for one in record.every_result]
-    return fmean(found) if found and max(found) > record.chance else None
+    accuracies = [one.untrained for one in record.every_result]
+    return fmean(accuracies) if accuracies and max(accuracies) > record.chance else None
 
 
 def _name(row: RowRecord) -> str:

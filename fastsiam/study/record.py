@@ -87,8 +87,8 @@ class RowRecord(Row):
     @property
     def linear(self) -> list[float]:
         """Linear top-1 of each seed (chance if it diverged); empty if any seed lacks it."""
-        found = [one.top1 if one.diverged else one.linear for one in self.results]
-        return [] if None in found else [x for x in found if x is not None]
+        accuracies = [one.top1 if one.diverged else one.linear for one in self.results]
+        return [] if None in accuracies else [x for x in accuracies if x is not None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,16 +142,16 @@ def read_result(run: Run) -> Result | None:
     lines = run.metrics
     knn = [line for line in lines if line["kind"] == "knn"]
     train = [line for line in lines if line["kind"] == "train"]
-    every = run.config.run.log_every  # interruptions add log lines
-    points = [line for line in train if line["step"] % every == 0 or line is train[-1]]
+    log_interval = run.config.run.log_every  # interruptions add log lines
+    points = [line for line in train if line["step"] % log_interval == 0 or line is train[-1]]
     chance, diverged = run.scale.chance, run.is_diverged
     last: Mapping[str, Any] = points[-1] if points and not diverged else {}
     by_knn = run.scale.measure == "kNN top-1"
     untrained = knn[0]["top1"] if by_knn and knn and not knn[0]["epoch"] else chance
-    measured = knn[-1]["top1"] if by_knn and knn else run.linear_top1
+    accuracy = knn[-1]["top1"] if by_knn and knn else run.linear_top1
     return Result(
         seed=run.seed,
-        top1=chance if diverged or measured is None else measured,
+        top1=chance if diverged or accuracy is None else accuracy,
         untrained=untrained,
         z_std=last.get("z_std"),
         rank=last.get("rank"),
@@ -184,10 +184,10 @@ def collect(study: Study, scale: Scale, runs: Sequence[Run], config: StudyConfig
     for run in runs:
         if (result := read_result(run)) is not None:
             results.setdefault(run.variant, []).append(result)
-            own = RunSettings.read(run.folder)
-            precisions.add(own.config.numerics.precision)
-            if own.environment not in environments:
-                environments.append(own.environment)
+            settings = RunSettings.read(run.folder)
+            precisions.add(settings.config.numerics.precision)
+            if settings.environment not in environments:
+                environments.append(settings.environment)
     record = study_record(study, scale, results)
     command = run_command(study.name, config)
     seeds = 1 + max(record.seeds, default=-1)
@@ -232,10 +232,10 @@ def setting(scale: Scale, variant: str) -> str:
     Example: ``batch 64, warmup-epochs 1.2``. A variant that changes both the method and other
     settings is compared with that method's recipe: ``method simclr, epochs 12``.
     """
-    base, own, config = scale.base, scale.base_of(variant), scale.recipe_of(variant)
-    if own.model.method.name == base.model.method.name or VARIANTS[variant].keys() == {"method"}:
+    base, origin, config = scale.base, scale.base_of(variant), scale.recipe_of(variant)
+    if origin.model.method.name == base.model.method.name or VARIANTS[variant].keys() == {"method"}:
         return ", ".join(_changes(base, config))
-    return ", ".join([f"method {own.model.method.name}", *_changes(own, config)])
+    return ", ".join([f"method {origin.model.method.name}", *_changes(origin, config)])
 
 
 def write_record(path: Path, record: StudyRecord) -> None:
@@ -247,7 +247,7 @@ def write_record(path: Path, record: StudyRecord) -> None:
     plain = asdict(record)
     del plain["panels"]  # the catalogue has them
     text = json.dumps({"study": plain.pop("name"), **plain}, indent=2, allow_nan=False)
-    text = _FLAT_LIST.sub(lambda found: "[" + re.sub(r"\n\s+", " ", found[1]) + "]", text)
+    text = _FLAT_LIST.sub(lambda match: "[" + re.sub(r"\n\s+", " ", match[1]) + "]", text)
     with atomic_write_for_user(path) as temporary:
         temporary.write_text(text + "\n")
 
@@ -270,18 +270,18 @@ def read_record(path: Path) -> StudyRecord:
             row | {"claims": tuple(x for x in claims.get(row["variant"], ()) if x.than in names)}
             for row in plain["rows"]
         ]
-        own = {"name": study.name, "rows": rows}
-        record: StudyRecord = checked(StudyRecord, plain | own, "")
+        updates = {"name": study.name, "rows": rows}
+        record: StudyRecord = checked(StudyRecord, plain | updates, "")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{path} is not a record of `fastsiam study`: {error}") from error
     return replace(record, environments=environments, panels=study.panels)
 
 
 def _changes(base: TrainConfig, config: TrainConfig) -> Iterator[str]:
-    before, after = base.flags_by_section(), config.flags_by_section()
+    base_flags, config_flags = base.flags_by_section(), config.flags_by_section()
     for section in FIXED_SECTIONS:
-        for flag, value in after[section].items():
-            if before[section].get(flag) != value:
+        for flag, value in config_flags[section].items():
+            if base_flags[section].get(flag) != value:
                 name = flag.replace("_", "-")
                 if isinstance(value, bool):
                     yield name if value else f"no {name}"
@@ -298,8 +298,8 @@ def _pixels(runs: Iterable[Run]) -> float | None:
     for run in runs:
         monitor = run.config.monitor
         for record in read_records(run.folder):
-            usual = record.kind == "knn" and run.has_usual_images(record)
-            for line in record.results if usual else ():
+            has_usual_images = record.kind == "knn" and run.has_usual_images(record)
+            for line in record.results if has_usual_images else ():
                 votes = min(monitor.knn_k, line["bank"]), monitor.knn_temperature
                 if line["features"] == "pixels" and (line["k"], line["temperature"]) == votes:
                     return float(line["top1"])

@@ -74,20 +74,20 @@ class Child:
     @property
     def divergence(self) -> str:
         """The error message if a loss that is not finite ended the process; else ""."""
-        lost = [x for x in self.last_lines if NOT_FINITE in x]
-        return lost[0] if self.process.returncode > 0 and lost else ""
+        errors = [x for x in self.last_lines if NOT_FINITE in x]
+        return errors[0] if self.process.returncode > 0 and errors else ""
 
     def failure(self, what: str, missing: str) -> FastSiamError:
         """Return an error for the process ``what``, which failed or ended without ``missing``."""
         code, lines = self.process.returncode, self.last_lines
         if code < 0:
-            why = f"killed by {signal_name(-code)}"
+            reason = f"killed by {signal_name(-code)}"
         elif code:  # other processes of the same run may have logged lines after the error
             errors = [line for line in lines if line.startswith("error: ")]
-            why = [f"exit code {code}", *lines, *errors][-1].removeprefix("error: ")
+            reason = [f"exit code {code}", *lines, *errors][-1].removeprefix("error: ")
         else:
-            why = f"it has no {missing}"
-        return FastSiamError(f"{what} failed ({why}); see {self._log}")
+            reason = f"it has no {missing}"
+        return FastSiamError(f"{what} failed ({reason}); see {self._log}")
 
 
 def images(scale: Scale, config: StudyRunConfig) -> str:
@@ -136,16 +136,16 @@ def _check_images(run: Run) -> None:
         data=config.data, augment=config.augment, resize=config.eval_resize, place=place
     )
     bank, _ = images.loaders()
-    found = f"{config.data.root} has {bank.images:,} training images of {len(bank.classes):,}"
-    wanted = f"--scale {scale.name} expects {scale.images:,} of {scale.classes:,}, {scale.title}"
+    actual = f"{config.data.root} has {bank.images:,} training images of {len(bank.classes):,}"
+    expected = f"--scale {scale.name} expects {scale.images:,} of {scale.classes:,}, {scale.title}"
     if len(bank.classes) != scale.classes:
-        raise DataError(f"{found} classes; {wanted}")
+        raise DataError(f"{actual} classes; {expected}")
     if bank.images != scale.images:
-        Console().warn(f"{found} classes; {wanted}")
-    listed = run_images(config, None).listed
-    own = fingerprint(listed.names) if listed else ""
+        Console().warn(f"{actual} classes; {expected}")
+    image_list = run_images(config, None).listed
+    digest = fingerprint(image_list.names) if image_list else ""
     for folder in sorted(run.folder.parent.glob("*-seed-*")):
-        if replace(run, folder=folder).images_digest not in ("", own):
+        if replace(run, folder=folder).images_digest not in ("", digest):
             raise DataError(
                 f"{folder} was trained on different images than those in {config.data.root}; pass "
                 "its --data, or choose another --out"
@@ -180,8 +180,8 @@ def _gpus(config: StudyRunConfig) -> list[str]:
 
     if config.device == "cpu" or not (count := torch.cuda.device_count()):
         return []
-    named = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    return named.split(",") if named else [str(number) for number in range(count)]
+    visible_gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    return visible_gpus.split(",") if visible_gpus else [str(number) for number in range(count)]
 
 
 def slots(config: StudyRunConfig, gpus: Sequence[str]) -> list[dict[str, str]]:
@@ -191,18 +191,18 @@ def slots(config: StudyRunConfig, gpus: Sequence[str]) -> list[dict[str, str]]:
         config: number of parallel runs, and of GPUs for each.
         gpus: names of the machine's GPUs; empty to run on the CPU.
     """
-    found = []
+    environments = []
     for number in range(config.parallel):
-        own: dict[str, str] = {}
+        env: dict[str, str] = {}
         if gpus:
             first = number * config.gpus
-            chosen = dict.fromkeys(gpus[(first + i) % len(gpus)] for i in range(config.gpus))
-            own["CUDA_VISIBLE_DEVICES"] = ",".join(chosen)
+            slot_gpus = dict.fromkeys(gpus[(first + i) % len(gpus)] for i in range(config.gpus))
+            env["CUDA_VISIBLE_DEVICES"] = ",".join(slot_gpus)
         if config.parallel > 1:
             share = str(cores.share(config.parallel * config.gpus))
-            own |= {cores.SHARE: share, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", share)}
-        found.append(own)
-    return found
+            env |= {cores.SHARE: share, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", share)}
+        environments.append(env)
+    return environments
 
 
 class _Scheduler:
@@ -271,16 +271,16 @@ class _Scheduler:
         run.prepare()
         verb = "resuming" if (run.folder / "checkpoints").exists() else "starting"
         self._console.say(f"{verb} {run.name}; its output is in {run.log_file}")
-        began = time.monotonic()
+        start = time.monotonic()
         while True:
             trains = not run.is_trained
             child = Child(_command(run), run.log_file, **slot)
             yield child
             if self._signal and not run.is_done:
                 return
-            if said := child.divergence:
+            if message := child.divergence:
                 with atomic_write_for_user(run.diverged_file) as temporary:
-                    temporary.write_text(f"{said}\n")
+                    temporary.write_text(f"{message}\n")
             if result := read_result(run):
                 break
             if child.process.returncode or not (trains and run.is_trained):
@@ -288,8 +288,8 @@ class _Scheduler:
                 raise child.failure(run.name, missing if trains else "linear evaluation")
         self._slots.append(slot)
         self._left -= 1
-        took = duration(time.monotonic() - began)
-        self._console.say(f"{run.name}: {_figures(result, run)} in {took}; {self._left:,} left")
+        elapsed = duration(time.monotonic() - start)
+        self._console.say(f"{run.name}: {_figures(result, run)} in {elapsed}; {self._left:,} left")
 
 
 def _figures(result: Result, run: Run) -> str:
@@ -306,6 +306,6 @@ def _command(run: Run) -> list[str]:
     if not run.is_trained:
         return [*FASTSIAM, "train", "--config", str(run.settings_file), "--out", str(run.folder)]
     config = run.config
-    own = ["--cached"] if run.scale.cached else []
-    own += ["--data", str(config.data.root), "--gpus", str(config.run.gpus)]
-    return [*FASTSIAM, "eval", "linear", str(run.folder), *own, "--device", config.run.device]
+    options = ["--cached"] if run.scale.cached else []
+    options += ["--data", str(config.data.root), "--gpus", str(config.run.gpus)]
+    return [*FASTSIAM, "eval", "linear", str(run.folder), *options, "--device", config.run.device]

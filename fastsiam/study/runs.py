@@ -111,8 +111,8 @@ class Run:
     def _linear_protocol(self, record: Record) -> dict[str, Any]:
         """Return the protocol of the study's linear evaluation for a record's number of images."""
         linear = LinearConfig(cached=self.scale.cached).settled(record.data.train)
-        most = record.data.train // record.images.ranks * record.images.ranks
-        return replace(linear, batch=min(linear.global_batch, most)).protocol()
+        max_batch = record.data.train // record.images.ranks * record.images.ranks
+        return replace(linear, batch=min(linear.global_batch, max_batch)).protocol()
 
     def has_usual_images(self, record: Record) -> bool:
         """Return whether an evaluation used the run's own images, cropped and normalised alike.
@@ -122,22 +122,22 @@ class Run:
         Raises:
             FastSiamError: the run's settings cannot be read.
         """
-        used, asked = RunSettings.read(self.folder).config, self._asked()
-        moved = asked.data.full_root if asked else None
-        images, augment = record.images, used.augment
+        run_config, requested_config = RunSettings.read(self.folder).config, self._read_config()
+        full_root = requested_config.data.full_root if requested_config else None
+        images, augment = record.images, run_config.augment
         return record.data == replace(
             record.data,
-            holdout=used.data.holdout or None,
-            image_column=used.data.image_column or None,
-            other_data=record.data.other_data and moved,
+            holdout=run_config.data.holdout or None,
+            image_column=run_config.data.image_column or None,
+            other_data=record.data.other_data and full_root,
         ) and images == replace(
             images,
             crop=augment.crop,
-            resize=used.eval_resize,
+            resize=run_config.eval_resize,
             mean=augment.mean,
             std=augment.std,
-            exif=used.data.exif,
-            alpha=used.data.alpha,
+            exif=run_config.data.exif,
+            alpha=run_config.data.alpha,
         )
 
     @property
@@ -145,8 +145,8 @@ class Run:
         """Hash of the training images' names; empty if unknown."""
         from fastsiam.train.image_list import ImageList, fingerprint
 
-        listed = ImageList.load(self.folder)
-        return fingerprint(listed.names) if listed else ""
+        image_list = ImageList.load(self.folder)
+        return fingerprint(image_list.names) if image_list else ""
 
     def prepare(self) -> None:
         """Write the requested settings into the run's folder.
@@ -163,15 +163,15 @@ class Run:
         Raises:
             FastSiamError: settings differ; the message names them.
         """
-        asked = self._asked()
-        changed = differences(asked, self.config) if asked else {}
-        if changed and (read_metrics(self.folder) or self.is_diverged):
+        requested_config = self._read_config()
+        changes = differences(requested_config, self.config) if requested_config else {}
+        if changes and (read_metrics(self.folder) or self.is_diverged):
             raise FastSiamError(
-                f"{self.folder} contains a run with different settings ({changes_text(changed)}); "
+                f"{self.folder} contains a run with different settings ({changes_text(changes)}); "
                 "choose another --out, or delete the folder"
             )
 
-    def _asked(self) -> TrainConfig | None:
+    def _read_config(self) -> TrainConfig | None:
         """Read the settings that the last ``study run`` wrote; None before the first.
 
         Raises:
@@ -193,8 +193,8 @@ def run_command(study: str, config: StudyConfig) -> str:
 
 def folder_of(config: StudyConfig) -> Path:
     """Return the parent folder of all runs at a scale."""
-    own = f"-{config.epochs}-epochs" if config.epochs else ""
-    return Path(config.out) / f"{config.scale}{own}"
+    suffix = f"-{config.epochs}-epochs" if config.epochs else ""
+    return Path(config.out) / f"{config.scale}{suffix}"
 
 
 def runs_of(
@@ -231,5 +231,5 @@ def runs_of(
 
 def seeds_in(folder: Path) -> list[int]:
     """Return the seeds of the runs in a folder."""
-    found = (re.fullmatch(r".+-seed-(\d+)", path.name) for path in folder.glob("*-seed-*"))
-    return sorted({int(match[1]) for match in found if match})
+    matches = (re.fullmatch(r".+-seed-(\d+)", path.name) for path in folder.glob("*-seed-*"))
+    return sorted({int(match[1]) for match in matches if match})

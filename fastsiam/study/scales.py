@@ -55,19 +55,19 @@ class Scale:
 
     def on(self, data: str, *, gpus: int, device: Device) -> Scale:
         """Return a copy of the scale for the user's data and devices."""
-        own = replace(self.base.data, data=data)
+        data_config = replace(self.base.data, data=data)
         run = replace(self.base.run, gpus=gpus, device=device)
-        return replace(self, base=replace(self.base, data=own, run=run))
+        return replace(self, base=replace(self.base, data=data_config, run=run))
 
     def base_of(self, variant: str) -> TrainConfig:
         """Return the recipe that a variant modifies: the scale's, adapted to the method."""
         method = VARIANTS[variant].get("method", "")
-        own = {**_METHODS.get(method, {}), **self.methods.get(method, {})}
-        if "recipe" in own:
-            return _with_recipe(self.base, own["recipe"])
-        if "frozen_epochs" in own:
-            own["frozen_epochs"] = min(own["frozen_epochs"], self.base.optim.epochs / 10)
-        return with_changes(self.base, own)
+        changes = {**_METHODS.get(method, {}), **self.methods.get(method, {})}
+        if "recipe" in changes:
+            return _with_recipe(self.base, changes["recipe"])
+        if "frozen_epochs" in changes:
+            changes["frozen_epochs"] = min(changes["frozen_epochs"], self.base.optim.epochs / 10)
+        return with_changes(self.base, changes)
 
     def recipe_of(self, variant: str) -> TrainConfig:
         """Return a variant's recipe: ``base_of`` with the variant's changes."""
@@ -92,15 +92,15 @@ class Scale:
 
 def _with_recipe(base: TrainConfig, name: str) -> TrainConfig:
     """Return a recipe with the base's data and epochs; warm-up is scaled in proportion."""
-    own, epochs = RECIPES[name](), base.optim.epochs
-    warmup = own.optim.warmup_epochs * epochs / own.optim.epochs
-    optim = replace(own.optim, epochs=epochs, warmup_epochs=warmup)
-    return replace(own, optim=optim, monitor=base.monitor, data=base.data, run=base.run)
+    recipe, epochs = RECIPES[name](), base.optim.epochs
+    warmup = recipe.optim.warmup_epochs * epochs / recipe.optim.epochs
+    optim = replace(recipe.optim, epochs=epochs, warmup_epochs=warmup)
+    return replace(recipe, optim=optim, monitor=base.monitor, data=base.data, run=base.run)
 
 
-def _scale(name: Any, *, recipe: str, settings: Changes | None = None, **others: Any) -> Scale:
+def _scale(name: Any, *, recipe: str, settings: Changes | None = None, **attributes: Any) -> Scale:
     base = with_changes(RECIPES[recipe](), settings or {})
-    return Scale(name=name, recipe=recipe, base=base, **others)
+    return Scale(name=name, recipe=recipe, base=base, **attributes)
 
 
 _DATA = tomllib.loads(Path(__file__).with_name("scales.toml").read_text())
@@ -113,5 +113,5 @@ SCALES: dict[ScaleName, Scale] = {
 
 def scale(name: ScaleName, *, epochs: int = 0) -> Scale:
     """Return a scale by name, with its base recipe trained for ``epochs`` (0: the default)."""
-    found = SCALES[name]
-    return replace(found, base=with_changes(found.base, {"epochs": epochs})) if epochs else found
+    preset = SCALES[name]
+    return replace(preset, base=with_changes(preset.base, {"epochs": epochs})) if epochs else preset

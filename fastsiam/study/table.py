@@ -52,7 +52,7 @@ def cells(record: StudyRecord) -> tuple[list[str], list[list[str]]]:
         ("rank", lambda row: averaged([x.rank for x in row.results], 1)),
         ("loss", lambda row: averaged([x.loss for x in row.results], 3)),
         ("verdict", lambda row: "; ".join(
-            f"{_claimed(record, claim)}: {verdict.outcome}"
+            f"{_claim_text(record, claim)}: {verdict.outcome}"
             for claim, verdict in verdicts[row.variant]
         )),
     ]  # fmt: skip
@@ -64,7 +64,7 @@ def reasons(record: StudyRecord) -> list[str]:
     """Return one line for each verdict: row, claim, outcome and reason."""
     verdicts = judge_all(record)
     return [
-        f"{row.title}: {_claimed(record, claim)}: {verdict.outcome} ({verdict.reason})"
+        f"{row.title}: {_claim_text(record, claim)}: {verdict.outcome} ({verdict.reason})"
         for row in record.rows
         for claim, verdict in verdicts[row.variant]
     ]
@@ -74,28 +74,28 @@ def caption(record: StudyRecord) -> str:
     """Return the caption: what the numbers measure, the machines, the date and the command."""
     seeds = spelled_seeds(record.seeds) or "that will be done"
     images = {one.images for one in record.every_result if one.images}
-    many = f" ({' or '.join(f'{count:,}' for count in sorted(images))} training images)"
+    images_text = f" ({' or '.join(f'{count:,}' for count in sorted(images))} training images)"
     machines = " and ".join(dict.fromkeys(map(_machine, record.environments)))
     precision = f"precision: {' and '.join(record.precisions)}; " if record.precisions else ""
     return (
         f"The paper's figures: {record.figure}. Ours: {record.measure} of {record.network}"
-        f"{many if images else ''}, epochs: {record.epochs}; {precision}mean ± standard deviation "
-        f"over the seeds {seeds}; {_baselines_text(record)}chance is {record.chance:g}%. "
+        f"{images_text if images else ''}, epochs: {record.epochs}; {precision}mean ± standard "
+        f"deviation over the seeds {seeds}; {_baselines_text(record)}chance is {record.chance:g}%. "
         f"{machines or 'no machine yet'}; {record.date}; `{record.command}`"
     )
 
 
 def _baselines_text(record: StudyRecord) -> str:
     """Return the caption's text on linear evaluation, raw pixels and untrained networks."""
-    said = ""
+    text = ""
     if record.has_linear:
-        how = "cached features of central crops" if record.cached else "random crops and flips"
-        said += f"linear evaluation on {how}, at the best of several rates; "
+        protocol = "cached features of central crops" if record.cached else "random crops and flips"
+        text += f"linear evaluation on {protocol}, at the best of several rates; "
     if record.pixels is not None:
         untrained = [one.untrained for one in record.every_result]
-        said += f"kNN of raw pixels: {record.pixels:.1f}%, "
-        said += f"of untrained networks: {averaged(untrained, 1)}%; "
-    return said
+        text += f"kNN of raw pixels: {record.pixels:.1f}%, "
+        text += f"of untrained networks: {averaged(untrained, 1)}%; "
+    return text
 
 
 def _other_images(record: StudyRecord) -> str:
@@ -106,8 +106,8 @@ def _other_images(record: StudyRecord) -> str:
         for one in row.results
         if one.images_digest
     }
-    others = ", ".join(run for run in runs if runs[run] != next(iter(runs.values())))
-    return f"Not comparable: trained on other images than the first run: {others}" if others else ""
+    names = ", ".join(run for run in runs if runs[run] != next(iter(runs.values())))
+    return f"Not comparable: trained on other images than the first run: {names}" if names else ""
 
 
 def spelled_seeds(seeds: Sequence[int]) -> str:
@@ -126,21 +126,21 @@ def _figure(value: float | str | None) -> str:
     return "-" if value is None else value if isinstance(value, str) else f"{value:.1f}"
 
 
-def _claimed(record: StudyRecord, claim: Claim) -> str:
+def _claim_text(record: StudyRecord, claim: Claim) -> str:
     """Format a claim, such as "better than 'SimCLR'"."""
     if not claim.than:
         return "does not collapse" if claim.kind == "stands" else claim.kind
-    other = next(row.title for row in record.rows if row.variant == claim.than)
-    return f"{claim.kind} {'to' if claim.kind == 'alike' else 'than'} {other!r}"
+    compared_title = next(row.title for row in record.rows if row.variant == claim.than)
+    return f"{claim.kind} {'to' if claim.kind == 'alike' else 'than'} {compared_title!r}"
 
 
 def averaged(values: Sequence[float | None], digits: int) -> str:
     """Format the mean ± standard deviation of the values that are not None; "-" without any."""
-    there = [value for value in values if value is not None]
-    if not there:
+    numbers = [value for value in values if value is not None]
+    if not numbers:
         return "-"
-    spread = f" ± {stdev(there):.{digits}f}" if len(there) > 1 else ""
-    return f"{fmean(there):.{digits}f}{spread}"
+    spread = f" ± {stdev(numbers):.{digits}f}" if len(numbers) > 1 else ""
+    return f"{fmean(numbers):.{digits}f}{spread}"
 
 
 def _machine(environment: dict[str, Any]) -> str:

@@ -76,18 +76,18 @@ def interval(values: Sequence[float]) -> Interval | None:
 def judge_all(record: StudyRecord) -> dict[str, list[tuple[Claim, Verdict]]]:
     """Judge all of the paper's claims about a study; return the verdicts by variant."""
     rows = {row.variant: row.results for row in record.rows}
-    found = {
+    verdicts = {
         row.variant: [
             (claim, judge(claim, row.variant, rows, reference=record.reference))
             for claim in row.claims
         ]
         for row in record.rows
     }
-    tests = [one.comparison for row in found.values() for _, one in row]
+    tests = [one.comparison for row in verdicts.values() for _, one in row]
     corrected = holm([p for p in tests if p is not None])
     return {
         name: [(claim, _corrected(verdict, corrected)) for claim, verdict in row]
-        for name, row in found.items()
+        for name, row in verdicts.items()
     }
 
 
@@ -95,8 +95,8 @@ def holm(tests: Sequence[float]) -> dict[float, float]:
     """Correct p-values by Holm's method; return a mapping from uncorrected to corrected."""
     corrected: dict[float, float] = {}
     highest = 0.0
-    for place, p in enumerate(sorted(tests)):
-        highest = max(highest, min(1.0, p * (len(tests) - place)))
+    for index, p in enumerate(sorted(tests)):
+        highest = max(highest, min(1.0, p * (len(tests) - index)))
         corrected.setdefault(p, highest)
     return corrected
 
@@ -119,36 +119,37 @@ def judge(claim: Claim, row: str, rows: Mapping[str, Results], *, reference: str
         rows: results by variant; rows without results may be missing.
         reference: variant of the study's reference row.
     """
-    own = rows.get(row, ())
+    results = rows.get(row, ())
     match claim.kind:
         case "collapses" | "stands":
-            return _by_count(own, _is_collapsed, wanted=claim.kind == "collapses")
+            return _by_count(results, _is_collapsed, expected=claim.kind == "collapses")
         case "degenerates":
-            return _by_count(own, _is_degenerate, wanted=True)
+            return _by_count(results, _is_degenerate, expected=True)
         case "works":
-            return _works(own)
+            return _works(results)
         case "fails":
-            return _fails(own, rows.get(reference, ()))
+            return _fails(results, rows.get(reference, ()))
         case "unstable":
-            return _is_unstable(own, rows.get(reference, ()))
+            return _is_unstable(results, rows.get(reference, ()))
         case _:
-            return _compared(claim, own, rows.get(claim.than, ()))
+            return _compare(claim, results, rows.get(claim.than, ()))
 
 
-def _by_count(own: Results, is_so: Callable[[Result], bool], *, wanted: bool) -> Verdict:
+def _by_count(results: Results, predicate: Callable[[Result], bool], *, expected: bool) -> Verdict:
     """Judge by how many seeds meet a condition: all, some or none. Diverged seeds do not count."""
-    ended = [one for one in own if None not in (one.z_std, one.rank, one.loss)]
-    if not ended:
+    finished_results = [one for one in results if None not in (one.z_std, one.rank, one.loss)]
+    if not finished_results:
         return Verdict("cannot be told", "no seed came to its end")
-    count = sum(map(is_so, ended))
+    count = sum(map(predicate, finished_results))
     reason = (
-        f"{count} of {len(ended)} seeds; loss {_range([one.loss for one in ended], 2)}, "
-        f"std {_range([one.z_std for one in ended], 2)}, "
-        f"rank {_range([one.rank for one in ended], 1)}"
+        f"{count} of {len(finished_results)} seeds; "
+        f"loss {_range([one.loss for one in finished_results], 2)}, "
+        f"std {_range([one.z_std for one in finished_results], 2)}, "
+        f"rank {_range([one.rank for one in finished_results], 1)}"
     )
-    if 0 < count < len(ended):
+    if 0 < count < len(finished_results):
         return Verdict("cannot be told", reason)
-    return Verdict("holds" if bool(count) == wanted else "contradicted", reason)
+    return Verdict("holds" if bool(count) == expected else "contradicted", reason)
 
 
 def _is_collapsed(one: Result) -> bool:
@@ -163,33 +164,33 @@ def _is_degenerate(one: Result) -> bool:
     return one.loss < DEGENERATE_LOSS and one.z_std < DEGENERATE_STD
 
 
-def _works(own: Results) -> Verdict:
-    verdict = _by_mean([one.gain for one in own], "gain {} points", low=0)
+def _works(results: Results) -> Verdict:
+    verdict = _by_mean([one.gain for one in results], "gain {} points", low=0)
     return replace(verdict, comparison=None)
 
 
-def _fails(own: Results, reference: Results) -> Verdict:
+def _fails(results: Results, reference: Results) -> Verdict:
     reference_works = _works(reference)
     if reference_works.outcome != "holds":
         return Verdict("cannot be told", f"the reference itself: {reference_works.reason}")
-    beyond = [one.gain - SHARE * other.gain for one, other in _comparable_pairs(own, reference)]
-    return _by_mean(beyond, "gain minus a quarter of the reference's {} points", high=0)
+    excess = [one.gain - SHARE * other.gain for one, other in _comparable_pairs(results, reference)]
+    return _by_mean(excess, "gain minus a quarter of the reference's {} points", high=0)
 
 
-def _compared(claim: Claim, own: Results, other: Results) -> Verdict:
-    differences = [one.top1 - two.top1 for one, two in _comparable_pairs(own, other)]
+def _compare(claim: Claim, results: Results, other_results: Results) -> Verdict:
+    differences = [one.top1 - two.top1 for one, two in _comparable_pairs(results, other_results)]
     low = {"better": 0.0, "alike": -MARGIN}.get(claim.kind, -inf)
     high = {"worse": 0.0, "alike": MARGIN}.get(claim.kind, inf)
     return _by_mean(differences, "differs by {} points", low=low, high=high)
 
 
-def _is_unstable(own: Results, reference: Results) -> Verdict:
-    lost = {one.seed for one in own if one.diverged}
-    if lost - {one.seed for one in reference if one.diverged}:
-        return Verdict("holds", f"{len(lost)} of {len(own)} seeds diverged")
+def _is_unstable(results: Results, reference: Results) -> Verdict:
+    diverged_seeds = {one.seed for one in results if one.diverged}
+    if diverged_seeds - {one.seed for one in reference if one.diverged}:
+        return Verdict("holds", f"{len(diverged_seeds)} of {len(results)} seeds diverged")
     ratios = [
         of_one / of_other
-        for one, other in _pairs(own, reference)
+        for one, other in _pairs(results, reference)
         if not other.diverged
         and (of_one := roughness(one)) is not None
         and (of_other := roughness(other))
@@ -210,29 +211,31 @@ def _by_mean(
 
     The verdict's reason is ``reason`` with the confidence interval in place of ``{}``.
     """
-    found = interval(values)
-    if found is None:
+    estimate = interval(values)
+    if estimate is None:
         return Verdict("cannot be told", f"seeds to judge by: {len(values)}; it takes two")
-    distance = min(abs(found.mean - border) for border in (low, high))
+    distance = min(abs(estimate.mean - border) for border in (low, high))
     error = stdev(values) / sqrt(len(values))
     t = distance / error if error else inf * distance if distance else 0.0
     p = 2 * float(stdtr(len(values) - 1, -t))
-    outcome: Outcome = "holds" if low < found.mean < high else "contradicted"
-    return Verdict(outcome if p < LEVEL else "cannot be told", reason.format(found), p)
+    outcome: Outcome = "holds" if low < estimate.mean < high else "contradicted"
+    return Verdict(outcome if p < LEVEL else "cannot be told", reason.format(estimate), p)
 
 
-def _pairs(own: Results, other: Results) -> list[tuple[Result, Result]]:
+def _pairs(results: Results, other_results: Results) -> list[tuple[Result, Result]]:
     """Pair the results of two rows by seed; seeds that only one row has are left out."""
-    of_seed = {one.seed: one for one in other}
-    return [(one, of_seed[one.seed]) for one in own if one.seed in of_seed]
+    of_seed = {one.seed: one for one in other_results}
+    return [(one, of_seed[one.seed]) for one in results if one.seed in of_seed]
 
 
-def _comparable_pairs(own: Results, other: Results) -> list[tuple[Result, Result]]:
+def _comparable_pairs(results: Results, other_results: Results) -> list[tuple[Result, Result]]:
     """Pair results by seed, except seeds that diverged in both rows: they cannot be compared."""
-    return [pair for pair in _pairs(own, other) if not all(one.diverged for one in pair)]
+    return [
+        pair for pair in _pairs(results, other_results) if not all(one.diverged for one in pair)
+    ]
 
 
 def _range(values: Sequence[float | None], digits: int) -> str:
-    there = [value for value in values if value is not None]
-    low, high = f"{min(there):.{digits}f}", f"{max(there):.{digits}f}"
+    numbers = [value for value in values if value is not None]
+    low, high = f"{min(numbers):.{digits}f}", f"{max(numbers):.{digits}f}"
     return low if low == high else f"{low} to {high}"
