@@ -48,9 +48,9 @@ def fill(disk: Path) -> Path:
 
 @contextlib.contextmanager
 def _mounted(path: Path, *how: str) -> Iterator[None]:
-    done = subprocess.run(["mount", *how, str(path)], capture_output=True, text=True)
-    if done.returncode:
-        pytest.skip(f"cannot mount a disk: {done.stderr.strip()}")
+    result = subprocess.run(["mount", *how, str(path)], capture_output=True, text=True)
+    if result.returncode:
+        pytest.skip(f"cannot mount a disk: {result.stderr.strip()}")
     try:
         yield
     finally:

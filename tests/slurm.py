@@ -59,9 +59,9 @@ class Cluster:
     def call(self, *words: str, folder: Path | None = None, check: bool = True) -> str:
         """Run a SLURM program; return its stdout."""
         environment = {**os.environ, **self.environment}
-        done = subprocess.run(words, env=environment, cwd=folder, capture_output=True, text=True)
-        assert not (check and done.returncode), done.stderr
-        return done.stdout
+        result = subprocess.run(words, env=environment, cwd=folder, capture_output=True, text=True)
+        assert not (check and result.returncode), result.stderr
+        return result.stdout
 
     @property
     def idle(self) -> int:

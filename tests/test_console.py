@@ -92,8 +92,8 @@ def test_work_within_a_run_is_told_beside_its_bar(monkeypatch: pytest.MonkeyPatc
 def test_lines_that_cannot_be_written_end_nothing() -> None:
     """On a full disk, and after the reader has closed the pipe."""
     for left in (False, True):
-        done = Forked(_say_and_stop, left).wait(60)
-        assert (done.returncode, done.stdout) == (0, "2")
+        result = Forked(_say_and_stop, left).wait(60)
+        assert (result.returncode, result.stdout) == (0, "2")
 
 
 def _say_and_stop(left: bool) -> None:

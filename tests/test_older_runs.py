@@ -49,8 +49,8 @@ def test_a_run_of_0_1_is_too_old(run: Path, small: TrainConfig) -> None:
     record["config"]["model"] = {"backbone": "resnet10", "dim": 16}
     file.write_text(json.dumps(record))
     for command in (["train", "--resume", str(run)], ["config", "--config", str(run)]):
-        said = fastsiam(*command, code=2).stderr
-        assert f"{file}: it was written by fastsiam 0.1, which is too old" in said
+        stderr = fastsiam(*command, code=2).stderr
+        assert f"{file}: it was written by fastsiam 0.1, which is too old" in stderr
     assert "which is too old" in fastsiam("report", str(run), code=1).stderr
     state = torch.load(checkpoints.last(run))
     torch.save(state | {"format": 1, "digest": None}, checkpoints.last(run))
@@ -85,8 +85,8 @@ def test_another_run_goes_on_from_it_or_starts_from_its_weights(
     branch = trained(small, out=tmp_path / "branch", resume=run, max_steps=7)
     assert checkpoints.load(branch).step == 7
     trained(small, out=tmp_path / "fresh", init=run, max_steps=1)
-    said = capfd.readouterr().err
-    assert "starts from ResNet-10" in said and "randomly initialised:" not in said
+    stderr = capfd.readouterr().err
+    assert "starts from ResNet-10" in stderr and "randomly initialised:" not in stderr
 
 
 def test_it_is_evaluated_exported_and_shown(images: Path, run: Path) -> None:
@@ -98,5 +98,5 @@ def test_it_is_evaluated_exported_and_shown(images: Path, run: Path) -> None:
     fastsiam("report", str(run))
     page = (run / "report.html").read_text()
     assert "predictor-dim" in page or "predictor_dim" in page
-    read = load_pretrained(run)
-    assert read.epoch == 2 and read.network().features == 32
+    pretrained = load_pretrained(run)
+    assert pretrained.epoch == 2 and pretrained.network().features == 32

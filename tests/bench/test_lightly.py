@@ -48,12 +48,12 @@ def test_a_run_leaves_weights_that_are_measured_as_ours(
 ) -> None:
     """The kNN monitor is that of ``train`` and agrees with ``eval knn`` on the saved weights."""
     out = tmp_path / "out"
-    done = bench(
+    result = bench(
         "lightly", "--recipe", "demo", "--method", method, "--data", str(data), "--out", str(out),
         "--width", "4", "--epochs", "2", "--batch", "8", "--seed", "3", "--workers", "0",
         "--device", "cpu", "--set", "knn_k=5", *SMALL.get(method, []),
     )  # fmt: skip
-    said = json.loads(done.stdout.splitlines()[-1])
+    said = json.loads(result.stdout.splitlines()[-1])
     assert said["method"] == method and said["images"] == 24 and said["steps"] == 6
     assert said["loader"] == ("fastsiam" if method == "simsiam" else "lightly")
     assert min(said[x] for x in ("seconds", "cpu_seconds", "images_per_second")) > 0

@@ -42,9 +42,9 @@ def test_where_nothing_is_measured_the_reasons_are_above(
     for case, changes in (("step", {"variants": ("fp16",)}), ("sweep", engine)):
         with pytest.raises(BackendError, match="nothing could be measured; the reasons are above"):
             run(case, replace(little, **changes))
-    said = capsys.readouterr().err
-    assert "fp16: not measured: needs a GPU" in said
-    assert "jpeg-engine does not affect torchvision, native" in said
+    stderr = capsys.readouterr().err
+    assert "fp16: not measured: needs a GPU" in stderr
+    assert "jpeg-engine does not affect torchvision, native" in stderr
 
 
 @pytest.mark.parametrize(
@@ -60,15 +60,15 @@ def test_other_views_are_not_compared_with_libraries(
 @pytest.mark.dali
 def test_bench_alone_measures_all(little: BenchConfig, tmp_path: Path) -> None:
     file = tmp_path / "out.json"
-    done = bench(
+    result = bench(
         "--pipelines", "native,memory", "--data", little.data, "--recipe", "demo",
         "--batch", "8", "--images", "24", "--workers", "1", "--repeats", "1", "--device", "cpu",
         "--json", str(file), "--stored", "original,pixels256",
     )  # fmt: skip
-    last = done.stdout.splitlines()[-1]
+    last = result.stdout.splitlines()[-1]
     assert "torchvision's loader delivers" in last
     assert "--workers auto would choose about 1 of 1 loader threads" in last
-    assert not Path(next(w for w in done.stderr.split() if "fastsiam-bench-" in w)[:-1]).exists()
+    assert not Path(next(w for w in result.stderr.split() if "fastsiam-bench-" in w)[:-1]).exists()
     records = read(file)
     assert records[0].command.startswith("fastsiam bench --")
     assert all(one.n == 1 and one.host_bytes > 0 for one in records)
@@ -125,9 +125,12 @@ def test_workers_load_equally_many_batches(
         return Images(folder, count, "")
 
     monkeypatch.setattr("fastsiam.bench.session.take_images", take)
-    with session(BenchConfig(workers=workers, device="cpu")) as own:
-        own.device = device
-        assert own.images(own.loaded_batch).count == batches * own.loaded_batch
+    with session(BenchConfig(workers=workers, device="cpu")) as bench_session:
+        bench_session.device = device
+        assert (
+            bench_session.images(bench_session.loaded_batch).count
+            == batches * bench_session.loaded_batch
+        )
 
 
 def test_a_signal_leaves_nothing_behind(tmp_path: Path) -> None:

@@ -53,9 +53,9 @@ def refused(*arguments: str) -> str:
 
 def help_of(*command: str) -> str:
     arguments = command if "--help-all" in command else [*command, "--help"]
-    done = CliRunner(env={"COLUMNS": "80"}).invoke(cli.app, arguments)
-    assert done.exit_code == 0
-    return done.output
+    result = CliRunner(env={"COLUMNS": "80"}).invoke(cli.app, arguments)
+    assert result.exit_code == 0
+    return result.output
 
 
 def test_older_versions_of_typer_find_no_types_but_the_options() -> None:
@@ -73,27 +73,29 @@ def test_the_help_of_train_has_every_option_in_its_section_with_its_default() ->
     for one in options:
         section = text[text.index(f"\n{one.section}\n") :].split("\n\n")[0]
         assert re.search(rf"^  --{one.flag}\b", section, re.MULTILINE), one.name
-    said = "".join(text.split())
+    help_text = "".join(text.split())
     for option, default in (("crop", "224"), ("sync-bn", "sync-bn"), ("knn-every", "10")):
-        found = re.search(rf"--{option}.*?\[default:([^\]]+)\]", said)
+        found = re.search(rf"--{option}.*?\[default:([^\]]+)\]", help_text)
         assert found and found.group(1) == default
-    assert "[default:0.1;atleast0andatmost0.5]" in said
+    assert "[default:0.1;atleast0andatmost0.5]" in help_text
     short = help_of("train", "--recipe", "cifar10", "--method", "byol")
     assert len(re.findall(r"^  --[\w-]+ ", short, re.MULTILINE)) == 30
-    said = "".join(short.split())
-    assert "--crop" in said and "[default:32]" in said and "--hue" not in said
+    help_text = "".join(short.split())
+    assert "--crop" in help_text and "[default:32]" in help_text and "--hue" not in help_text
 
 
 def test_the_help_describes_a_shared_option_for_each_method() -> None:
     """The chosen method's text, or one text per method if the chosen one lacks the option."""
-    said = "".join(help_of("train", "--help-all").split())
-    assert "--cropINTEGER[,...]Sideofaview" in said and "--viewsINTEGERNumber" in said
+    help_text = "".join(help_of("train", "--help-all").split())
+    assert "--cropINTEGER[,...]Sideofaview" in help_text and "--viewsINTEGERNumber" in help_text
     for text in ("tokeepasnegatives.[default:65536]", "tobalancesmallbatches;0:none.[default:0]"):
-        assert text in said
-    assert said.count("--symmetric/--no-symmetric") == 1
-    said = "".join(help_of("train", "--method", "mocov2", "--help-all").split())
-    assert said.count("--queueINTEGER") == 1 and "tokeepasnegatives.[default:65536]" in said
-    assert "Usebothviewsasqueries" in said and "Predicteachviewfromtheother" not in said
+        assert text in help_text
+    assert help_text.count("--symmetric/--no-symmetric") == 1
+    help_text = "".join(help_of("train", "--method", "mocov2", "--help-all").split())
+    assert (
+        help_text.count("--queueINTEGER") == 1 and "tokeepasnegatives.[default:65536]" in help_text
+    )
+    assert "Usebothviewsasqueries" in help_text and "Predicteachviewfromtheother" not in help_text
 
 
 @pytest.mark.parametrize("group", [(), ("convert",), ("eval",), ("bench",)])
@@ -156,8 +158,8 @@ def test_an_option_without_effect_is_refused(tmp_path: Path) -> None:
     ):
         assert message in refused(*arguments)
     for command in (["eval", "knn", str(OLD)], ["features", str(OLD)]):
-        done = CliRunner().invoke(cli.app, [*command, "--rendezvous", "node1"])
-        assert done.exit_code == 2 and "pass --nodes too" in " ".join(done.output.split())
+        result = CliRunner().invoke(cli.app, [*command, "--rendezvous", "node1"])
+        assert result.exit_code == 2 and "pass --nodes too" in " ".join(result.output.split())
     file = tmp_path / "my.toml"
     file.write_text('rendezvous = "node1"\nnodes = 4\nsync_bn_ranks = 2\ninit = "a.pt"\n')
     parse("--config", str(file), "--nodes", "1", "--no-sync-bn")
@@ -250,7 +252,7 @@ def test_the_settings_of_a_run_that_continues(
     file.write_text(f'resume = "{run}"\nout = "{branch}"\n')
     assert parse("--config", str(file))[1] == config
 
-    whole = (run / "config.json").read_text()  # a new branch does not inherit extend
+    original = (run / "config.json").read_text()  # a new branch does not inherit extend
     record["config"] = with_settings(begun, epochs=9, extend=9).to_dict()
     (run / "config.json").write_text(json.dumps(record))
     for given, epochs in (([], 9), (["--epochs", "7"], 7), (["--epochs", "11"], 11)):
@@ -260,7 +262,7 @@ def test_the_settings_of_a_run_that_continues(
     config = parse("--config", str(file))[1]
     assert (config.optim.epochs, config.run.extend) == (7, 0)
     assert parse("--resume", str(run))[1].run.extend == 9
-    (run / "config.json").write_text(whole)
+    (run / "config.json").write_text(original)
 
     (run / "config.json").unlink()  # the checkpoint also has the settings
     assert parse("--resume", str(run))[1] == resumed
@@ -276,9 +278,11 @@ def test_a_run_continues_by_its_folder_alone(begun: TrainConfig, tmp_path: Path)
     state = checkpoints.last(folder).read_bytes()
     fastsiam("train", "--resume", run, "--extend", "5", "--max-steps", "9")
     expected = history(folder)
-    said = fastsiam("train", "--resume", run).stderr
-    assert f"{run}/checkpoints/last.pt is at step 9 of 15; pass --max-steps 0 to continue\n" in said
-    assert "stopped by" not in said
+    stderr = fastsiam("train", "--resume", run).stderr
+    assert (
+        f"{run}/checkpoints/last.pt is at step 9 of 15; pass --max-steps 0 to continue\n" in stderr
+    )
+    assert "stopped by" not in stderr
     # Killed before it saved: config.json has the longer schedule, the checkpoint does not.
     checkpoints.last(folder).write_bytes(state)
     fastsiam_on_ranks(2, "train", "--resume", run)
@@ -288,11 +292,11 @@ def test_a_run_continues_by_its_folder_alone(begun: TrainConfig, tmp_path: Path)
 
 
 def test_what_is_no_run_is_one_line(tmp_path: Path) -> None:
-    said = fastsiam("train", "--resume", str(tmp_path / "none"), code=1).stderr
-    assert said == f"error: no checkpoint at {tmp_path / 'none'}\n"
+    stderr = fastsiam("train", "--resume", str(tmp_path / "none"), code=1).stderr
+    assert stderr == f"error: no checkpoint at {tmp_path / 'none'}\n"
     (tmp_path / "photos").mkdir()
-    said = fastsiam("train", "--resume", str(tmp_path / "photos"), code=1).stderr
-    assert said == (
+    stderr = fastsiam("train", "--resume", str(tmp_path / "photos"), code=1).stderr
+    assert stderr == (
         f"error: {tmp_path / 'photos'} is not a run folder: it has neither config.json nor "
         "checkpoints/last.pt\n"
     )
@@ -301,25 +305,25 @@ def test_what_is_no_run_is_one_line(tmp_path: Path) -> None:
 def test_views_shows_what_a_run_sees(begun: TrainConfig, tmp_path: Path) -> None:
     draws, sheet = tmp_path / "draws.json", tmp_path / "v.png"
     shown = ["views", "--images", "2", "--out", str(sheet), "--json", str(draws)]
-    done = fastsiam(*shown, "--config", str(tmp_path / "run"))
-    assert "2 views of 2 images, pipeline memory, epoch 0, seed 0" in done.stdout
+    result = fastsiam(*shown, "--config", str(tmp_path / "run"))
+    assert "2 views of 2 images, pipeline memory, epoch 0, seed 0" in result.stdout
     of_run = json.loads(draws.read_text())
     assert len(of_run) == 2 and all(Path(image["path"]).exists() for image in of_run)
     assert of_run[0]["views"][0]["box"] != of_run[0]["views"][1]["box"]
     file = tmp_path / "my.toml"
     file.write_text(f'[data]\ndata = "{begun.data.data}"\n[augment]\ncrop = 16\n')
-    done = fastsiam(*shown, "--config", str(file))
-    assert "pipeline auto" not in done.stdout and json.loads(draws.read_text()) == of_run
+    result = fastsiam(*shown, "--config", str(file))
+    assert "pipeline auto" not in result.stdout and json.loads(draws.read_text()) == of_run
     changed = ["--flip-p", "1,0,1", "--seed", "5", "--views", "3", "--crop", "300"]
     changed += ["--config", str(tmp_path / "run"), "--pipeline"]
-    done = fastsiam(*shown, *changed, "torchvision,memory")
-    assert "pipeline torchvision, memory, epoch 0, seed 5" in done.stdout
+    result = fastsiam(*shown, *changed, "torchvision,memory")
+    assert "pipeline torchvision, memory, epoch 0, seed 5" in result.stdout
     flips = [[view["flip"] for view in image["views"]] for image in json.loads(draws.read_text())]
     assert flips == [[True, False, True]] * 2
     with Image.open(sheet) as picture:
         assert picture.width > 300 and len(picture.getcolors(10**6) or []) > 500
-    done = fastsiam(*shown, *changed, "torchvision,disk", code=2)
-    assert "pipeline must be one of auto, torchvision, native, ffcv, dali" in done.stderr
+    result = fastsiam(*shown, *changed, "torchvision,disk", code=2)
+    assert "pipeline must be one of auto, torchvision, native, ffcv, dali" in result.stderr
 
 
 def test_config_prints_what_train_reads(tmp_path: Path) -> None:

@@ -65,8 +65,8 @@ def check_failing_run(config: TrainConfig, fault: str, code: int, said: str) -> 
     if fault in TIMEOUTS:
         config = with_settings(config, rank_timeout=TIMEOUTS[fault])
     fails = faulty(FAULT=fault, FAULT_RANK="1")
-    done = fastsiam("train", *flags(config), code=code, timeout=PATIENCE, environment=fails)
-    written = done.stderr
+    result = fastsiam("train", *flags(config), code=code, timeout=PATIENCE, environment=fails)
+    written = result.stderr
     assert len(re.findall(said, written)) == 1, written
     assert written.count("Traceback") == (fault == "error")
 
@@ -167,7 +167,7 @@ def test_the_exit_code_is_the_first_failures(
         rank: SimpleNamespace(exitcode=exit, timestamp=at) for rank, (exit, at) in failures.items()
     }
     assert _exit_code(given) == code
-    said = capsys.readouterr().err
-    assert said.startswith(f"error: rank {killed} was killed by SIG") if killed else not said
+    stderr = capsys.readouterr().err
+    assert stderr.startswith(f"error: rank {killed} was killed by SIG") if killed else not stderr
     monkeypatch.setattr(sys, "stderr", Mock(write=failing(errno.ENOSPC)))
     assert _exit_code(given) == code

@@ -128,10 +128,10 @@ def ran(script: str, folder: Path, **environment: str) -> tuple[int, str]:
     of_slurm = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node[7-8]", "SLURM_CPUS_PER_TASK": "96"}
     usual = {"CALLS": str(calls), "CODE": "0", "STATE": "RUNNING", **of_slurm}
     path = os.pathsep.join([str(folder), os.environ["PATH"]])
-    done = subprocess.run(
+    result = subprocess.run(
         ["bash"], input=script, text=True, env={"PATH": path, **usual, **environment}
     )
-    return done.returncode, calls.read_text()
+    return result.returncode, calls.read_text()
 
 
 ENDINGS: list[tuple[str, dict[str, str], str]] = [
@@ -202,8 +202,8 @@ def test_the_command_prints_it(small: TrainConfig) -> None:
     printed = fastsiam("slurm", *given).stdout
     assert options(printed)["time"] == "2:00:00" and options(printed)["nodes"] == "4"
     assert " --lr 0.1 " in printed and '--rendezvous "$head:' in printed
-    done = fastsiam("slurm", "--time", "a day", code=2)
-    assert "time must not contain spaces: 'a day'" in done.stderr
+    result = fastsiam("slurm", "--time", "a day", code=2)
+    assert "time must not contain spaces: 'a day'" in result.stderr
 
 
 def test_submitting_without_what_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

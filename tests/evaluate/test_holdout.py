@@ -56,8 +56,8 @@ def test_evaluations_of_a_run_need_no_flag(
         assert (record.data.train, record.data.val, record.data.holdout) == (18, 6, "25%")
         assert '"holdout": "25%"' in record.identity
     assert {r.kind for r in read_records(run)} == {"knn", "linear", "finetune"}
-    said = capfd.readouterr().err
-    assert said.count("25% of each class of the training images held out for validation") == 3
+    stderr = capfd.readouterr().err
+    assert stderr.count("25% of each class of the training images held out for validation") == 3
     # Low-shot subsets are taken from the remaining images; held-out images cannot be listed.
     record = evaluate_linear(run, replace(LINEAR, percent=50, batch=4), HERE)
     assert (record.data.train, record.data.val) == (9, 6)
@@ -79,8 +79,8 @@ def test_a_file_takes_the_flag(run: Path, images: Path, tmp_path: Path) -> None:
         evaluate_knn(weights, replace(config, data=str(images), holdout="25%"), HERE)
     # Features do not need labels.
     flat = str(images / "train" / "class0")
-    how: dict[str, Any] = {"data": flat, "holdout": "25%", "stem": "cifar", "crop": 16}
-    assert len(rows(weights, tmp_path / "f.npy", split="val", resize=16, **how)) == 2
+    settings: dict[str, Any] = {"data": flat, "holdout": "25%", "stem": "cifar", "crop": 16}
+    assert len(rows(weights, tmp_path / "f.npy", split="val", resize=16, **settings)) == 2
 
 
 def test_a_run_that_trained_on_held_out_images_says_so(
@@ -90,8 +90,8 @@ def test_a_run_that_trained_on_held_out_images_says_so(
     for held, warned in (("", True), ("15%", True), ("25%", False), ("40%", False)):
         run = run_on(images / "train", small, held)
         open_subject(run, replace(KNN, holdout="25%"), HERE).print_summary()
-        said = "was trained on images that are held out here" in capfd.readouterr().err
-        assert said == warned
+        stderr = "was trained on images that are held out here" in capfd.readouterr().err
+        assert stderr == warned
 
 
 def test_other_data_than_the_runs(
@@ -104,8 +104,8 @@ def test_other_data_than_the_runs(
     record = evaluate_knn(run, replace(KNN, data=str(images)), HERE)
     assert (record.data.train, record.data.val, record.data.holdout) == (24, 12, None)
     assert "holdout" not in record.identity
-    said = f"the run's --holdout 25% does not apply: {images} is not the run's data"
-    assert said in capfd.readouterr().err
+    message = f"the run's --holdout 25% does not apply: {images} is not the run's data"
+    assert message in capfd.readouterr().err
     before = evaluate_knn(run, KNN, HERE)
     moved = Path(shutil.move(images / "train", tmp_path / "moved"))
     with pytest.raises(NoSplitError, match=r"--holdout 25% holds out a share"):
@@ -126,8 +126,8 @@ def test_validation_images_that_came_later_go_before_the_runs_holdout(
     shutil.move(tmp_path / "val", images / "val")
     record = evaluate_knn(later, KNN, HERE)
     assert (record.data.train, record.data.val, record.data.holdout) == (24, 12, None)
-    said = f"the run's --holdout 25% does not apply: {images} has validation images"
-    assert said in capfd.readouterr().err
+    message = f"the run's --holdout 25% does not apply: {images} has validation images"
+    assert message in capfd.readouterr().err
 
 
 def rows(run: Path, out: Path, **settings: Any) -> list[dict[str, str]]:

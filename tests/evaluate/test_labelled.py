@@ -46,9 +46,9 @@ def test_little_data_have_a_sensible_default(run: Path, capsys: pytest.CaptureFi
     """The paper's LARS does not learn from 24 images; the default is SGD, which is logged."""
     config = LinearConfig(workers=0, device="cpu", cached=True, eval_every=0)
     record = evaluate_linear(run, config, HERE)
-    said = capsys.readouterr().err
-    assert "SGD: 24 images x 90 epochs" in said
-    assert "warning" not in said
+    stderr = capsys.readouterr().err
+    assert "SGD: 24 images x 90 epochs" in stderr
+    assert "warning" not in stderr
     assert record.protocol["optimizer"] == "sgd" and record.protocol["batch"] == 16
     assert [line["lr"] for line in record.results] == [0.1, 0.3, 1, 3, 10, 30]
     papers = evaluate_linear(run, replace(config, optimizer="lars"), HERE)
@@ -147,14 +147,14 @@ def test_linear_evaluation_by_two_ranks_and_by_one(run: Path, cached: bool, tmp_
     before = (run / "checkpoints" / "last.pt").read_bytes()
     out = tmp_path / "linear.json"
     storage: Any = "fp16" if cached else "fp32"
-    done = fastsiam_on_ranks(
+    results = fastsiam_on_ranks(
         2, "eval", "linear", str(run), "--lrs", "0.1,30", "--optimizer", "sgd", "--epochs", "3",
         "--batch", "8", "--device", "cpu", "--workers", "0", "--gpus", "2", "--json", str(out),
         "--storage", storage, *(["--cached"] if cached else []),
     )  # fmt: skip
     (both,) = read_records(run)
-    assert done[0].stdout.splitlines() == json.loads(out.read_text())["summary"] == both.summary
-    assert not done[1].stdout
+    assert results[0].stdout.splitlines() == json.loads(out.read_text())["summary"] == both.summary
+    assert not results[1].stdout
     assert "base rate 30" in both.summary[1] and "best of 2 rates" in both.summary[2]
     for convention in (
         "SGD, batch 8, 3 epochs, cosine per step, momentum 0.9, weight decay 0",
@@ -163,7 +163,7 @@ def test_linear_evaluation_by_two_ranks_and_by_one(run: Path, cached: bool, tmp_
         "shorter side to 16 pixels, central 16 x 16",
         "12 validation images, each counted once",
     ):
-        assert convention in done[0].stderr
+        assert convention in results[0].stderr
     assert [line["lr"] for line in both.results] == [0.1, 30]
     assert both.best["top1"] == max(line["top1"] for line in both.results)
     assert both.images_validated == 12 and both.data.train == 24
@@ -247,8 +247,8 @@ def test_bad_input_is_one_line(run: Path, tmp_path: Path, monkeypatch: pytest.Mo
             evaluate_linear(run, replace(QUICK, **bad), HERE)
     assert not (run / "eval").exists() or not list((run / "eval").iterdir())
     two = ("--gpus", "2", "--device", "cpu", "--batch", "7")
-    done = fastsiam("eval", "linear", str(run), *two, code=1)
-    assert done.stderr == "error: --batch 7 is not divisible by 2 ranks\n"
+    result = fastsiam("eval", "linear", str(run), *two, code=1)
+    assert result.stderr == "error: --batch 7 is not divisible by 2 ranks\n"
 
     def with_gaps(*arguments: Any, **settings: Any) -> Any:
         loader: Any = build_eval_loader(*arguments, **settings)

@@ -37,9 +37,9 @@ def test_a_run_that_cannot_be_written_is_evaluated(
 ) -> None:
     """A warning comes first and the exit code is 0; ``--json`` and reports elsewhere work."""
     with read_only(run):
-        done = fastsiam("eval", "knn", str(run), "--device", "cpu", "--k", "5")
-        assert "kNN top-1" in done.stdout and "eval/knn-epoch" in done.stderr
-        assert "the result is only printed: pass --json FILE to keep it" in done.stderr
+        result = fastsiam("eval", "knn", str(run), "--device", "cpu", "--k", "5")
+        assert "kNN top-1" in result.stdout and "eval/knn-epoch" in result.stderr
+        assert "the result is only printed: pass --json FILE to keep it" in result.stderr
         asked = tmp_path / "new" / "x.json"
         config = LinearConfig(workers=0, cached=True, epochs=1, json=str(asked))
         record = evaluate_linear(run, config, CPU)
@@ -102,8 +102,8 @@ def test_a_disk_that_is_full_from_the_start(
             with pytest.raises(FastSiamError, match=r"^cannot write .*: No space left on device"):
                 work()
         flags = ("--data", str(images), "--out", str(disk / "views.png"))
-        said = fastsiam("views", *flags, code=1).stderr.splitlines()[-1]
-        assert said.startswith(f"error: cannot write {disk}") and "No space left" in said
+        stderr = fastsiam("views", *flags, code=1).stderr.splitlines()[-1]
+        assert stderr.startswith(f"error: cannot write {disk}") and "No space left" in stderr
         assert {path.name for path in disk.iterdir()} == {"run", "filler"}
         assert all(path.stat().st_size for path in disk.rglob("*") if path.is_file())
 

@@ -67,9 +67,9 @@ def test_files_are_loaded_by_their_cards_snippet_and_read_back(
     side = 160 if model.backbone == "timm/test_vit" else 64
     x = nn.functional.interpolate(X, side)
     method = saved_run(tmp_path / "run", model, side=side)
-    read = load_pretrained(tmp_path / "run")
+    pretrained = load_pretrained(tmp_path / "run")
     out, card = tmp_path / f"w{ending}", tmp_path / f"w{ending}.md"
-    assert export_weights(read, format=format, out=out) == [out, card]
+    assert export_weights(pretrained, format=format, out=out) == [out, card]
     monkeypatch.chdir(tmp_path)
     rebuilt = by_snippet(card)
     assert type(rebuilt).__module__.split(".")[0] == library
@@ -82,12 +82,16 @@ def test_files_are_loaded_by_their_cards_snippet_and_read_back(
     back = load_pretrained(out, backbone=name, stem=model.stem if own else "")
     assert torch.equal(back.network()(x), expected)
     kept = tuple(f"{part}." for part in AUTHORS[format].parts) if format in AUTHORS else "backbone."
-    assert back.state.keys() == {key for key in read.state if key.startswith(kept)}
-    assert all(torch.equal(value, read.state[key]) for key, value in back.state.items())
+    assert back.state.keys() == {key for key in pretrained.state if key.startswith(kept)}
+    assert all(torch.equal(value, pretrained.state[key]) for key, value in back.state.items())
     if format in AUTHORS:
         assert (back.layout, back.epoch) == (format, 7)
     if format == "plain":
-        assert (back.layout, back.epoch, back.input) == ("plain", read.epoch, read.input)
+        assert (back.layout, back.epoch, back.input) == (
+            "plain",
+            pretrained.epoch,
+            pretrained.input,
+        )
         assert snippet_in(out) in card.read_text()
 
 
@@ -124,13 +128,13 @@ def test_weights_of_a_method_that_is_not_told_are_written_if_they_fit(tmp_path: 
     """solo-learn's file does not name its method; its heads fit SimSiam's layout, not MoCo's."""
     method = build_method(R18)
     torch.save(method.state_dict(), tmp_path / "solo.ckpt")
-    read = load_pretrained(tmp_path / "solo.ckpt")
-    assert (read.layout, read.method) == ("solo-learn", None)
-    export_weights(read, format="simsiam", out=tmp_path / "w.pth")
+    pretrained = load_pretrained(tmp_path / "solo.ckpt")
+    assert (pretrained.layout, pretrained.method) == ("solo-learn", None)
+    export_weights(pretrained, format="simsiam", out=tmp_path / "w.pth")
     back = load_pretrained(tmp_path / "w.pth")
-    assert all(torch.equal(value, read.state[key]) for key, value in back.state.items())
+    assert all(torch.equal(value, pretrained.state[key]) for key, value in back.state.items())
     with pytest.raises(CheckpointError, match=r"as moco \(the authors have no predictor\)"):
-        export_weights(read, format="moco", out=tmp_path / "v.pth")
+        export_weights(pretrained, format="moco", out=tmp_path / "v.pth")
     assert (tmp_path / "w.pth.md").read_text().startswith("# ResNet-18, converted by fastsiam")
 
 

@@ -279,23 +279,27 @@ def test_files_of_other_programs_are_read(name: str, tmp_path: Path) -> None:
     path = tmp_path / "w.pth"
     content = {"state_dict": state | unused, **file.content}
     torch.save(content, path, _use_new_zipfile_serialization=file.zipped)
-    read = load_pretrained(path)
-    assert (read.layout, read.model, read.epoch) == (file.layout, file.model, file.epoch)
-    assert (read.method and read.method.name) == {"moco": "mocov2"}.get(
+    pretrained = load_pretrained(path)
+    assert (pretrained.layout, pretrained.model, pretrained.epoch) == (
+        file.layout,
+        file.model,
+        file.epoch,
+    )
+    assert (pretrained.method and pretrained.method.name) == {"moco": "mocov2"}.get(
         file.layout, file.layout if file.layout in ("simsiam", "swav") else None
     )
     wrappers = r"^((module|model|_orig_mod)\.)+"
-    assert sorted(read.left_out) == sorted(re.sub(wrappers, "", key) for key in unused)
-    built = read.build().eval()
-    built.load_state_dict(read.state)
+    assert sorted(pretrained.left_out) == sorted(re.sub(wrappers, "", key) for key in unused)
+    built = pretrained.build().eval()
+    built.load_state_dict(pretrained.state)
     images = own = theirs = X[..., : file.side, : file.side]
     with torch.no_grad():
         for part, (_, module) in file.parts.items():
             own, theirs = built.get_submodule(part)(own), module(theirs)
             same(own, theirs)
-        assert torch.equal(read.network()(images), built.get_submodule("backbone")(images))
+        assert torch.equal(pretrained.network()(images), built.get_submodule("backbone")(images))
     for value in file.prototypes.values():
-        assert torch.equal(read.state["prototypes.weight"], value)
+        assert torch.equal(pretrained.state["prototypes.weight"], value)
 
 
 def test_a_network_with_a_compiled_child_is_read(tmp_path: Path) -> None:
@@ -310,11 +314,11 @@ def test_timms_names_are_its_own(name: str, tmp_path: Path) -> None:
     timm = pytest.importorskip("timm")
     theirs = timm.create_model(name.removeprefix("timm/"))
     torch.save(theirs.state_dict(), tmp_path / "w.pth")
-    read = load_pretrained(tmp_path / "w.pth", backbone=name)
+    pretrained = load_pretrained(tmp_path / "w.pth", backbone=name)
     headless = timm.create_model(name.removeprefix("timm/"), num_classes=0)
     expected = {f"backbone.{key}" for key in headless.state_dict()}
-    assert set(read.state) == expected
-    assert set(read.left_out) == set(theirs.state_dict()) - set(headless.state_dict())
+    assert set(pretrained.state) == expected
+    assert set(pretrained.left_out) == set(theirs.state_dict()) - set(headless.state_dict())
     assert any(".shortcut." in key for key in expected) == ("ghostnet" in name)
-    export_weights(read, format="timm", out=tmp_path / "again.pth")
+    export_weights(pretrained, format="timm", out=tmp_path / "again.pth")
     headless.load_state_dict(torch.load(tmp_path / "again.pth", weights_only=True))

@@ -44,10 +44,10 @@ def test_architectures_are_inferred(model: ModelConfig, tmp_path: Path) -> None:
         {"state_dict": {k.replace("backbone", "encoder"): v for k, v in state.items()}},
         tmp_path / "w.pth",
     )
-    read = load_pretrained(tmp_path / "w.pth")
+    pretrained = load_pretrained(tmp_path / "w.pth")
     own = {f.name: getattr(model, f.name) for f in fields(BackboneConfig)}
-    assert (read.model, read.method) == (BackboneConfig(**own), SimSiamConfig)
-    built = read.build()
+    assert (pretrained.model, pretrained.method) == (BackboneConfig(**own), SimSiamConfig)
+    built = pretrained.build()
     for part in method.parts:
         assert str(built.get_submodule(part)) == str(method.get_submodule(part))
 
@@ -62,10 +62,10 @@ def test_other_networks_are_read_by_name(name: str, tmp_path: Path) -> None:
     torch.save(theirs.state_dict(), tmp_path / "w.pth")
     with pytest.raises(CheckpointError, match=r"cannot tell which network .*--backbone"):
         load_pretrained(tmp_path / "w.pth")
-    read = load_pretrained(tmp_path / "w.pth", backbone=name)
-    assert read.model == BackboneConfig(backbone=name) and len(read.left_out) == 2
-    theirs.eval().set_submodule(read.left_out[0].removesuffix(".weight"), nn.Identity())
-    assert torch.equal(read.network()(X), theirs(X))
+    pretrained = load_pretrained(tmp_path / "w.pth", backbone=name)
+    assert pretrained.model == BackboneConfig(backbone=name) and len(pretrained.left_out) == 2
+    theirs.eval().set_submodule(pretrained.left_out[0].removesuffix(".weight"), nn.Identity())
+    assert torch.equal(pretrained.network()(X), theirs(X))
 
 
 def test_a_stem_is_said_where_weights_do_not_tell(tmp_path: Path) -> None:
@@ -87,8 +87,12 @@ def test_a_stem_is_said_where_weights_do_not_tell(tmp_path: Path) -> None:
     linear = prefixed(method.backbone.state_dict(), "backbone.")
     linear |= {"classifier.weight": torch.zeros(10, 32), "classifier.bias": torch.zeros(10)}
     torch.save({"state_dict": linear, "pytorch-lightning_version": "1.7"}, path)
-    read = load_pretrained(path)
-    assert (read.layout, read.model.stem, read.stem_assumed) == ("solo-learn", "cifar-pad2", False)
+    pretrained = load_pretrained(path)
+    assert (pretrained.layout, pretrained.model.stem, pretrained.stem_assumed) == (
+        "solo-learn",
+        "cifar-pad2",
+        False,
+    )
 
 
 def test_epochs_are_those_that_a_layout_means(tmp_path: Path) -> None:
@@ -104,9 +108,9 @@ def test_epochs_are_those_that_a_layout_means(tmp_path: Path) -> None:
     for beside, epochs in besides:
         content = {"state_dict": state, "model_ema": {"x": torch.zeros(1)}, **beside}
         torch.save(content, tmp_path / "w.pth")
-        read = load_pretrained(tmp_path / "w.pth")
-        assert read.epoch == epochs and read.left_out[-1] == "model_ema"
-        assert read.state["backbone.bn1.num_batches_tracked"] == 0
+        pretrained = load_pretrained(tmp_path / "w.pth")
+        assert pretrained.epoch == epochs and pretrained.left_out[-1] == "model_ema"
+        assert pretrained.state["backbone.bn1.num_batches_tracked"] == 0
 
 
 @cache

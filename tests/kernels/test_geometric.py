@@ -142,8 +142,8 @@ def on_every_kind(work: Any) -> None:
     Each call is a separate process, because an access outside the buffers kills it.
     """
     for kind in library.kinds():
-        done = Forked(work, environment={library.CHOICE: kind}).wait()
-        assert done.returncode == 0, (kind, done.stderr)
+        result = Forked(work, environment={library.CHOICE: kind}).wait()
+        assert result.returncode == 0, (kind, result.stderr)
 
 
 def test_crops_of_any_size_and_place() -> None:

@@ -81,15 +81,15 @@ def lacks_memory_to_finish() -> None:
 )
 def test_a_process_survives_a_lack_of_memory(work: Callable[[], None]) -> None:
     """The same work succeeds once there is memory."""
-    done = Forked(work).wait()
-    assert done.returncode == 0, done.stderr
+    result = Forked(work).wait()
+    assert result.returncode == 0, result.stderr
 
 
 @pytest.mark.skipif(build.FOLDER not in os.environ, reason="only for `make memory-check`")
 def test_sanitized_kernels_see_one_byte_too_many() -> None:
     """The write is in a scratch buffer of compiled code, whose size is normally rounded up."""
-    done = Forked(write_behind_a_room).wait()
-    assert done.returncode and "heap-buffer-overflow" in done.stderr
+    result = Forked(write_behind_a_room).wait()
+    assert result.returncode and "heap-buffer-overflow" in result.stderr
 
 
 def write_behind_a_room() -> None:
@@ -101,8 +101,8 @@ def write_behind_a_room() -> None:
     "malloc_debug" not in os.environ.get("LD_PRELOAD", ""), reason="only for `make memory-check`"
 )
 def test_the_checked_malloc_sees_one_byte_too_many() -> None:
-    done = Forked(write_behind_an_allocation).wait()
-    assert done.returncode == -signal.SIGABRT
+    result = Forked(write_behind_an_allocation).wait()
+    assert result.returncode == -signal.SIGABRT
 
 
 def write_behind_an_allocation() -> None:

@@ -162,11 +162,11 @@ def formula_of(
             queues = []
             if kept.queue is not None and kept.given >= config.queue:  # used only when full
                 queues = [kept.queue[:, view] for view in (0, 1)]
-            how: dict[str, Any] = {"epsilon": config.epsilon, "rounds": config.sinkhorn_rounds}
+            settings: dict[str, Any] = {"epsilon": config.epsilon, "rounds": config.sinkhorn_rounds}
             known["temperature"] = config.temperature
 
             def codes(now: Weights) -> list[Array]:
-                return related_formulas.codes(now, views, queues=queues, **how)
+                return related_formulas.codes(now, views, queues=queues, **settings)
 
             if not config.stop_gradient:
                 return lambda now: related_formulas.swav(now, views, of=codes(now), **known)

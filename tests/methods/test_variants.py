@@ -108,10 +108,10 @@ def test_it_is_killed_and_resumed_bit_for_bit(
 ) -> None:
     """The run is killed within an interval of two steps, which is also within an epoch."""
     config = EVERY[name].applied(small, knn_every=0, lr=0.1, save_every=1)
-    whole = trained(config, out=tmp_path / "whole")
+    reference = trained(config, out=tmp_path / "whole")
     run = killed(config, 5)
     assert checkpoints.load(run).step in (4, 5)  # a checkpoint may still be in progress
-    assert_same_runs(trained(config), whole)
+    assert_same_runs(trained(config), reference)
 
 
 KEEPING = ["average, 2 steps, asymmetric 2x", "mocov2", "swav, queue", "byol"]
@@ -123,12 +123,12 @@ def test_it_continues_on_another_number_of_ranks(
 ) -> None:
     """Two steps on one rank, two on two and two on one give the state of a single process."""
     config = EVERY[name].applied(small, epochs=2, lr=0.1, knn_every=0)
-    whole = checkpoints.load(trained(config, out=tmp_path / "whole"))
+    reference = checkpoints.load(trained(config, out=tmp_path / "whole"))
     for world, steps in ((1, 2), (2, 4), (1, 0)):
         part = with_settings(config, max_steps=steps, gpus=world)
         fastsiam_on_ranks(world, "train", *flags(part))
     moved = checkpoints.load(tmp_path / "run")
-    assert whole.step == moved.step == 6
+    assert reference.step == moved.step == 6
     if "averages" in moved.model:
         assert moved.model["averages"].abs().sum(1).min() > 0
-    torch.testing.assert_close(moved.model, whole.model, atol=1e-3, rtol=1e-3)
+    torch.testing.assert_close(moved.model, reference.model, atol=1e-3, rtol=1e-3)

@@ -250,10 +250,10 @@ for _ in range(20):
     network(x).square().mean().backward()
 """
     checked = {"LD_PRELOAD": "libc_malloc_debug.so.0", "GLIBC_TUNABLES": "glibc.malloc.check=3"}
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", code], env={**os.environ, **checked}, cwd=ROOT, timeout=300
     )
-    assert done.returncode == 0
+    assert result.returncode == 0
 
 
 def test_a_narrow_convolution_computes_what_torch_does() -> None:

@@ -35,8 +35,8 @@ def choice(root: Path, device: torch.device = CPU, *, free: float = 0.0, model: 
 
 def test_memory_if_all_images_fit_beside_the_model(images: Path) -> None:
     taken = 24 * EACH
-    said = "pipeline memory: 24 images take 41 kB of 87 kB on the CPU"
-    assert choice(images, free=130_000) == said
+    message = "pipeline memory: 24 images take 41 kB of 87 kB on the CPU"
+    assert choice(images, free=130_000) == message
     least = taken * 1.2 / 0.8  # loading may take four fifths of free memory
     assert choice(images, free=least + 1).startswith("pipeline memory: ")
     assert "pipeline memory" not in choice(images, free=least - 1)

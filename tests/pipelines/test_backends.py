@@ -44,8 +44,8 @@ def test_the_table_loads_neither_torch_nor_a_package() -> None:
         "print([m for m in sys.modules if m.split('.')[0] in "
         "{'torch', 'torchvision', 'ffcv', 'nvidia', 'numba'} or m.endswith('_backend')])"
     )
-    done = python(script)
-    assert (done.stdout, done.stderr) == ("[]\n", "")
+    result = python(script)
+    assert (result.stdout, result.stderr) == ("[]\n", "")
 
 
 @pytest.mark.ffcv

@@ -88,9 +88,9 @@ def test_what_dali_and_pil_refuse_is_named(images: Path, loaders: Loaders) -> No
 def test_a_broken_image_is_said_in_one_voice(images: Path) -> None:
     """DALI's own error output does not reach the user."""
     change_image("dali", images / "train", 11, lambda data: data[:-20])
-    done = Forked(print_the_error, images).wait()
-    assert done.stdout.count("\n") == 1 and "cannot decode" in done.stdout
-    assert (done.returncode, done.stderr) == (0, "")
+    result = Forked(print_the_error, images).wait()
+    assert result.stdout.count("\n") == 1 and "cannot decode" in result.stdout
+    assert (result.returncode, result.stderr) == (0, "")
 
 
 def print_the_error(data: Path) -> None:

@@ -128,8 +128,8 @@ def test_loaders_that_nobody_closed_do_not_keep_the_program(images: Path) -> Non
     arguments = [
         text for kind, name in CASES for text in (kind, name, str(readable(name, images / "train")))
     ]
-    done = python(LEFT_OPEN, *arguments)
-    assert (done.returncode, done.stdout, done.stderr) == (7, "", "")
+    result = python(LEFT_OPEN, *arguments)
+    assert (result.returncode, result.stdout, result.stderr) == (7, "", "")
 
 
 @pytest.mark.alone
@@ -142,10 +142,10 @@ def test_memory_does_not_grow(name: str, tmp_path: Path) -> None:
     if name == GRAPH:
         path = root / "class1" / "003.jpg"
         path.write_bytes(encoded(Image.open(path), "GIF"))
-    done = Forked(print_sizes, name, readable(name, root)).wait()
-    assert done.returncode == 0, done.stderr
-    assert name != GRAPH or "DALI cannot decode" in done.stderr
-    view, *sizes = json.loads(done.stdout)
+    result = Forked(print_sizes, name, readable(name, root)).wait()
+    assert result.returncode == 0, result.stderr
+    assert name != GRAPH or "DALI cannot decode" in result.stderr
+    view, *sizes = json.loads(result.stdout)
     assert growth(sizes) < 5 * view  # the minima are 15 epochs, or 90 views, apart
 
 

@@ -213,8 +213,8 @@ def test_workers_are_found_while_batches_are_made(
     for epoch in range(14):
         assert same(list(tuned.epoch(epoch)), list(one.epoch(epoch)))
     assert tuned.tuned_workers in range(1, 5)
-    said = f"loader threads: {tuned.tuned_workers}; step time with each number: 4: "
-    assert said in caplog.text
+    message = f"loader threads: {tuned.tuned_workers}; step time with each number: 4: "
+    assert message in caplog.text
     assert set(ahead) == {1, 2, 5} and (own := [x for x in ahead if x > 1]) == sorted(own)
 
 

@@ -51,5 +51,5 @@ def test_a_pipeline_that_cannot_is_an_error(small: TrainConfig, tmp_path: Path) 
     flags = ["--data", small.data.data, "--recipe", "cifar10", "--out", str(out)]
     bad = fastsiam("views", "--pipeline", "torchvision,ffcv", *flags, code=1)
     assert bad.stderr.count("\n") == 1 and not out.exists()
-    done = fastsiam("views", "--pipeline", "torchvision", *flags)
-    assert out.is_file() and "pipeline torchvision, epoch 0" in done.stdout
+    result = fastsiam("views", "--pipeline", "torchvision", *flags)
+    assert out.is_file() and "pipeline torchvision, epoch 0" in result.stdout

@@ -76,17 +76,17 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
     """If the file's structure is intact, the digest of its content detects the corruption."""
     path = tmp_path / "last.pt"
     checkpoints.save(path, make(3, 64))
-    whole = path.read_bytes()
-    damaged = [b"", b"text", whole[: len(whole) // 2]]
-    at = whole.index(torch.full((64,), 3.0).numpy().tobytes())
+    original = path.read_bytes()
+    damaged = [b"", b"text", original[: len(original) // 2]]
+    at = original.index(torch.full((64,), 3.0).numpy().tobytes())
     for place in (at, at + 100, at + 255):  # single bits of a tensor
-        damaged.append(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        damaged.append(original[:place] + bytes([original[place] ^ 1]) + original[place + 1 :])
     for content in damaged:
         path.write_bytes(content)
         with pytest.raises(DamagedError, match="it is corrupt") as caught:
             checkpoints.load(path)
         assert "\n" not in str(caught.value)
-    path.write_bytes(whole)
+    path.write_bytes(original)
     assert checkpoints.load(path).step == 3
 
 
@@ -157,9 +157,11 @@ def test_a_checkpoint_on_a_disk_that_is_not_mounted_is_not_taken_for_none(
     link = tmp_path / name
     link.parent.mkdir(exist_ok=True)
     link.symlink_to(tmp_path / "disk" / name)
-    said = rf"^cannot read {tmp_path}: {link} is a link to \S+, which does not exist \(is its disk"
+    message = (
+        rf"^cannot read {tmp_path}: {link} is a link to \S+, which does not exist \(is its disk"
+    )
     for read in (checkpoints.exists, checkpoints.load_newest, checkpoints.load):
-        with pytest.raises(CheckpointError, match=said):
+        with pytest.raises(CheckpointError, match=message):
             read(tmp_path)
 
 

@@ -145,6 +145,6 @@ def test_a_disk_that_is_full_for_a_while_ends_nothing(
             with pytest.raises(CheckpointError, match="No space left on device; free some space"):
                 trained(config, fill_or_free, out=run)
         assert checkpoints.load(run).step == (12 if freed else 2)
-    said = capfd.readouterr().err
-    assert "training continues, and the last good checkpoint is" in said and "(step 2)" in said
-    assert "Traceback" not in said
+    stderr = capfd.readouterr().err
+    assert "training continues, and the last good checkpoint is" in stderr and "(step 2)" in stderr
+    assert "Traceback" not in stderr

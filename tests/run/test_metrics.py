@@ -291,12 +291,12 @@ def test_lines_wait_for_room_on_a_full_disk(
         log.write("train", {"step": 300})
         log.close()
         assert [line["step"] for line in read_metrics(disk)] == list(range(1, 301))
-    said = capfd.readouterr().err
-    assert said.count("warning") == 1 and "lost" not in said
+    stderr = capfd.readouterr().err
+    assert stderr.count("warning") == 1 and "lost" not in stderr
     full = (
         "metrics.jsonl: No space left on device; free some space and try again; training continues"
     )
-    assert full in said
+    assert full in stderr
 
 
 @pytest.mark.parametrize("fails_at", ["open", "write"])

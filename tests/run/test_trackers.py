@@ -170,8 +170,8 @@ def test_wandb_without_a_key_is_refused(small: TrainConfig, tmp_path: Path) -> N
     nobody = {"HOME": str(tmp_path), "WANDB_API_KEY": "", "NETRC": str(tmp_path / "netrc")}
     arguments = flags(with_settings(small, tracker="wandb"))
     errors = fastsiam("train", *arguments, code=1, environment=nobody).stderr
-    said = "error: --tracker wandb has no API key: run `wandb login`"
-    assert errors.splitlines()[-1].startswith(said) and not (tmp_path / "run").exists()
+    message = "error: --tracker wandb has no API key: run `wandb login`"
+    assert errors.splitlines()[-1].startswith(message) and not (tmp_path / "run").exists()
 
 
 def test_figures_that_mlflow_could_not_send_disable_it(

@@ -99,7 +99,7 @@ def test_runs_on_other_images_are_named(table_1: StudyRecord) -> None:
     assert "Not comparable" not in as_text(replace(table_1, rows=tuple(rows)))
     rows[2] = replace(rows[2], results=on("b", rows[2].results))
     other = replace(table_1, rows=tuple(rows))
-    said = (
+    message = (
         "Not comparable: trained on other images than the first run: fixed random predictor, seed 0"
     )
-    assert said in as_text(other).splitlines() and said in as_markdown(other).splitlines()
+    assert message in as_text(other).splitlines() and message in as_markdown(other).splitlines()

@@ -86,8 +86,8 @@ def test_what_a_study_in_the_same_folder_may_not_be(
     check(runs)
     assert "warning" not in capfd.readouterr().err
     check([replace(run, scale=replace(SCALE, images=10_000)) for run in runs])
-    said = capfd.readouterr().err
-    assert "24 training images of 3 classes; --scale cifar expects 10,000 of 3" in said
+    stderr = capfd.readouterr().err
+    assert "24 training images of 3 classes; --scale cifar expects 10,000 of 3" in stderr
     with pytest.raises(DataError, match="of 3 classes; --scale cifar expects 24 of 100"):
         check([replace(run, scale=replace(SCALE, classes=100)) for run in runs])
     other = tmp_path / "other"

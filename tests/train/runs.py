@@ -103,15 +103,15 @@ def resumed_after(
     Returns:
         The error that ended the run.
     """
-    whole = trained(config, out=folder / "whole")
+    reference = trained(config, out=folder / "whole")
     config = with_settings(config, out=folder / "ended")
     with pytest.raises(FastSiamError) as caught:
         trained(config, before)
     last = checkpoints.last(folder / "ended")
     assert f"saved {last} at step" in caught.value.__notes__[0]
-    assert 0 < checkpoints.load(last).step < checkpoints.load(whole).step
+    assert 0 < checkpoints.load(last).step < checkpoints.load(reference).step
     restore()
-    assert_same_runs(trained(config), whole)
+    assert_same_runs(trained(config), reference)
     return caught.value
 
 

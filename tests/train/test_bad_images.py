@@ -78,13 +78,13 @@ def test_resumed_mid_epoch_it_is_the_same_run(
     else:
         good = damage(images)
     config = with_settings(config, pipeline=name, data=data, save_every=1)
-    whole = trained(config, out=tmp_path / "whole")
+    reference = trained(config, out=tmp_path / "whole")
     run = killed(config, 5)
     for file, content in good.items():
         file.write_bytes(content)
-    assert_same_runs(trained(config), whole)
+    assert_same_runs(trained(config), reference)
     assert [own.index for own in read_bad_images(run)] == [
-        own.index for own in read_bad_images(whole)
+        own.index for own in read_bad_images(reference)
     ]
 
 
@@ -93,7 +93,7 @@ def test_stopped_by_one_it_continues_with_another_instead(
 ) -> None:
     """The result equals that of a run that replaced bad images from the start."""
     damage(images)
-    whole = trained(config, out=tmp_path / "whole")
+    reference = trained(config, out=tmp_path / "whole")
     with pytest.raises(ImageError) as error:
         trained(config, bad_images="stop")
     (note,) = error.value.__notes__
@@ -104,7 +104,7 @@ def test_stopped_by_one_it_continues_with_another_instead(
     )
     assert error.value.name in BAD and error.value.name in str(error.value)
     assert not (Path(config.run.out) / FILE).exists()
-    assert_same_runs(trained(config), whole)
+    assert_same_runs(trained(config), reference)
 
 
 def test_a_branch_copies_the_list_and_a_new_run_does_not(

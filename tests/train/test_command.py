@@ -62,8 +62,8 @@ def test_a_run_that_is_refused_leaves_no_folder(small: TrainConfig, tmp_path: Pa
         assert not out.parent.exists(), message
     two = ["--gpus", "2", "--out", str(out)]
     for config, message in (found[0], found[-1]):
-        said = fastsiam("train", *flags(config), *two, code=1).stderr
-        assert "error: " in said and message in said and not out.parent.exists()
+        stderr = fastsiam("train", *flags(config), *two, code=1).stderr
+        assert "error: " in stderr and message in stderr and not out.parent.exists()
     ranks = fastsiam_on_ranks(2, "train", *flags(config), *two, code=1)
     assert message in ranks[0].stderr and not out.parent.exists()
 

@@ -125,10 +125,10 @@ def test_a_compiled_run_is_resumed_bit_for_bit_and_keeps_what_it_compiled(
         trained(config, out=whole)
         trained(config, out=halves, max_steps=5)
     # With "auto" a run this short would not compile, but a resumed run keeps its setting.
-    done = Forked(_train_short, with_settings(config, out=str(halves), compile="auto")).wait()
-    assert done.returncode == 0, done.stderr
-    assert "compiled in" in done.stderr
-    assert done.stdout == "all graphs from the cache\n"
+    result = Forked(_train_short, with_settings(config, out=str(halves), compile="auto")).wait()
+    assert result.returncode == 0, result.stderr
+    assert "compiled in" in result.stderr
+    assert result.stdout == "all graphs from the cache\n"
     states = [checkpoints.load(run) for run in (whole, halves)]
     assert states[0].step == states[1].step == 12
     torch.testing.assert_close(states[0].model, states[1].model, atol=0, rtol=0)
@@ -211,9 +211,9 @@ def test_a_missing_compiler_is_one_line(
     trained(config, out=eager)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
     compiled = with_settings(config, out=str(fallen), compile="on")
-    done = Forked(_train_without_compiler, compiled).wait()
-    written = done.stderr
-    assert done.returncode == 0, written
+    result = Forked(_train_without_compiler, compiled).wait()
+    written = result.stderr
+    assert result.returncode == 0, written
     lines = [line for line in written.splitlines() if "torch.compile" in line]
     assert len(lines) == 1, written
     assert lines[0].startswith("warning: torch.compile does not work on this machine ("), written

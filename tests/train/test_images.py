@@ -100,10 +100,10 @@ def test_a_run_continues_in_any_container(
         file.write_bytes(content)
     os.utime(file, ns=(0, 10**18))
     capfd.readouterr()
-    said = f"warning: {file} was modified since the run was"
+    message = f"warning: {file} was modified since the run was"
     for stop, warns in ((10, container is not moved), (0, False)):
         trained(config, max_steps=stop)
-        assert (said in capfd.readouterr().err) == warns  # only once
+        assert (message in capfd.readouterr().err) == warns  # only once
     assert_same_runs(run, finished)
 
 
@@ -188,7 +188,7 @@ def test_a_run_continues_with_the_images_that_are_left(
 ) -> None:
     """All other images keep their steps. ``accept`` covers only one change of the data."""
     config = with_settings(small, knn_every=0)
-    whole = batches(config, out=tmp_path / "whole")
+    reference = batches(config, out=tmp_path / "whole")
     run = trained(config, max_steps=2)
     (images / "train" / NAME).unlink()
     new = images / "train" / "class1" / "new.jpg"
@@ -204,10 +204,10 @@ def test_a_run_continues_with_the_images_that_are_left(
     seen |= batches(config)
     assert sorted(seen) == list(range(2, 12))
     for step, batch in seen.items():
-        assert torch.equal(batch.index, whole[step].index)
+        assert torch.equal(batch.index, reference[step].index)
         others = batch.index != LOST
-        assert torch.equal(batch.view1[others], whole[step].view1[others])
-        assert not (batch.view1[~others] == whole[step].view1[~others]).flatten(1).all(1).any()
+        assert torch.equal(batch.view1[others], reference[step].view1[others])
+        assert not (batch.view1[~others] == reference[step].view1[~others]).flatten(1).all(1).any()
     assert any(LOST in batch.index for batch in seen.values())
     shutil.rmtree(images / "train" / "class2")
     with pytest.raises(CheckpointError, match="9 of 24 images missing"):
@@ -255,9 +255,12 @@ def test_without_labels_a_share_of_all_is_held_out(
     for path in (images / "train").rglob("*.jpg"):
         shutil.copy(path, tmp_path / "flat" / f"{path.parent.name}{path.name}")
     run = trained(small, data=tmp_path / "flat", max_steps=1, holdout="25%")
-    said = capfd.readouterr().err
-    assert "holding out 6 images (25% of all)" in said
-    assert "kNN monitor disabled: " in said and "has no labels, which this evaluation needs" in said
+    stderr = capfd.readouterr().err
+    assert "holding out 6 images (25% of all)" in stderr
+    assert (
+        "kNN monitor disabled: " in stderr
+        and "has no labels, which this evaluation needs" in stderr
+    )
     found = ImageList.load(run)
     assert found and len(found.names) == 18
 
@@ -273,16 +276,16 @@ def test_in_any_container_a_run_keeps_the_shuffle_that_it_began_with(
     shuffled: TrainConfig, images: Path, tmp_path: Path
 ) -> None:
     """Containers store the images in different orders, so new runs would shuffle differently."""
-    whole = trained(shuffled, out=tmp_path / "whole")
+    reference = trained(shuffled, out=tmp_path / "whole")
     convert_data("folder", ConvertConfig(source=str(images), out=str(tmp_path / "converted")))
     other = tar(tmp_path / "other.tar", folder_members(images / "train")[::-1])
     for number, place in enumerate((images, tmp_path / "converted", other, images), 1):
         run = trained(shuffled, data=place, max_steps=3 * number - 1)
-    assert_same_runs(trained(shuffled), whole)
+    assert_same_runs(trained(shuffled), reference)
     for data in ("", str(other)):
         assert "12 log lines agree" in verified(run, data=data)
     turned = trained(shuffled, data=other, out=tmp_path / "turned")
-    assert history(turned) != history(whole)
+    assert history(turned) != history(reference)
 
 
 def test_a_run_on_a_mixture(
@@ -292,12 +295,12 @@ def test_a_run_on_a_mixture(
     alone = tmp_path / "alone"
     shutil.copytree(images / "train" / "class1", alone / "train" / "class1")
     mixed = with_settings(small, mixed_with=(str(alone),), weights=(1, 1), knn_every=0)
-    whole = trained(mixed, out=tmp_path / "whole")
+    reference = trained(mixed, out=tmp_path / "whole")
     assert "mixture of 50.0% " in capfd.readouterr().err
     assert flags(mixed).count("--data") == 2
     fastsiam("train", *flags(mixed), "--max-steps", "5")
     run = trained(mixed)
-    assert_same_runs(run, whole)
+    assert_same_runs(run, reference)
     assert "16 log lines agree" in verified(run)
     settings = json.loads((run / "config.json").read_text())["config"]
     assert settings["data"]["mixed_with"] == [str(alone)]

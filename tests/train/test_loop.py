@@ -61,8 +61,8 @@ def test_lines_and_files_of_a_run(
 ) -> None:
     run = trained(small)
     shown = r"step 12 \(epoch 4\.00\): loss -?\d\.\d{3}, std \d\.\d\d, rank \d+, "
-    said = capfd.readouterr().err
-    assert re.search(shown, said) and "\ndone: step 12 of 12, saved " in said
+    stderr = capfd.readouterr().err
+    assert re.search(shown, stderr) and "\ndone: step 12 of 12, saved " in stderr
     assert run == tmp_path / "run"
     lines = read_metrics(run)
     kinds = [line["kind"] for line in lines]
@@ -201,5 +201,5 @@ def train_without_stderr(arguments: list[str]) -> None:
 
 def test_a_run_whose_messages_nobody_can_take(small: TrainConfig) -> None:
     """stderr is closed (``2>&-``). For a full disk see tests/test_console.py."""
-    done = Forked(train_without_stderr, ["train", *flags(small)]).wait(120)
-    assert done.returncode == 0 and len(history(Path(small.run.out))) == 12
+    result = Forked(train_without_stderr, ["train", *flags(small)]).wait(120)
+    assert result.returncode == 0 and len(history(Path(small.run.out))) == 12

@@ -135,8 +135,8 @@ def unreadable_checkpoint(config: TrainConfig) -> None:
 
 def killed_in_a_save(config: TrainConfig, at: int, has_links: bool) -> None:
     """Kill the run when half of a checkpoint is written (``at=0``), or before a rename."""
-    done = Forked(save_and_die, config, at, has_links).wait(120)
-    assert done.returncode == -signal.SIGKILL
+    result = Forked(save_and_die, config, at, has_links).wait(120)
+    assert result.returncode == -signal.SIGKILL
     assert len(history(Path(config.run.out))) < 12
 
 
@@ -186,8 +186,8 @@ def test_a_run_resumes_whatever_ended_it(
     assert_same_runs(run, whole("memory"))
     left = {path.name for path in (run / "checkpoints").iterdir()} - {"last.pt", "previous.pt"}
     assert left == ({"last.pt.damaged"} if ending == "damaged checkpoint" else set())
-    said = "last.pt is corrupt: resuming from the previous checkpoint, at step 6"
-    assert (said in capfd.readouterr().err) == (ending == "damaged checkpoint")
+    message = "last.pt is corrupt: resuming from the previous checkpoint, at step 6"
+    assert (message in capfd.readouterr().err) == (ending == "damaged checkpoint")
 
 
 def test_a_loader_process_is_killed(small: TrainConfig, tmp_path: Path) -> None:
@@ -215,18 +215,18 @@ def test_lines_that_come_late_are_neither_lost_nor_doubled(
 ) -> None:
     """Runs are killed between a log point and its log line, also after the next checkpoint."""
     config = with_settings(saving(small), log_every=3)
-    whole = history(trained(config, out=tmp_path / "whole"))
+    reference = history(trained(config, out=tmp_path / "whole"))
     request.getfixturevalue("slow_eigenvalues")
-    assert history(trained(config, out=tmp_path / "late")) == whole
+    assert history(trained(config, out=tmp_path / "late")) == reference
     for kill_at in (3, 10):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Trainer, "close", lambda trainer: None)  # writes nothing
             run = killed(config, kill_at, out=tmp_path / f"killed{kill_at}")
         step = checkpoints.load(run).step
         assert step == kill_at // 2 * 2
-        saved = [line for line in whole if line[0] <= step]
+        saved = [line for line in reference if line[0] <= step]
         assert history(run)[: len(saved)] == saved
-        assert history(trained(config, out=run)) == whole
+        assert history(trained(config, out=run)) == reference
 
 
 def test_kill_9_of_the_whole_program(small: TrainConfig, tmp_path: Path) -> None:
@@ -239,8 +239,8 @@ def test_kill_9_of_the_whole_program(small: TrainConfig, tmp_path: Path) -> None
     until(process, lambda: last.exists() and checkpoints.load(last).step >= 20)
     process.send(signal.SIGKILL)
     assert process.wait().returncode == -signal.SIGKILL
-    done = fastsiam("train", *flags(config), "--out", str(killed))
-    assert "resuming after step" in done.stderr
+    result = fastsiam("train", *flags(config), "--out", str(killed))
+    assert "resuming after step" in result.stderr
     assert_same_runs(killed, whole)
     knn = [[line for line in read_metrics(run) if line["kind"] == "knn"] for run in (whole, killed)]
     assert knn[0] == knn[1] and [line["epoch"] for line in knn[0]] == [0, 10, 20]

@@ -69,12 +69,12 @@ def test_a_branch_takes_other_optimiser_settings(
         "epoch": 2.0,
         "changed": {name: {"from": before[name], "to": value} for name, value in OTHER.items()},
     }
-    said = capfd.readouterr().err
+    stderr = capfd.readouterr().err
     point = f"{tmp_path / 'run'} after step 6 (epoch 2)"
-    assert f"branches off {point}, predictor-lr: constant -> cosine, epochs: 4 -> 5, " in said
-    assert ", lr: 0.5 -> 0.1, momentum: 0.9 -> 0.8, " in said
-    assert f"learning rate: {PEAK * cosine(5 / 12):.3g} now" in said
-    assert f", {rates[0]:.3g} at the next step" in said
+    assert f"branches off {point}, predictor-lr: constant -> cosine, epochs: 4 -> 5, " in stderr
+    assert ", lr: 0.5 -> 0.1, momentum: 0.9 -> 0.8, " in stderr
+    assert f"learning rate: {PEAK * cosine(5 / 12):.3g} now" in stderr
+    assert f", {rates[0]:.3g} at the next step" in stderr
     assert checkpoints.load(tmp_path / "run").config == origin.config
     page = write_report([run], tmp_path / "report.html").read_text()
     assert f"branch of {point}: predictor-lr: constant -&gt; cosine, epochs: 4 -&gt; 5" in page
@@ -89,22 +89,22 @@ def test_the_command_of_a_branch_resumes_it_bit_for_bit(
 ) -> None:
     """It resumes the branch and not the original run, even without config.json."""
     config = with_settings(branch, **OTHER)
-    whole = trained(config, out=tmp_path / "whole")
+    reference = trained(config, out=tmp_path / "whole")
     for stop in (6, 8, 0):
         run = trained(config, max_steps=stop)
         (run / "config.json").unlink()
-    assert_same_runs(trained(config), whole)
-    assert recorded(run) == recorded(whole)
+    assert_same_runs(trained(config), reference)
+    assert recorded(run) == recorded(reference)
 
 
 def test_an_extended_run_is_exact_when_interrupted(begun: TrainConfig, tmp_path: Path) -> None:
     """Extend and interrupt a run, repeat the command, extend it again: as if uninterrupted."""
     run = tmp_path / "run"
     shutil.copytree(run, tmp_path / "whole")
-    whole = trained(begun, extend=6, out=tmp_path / "whole")
+    reference = trained(begun, extend=6, out=tmp_path / "whole")
     for stop in (6, 7, 10, 0):
         trained(begun, extend=6, max_steps=stop)
-    assert_same_runs(run, whole)
+    assert_same_runs(run, reference)
     assert len(history(run)) == 18 and checkpoints.load(run).config.optim.epochs == 6
     rates = [line[5] for line in history(run)]
     assert all(a >= b for a, b in pairwise(rates[6:]))
@@ -130,9 +130,10 @@ def test_a_finished_run_continues_and_says_how_the_rate_changes(
     settings = TrainConfig.from_dict(json.loads((run / "config.json").read_text())["config"])
     assert settings.optim == state.config.optim
     trained(small, extend=6)
-    said = capfd.readouterr().err
+    stderr = capfd.readouterr().err
     assert (
-        "nothing left to do: " in said and "step 18 of 18; pass --extend N to train longer" in said
+        "nothing left to do: " in stderr
+        and "step 18 of 18; pass --extend N to train longer" in stderr
     )
 
 

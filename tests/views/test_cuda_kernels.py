@@ -275,9 +275,9 @@ def test_kernels_compile_once_and_without_fused_arithmetic() -> None:
 
     The photometric kernels access words instead of bytes, and do not spill registers.
     """
-    done = Forked(compile_for_a_gpu).wait()
-    assert done.returncode == 0, done.stderr
-    counts, code_of, used = json.loads(done.stdout)
+    result = Forked(compile_for_a_gpu).wait()
+    assert result.returncode == 0, result.stderr
+    counts, code_of, used = json.loads(result.stdout)
     assert counts == [5] * 4  # two for crops, one for colours, two for blur
     code = "".join(code_of.values())
     assert "div.rn." in code

@@ -43,8 +43,8 @@ def test_every_decoder_that_can_decodes_all_images(
 
 def test_originals_are_always_decoded(little: BenchConfig) -> None:
     """The baseline always reads original files and needs their decoding speed as its ceiling."""
-    with session(replace(little, stored=("beton", "pixels256"))) as own:
-        rows = decode.rows(own, own.images(8))
+    with session(replace(little, stored=("beton", "pixels256"))) as bench_session:
+        rows = decode.rows(bench_session, bench_session.images(8))
     assert {row.facts["stored"] for row in rows} == {"original"}
 
 

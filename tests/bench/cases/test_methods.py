@@ -22,11 +22,11 @@ pytest.importorskip("lightly", reason="needs lightly: pip install lightly")
 
 def test_ours_and_lightlys_are_measured_in_one_run(tmp_path: Path) -> None:
     file = tmp_path / "out.json"
-    done = bench(
+    result = bench(
         "methods", "--methods", "simclr", "--variants", "eager,authors", "--recipe", "demo",
         "--batch", "4", "--repeats", "1", "--device", "cpu", "--json", str(file),
     )  # fmt: skip
-    assert "simclr, authors: not measured" in done.stderr
+    assert "simclr, authors: not measured" in result.stderr
     found = {one.name: one for one in read(file)}
     ours, theirs = found["simclr, eager"], found["simclr, lightly"]
     assert {*found} == {ours.name, theirs.name} and {one.case for one in read(file)} == {"methods"}

@@ -104,9 +104,9 @@ def test_images_are_converted_for_ffcv_alone(
     monkeypatch.setattr(cases, "compare", lambda session, rows: rows)
     monkeypatch.setattr(peers.Peer, "missing", None)
     for peer in ("lightly", "ffcv-plain"):
-        with session(replace(little, peers=(peer,), pipelines=("native",))) as own:
-            assert len(cases.measure(own)) == 3
-            assert bool([*own.folder.rglob("*.beton")]) == (peer == "ffcv-plain")
+        with session(replace(little, peers=(peer,), pipelines=("native",))) as bench_session:
+            assert len(cases.measure(bench_session)) == 3
+            assert bool([*bench_session.folder.rglob("*.beton")]) == (peer == "ffcv-plain")
 
 
 def test_slipstream_is_left_out_if_its_preset_blurs_another_share(folder: str) -> None:

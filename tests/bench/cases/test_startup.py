@@ -30,8 +30,8 @@ def test_files_that_stay_in_the_cache_are_not_cold(
 
     monkeypatch.setattr(startup, "drop_from_cache", drop)
     monkeypatch.setattr(runner, "_FRESH", get_context("forkserver"))  # forks are fast
-    with session(replace(little, pipelines=("memory",), images=8)) as own:
-        records = {one.name: one for one in CASES["startup"].measure(own)}
+    with session(replace(little, pipelines=("memory",), images=8)) as bench_session:
+        records = {one.name: one for one in CASES["startup"].measure(bench_session)}
     assert {name: one.facts["cached"] for name, one in records.items()} == {
         "torchvision, warm cache": 1.0,
         "torchvision, cold cache": 0.05,

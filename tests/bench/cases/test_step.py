@@ -16,8 +16,8 @@ from tests.configs import with_settings
 
 
 def config_of(little: BenchConfig, variant: str) -> TrainConfig:
-    with session(little) as own:
-        config = own.train_config(8, **VARIANTS[variant])
+    with session(little) as bench_session:
+        config = bench_session.train_config(8, **VARIANTS[variant])
     return replace(config, data=DataConfig(data=little.data, pipeline="memory", workers=0))
 
 

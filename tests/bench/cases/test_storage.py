@@ -103,8 +103,8 @@ def test_clients_of_s3_find_objects(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 @pytest.mark.slow
 def test_places_are_measured_beside_the_local_disk(little: BenchConfig) -> None:
     pytest.importorskip("obstore", reason="needs obstore: pip install 'fastsiam[cloud]'")
-    with session(replace(little, latencies=(0, 3))) as own:
-        records = CASES["storage"].measure(own)
+    with session(replace(little, latencies=(0, 3))) as bench_session:
+        records = CASES["storage"].measure(bench_session)
     found = {one.name: one for one in records}
     places = ["local disk", *(f"S3, {ms} ms, {state} cache" for ms in (0, 3)
                               for state in ("cold", "warm"))]  # fmt: skip

@@ -82,10 +82,12 @@ def test_detection_of_a_run_that_is_killed_and_resumed_bit_for_bit(
         for one in open_detection("voc07", made / "voc", name).pictures
     ]
     assert images == [f"{one.file.name} {record.data.labels_crc32}" for one in truth]
-    said = capsys.readouterr().err
-    assert "C4 of torchvision's parts, Faster R-CNN: 3 steps of 2" in said
-    assert "not the protocol's: steps 3 (not 24,000); warmup 1 (not 100); batch 2 (not 16)" in said
-    assert "backbone resnet10 (not resnet50)" in said
+    stderr = capsys.readouterr().err
+    assert "C4 of torchvision's parts, Faster R-CNN: 3 steps of 2" in stderr
+    assert (
+        "not the protocol's: steps 3 (not 24,000); warmup 1 (not 100); batch 2 (not 16)" in stderr
+    )
+    assert "backbone resnet10 (not resnet50)" in stderr
     assert [line["seed"] for line in record.results] == [0, 1]
     assert set(record.results[0]) == {"trial", "seed", "AP50", "AP", "AP75"}
     means, spread = record.over_trials
@@ -138,7 +140,7 @@ def test_masks_of_coco(run: Path, made: Path) -> None:
 @pytest.mark.slow  # starts two processes
 def test_two_ranks_make_the_figures_of_one_record(run: Path, made: Path) -> None:
     flags = _options(replace(QUICK, data=str(made / "voc"), gpus=2))
-    done = fastsiam_on_ranks(2, "eval", "detect", str(run), *flags)
-    assert "AP50" in done[0].stdout and not done[1].stdout
+    results = fastsiam_on_ranks(2, "eval", "detect", str(run), *flags)
+    assert "AP50" in results[0].stdout and not results[1].stdout
     (record,) = read_records(run)
     assert record.images.ranks == 2 and record.images_validated == 6

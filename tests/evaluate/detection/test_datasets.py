@@ -219,8 +219,8 @@ def test_what_pycocotools_needs_at_the_end_is_there(tmp_path: Path) -> None:
 
 def test_one_line_names_the_file_of_coco(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = coco_set(tmp_path) / "annotations/instances_val2017.json"
-    whole = path.read_text()
-    for text in ("{", "[]", whole.replace('"height": 40, ', "")):
+    original = path.read_text()
+    for text in ("{", "[]", original.replace('"height": 40, ', "")):
         path.write_text(text)
         with pytest.raises(DataError, match=r"cannot read .*instances_val2017\.json"):
             open_detection("coco", tmp_path, "val")

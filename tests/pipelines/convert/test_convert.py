@@ -168,10 +168,10 @@ def peaks_of_images(count: int, path: Path) -> tuple[int, ...]:
         "print(*(line.split()[1] for line in lines if line.startswith('VmHWM')))\n"
         "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)\n"
     )
-    done = python(script, "--source", path, "--out", path.with_name("out"))
-    assert done.returncode == 0, done.stderr
-    assert f"{count:,} images of 7 classes" in done.stdout
-    return tuple(1024 * int(kilobytes) for kilobytes in done.stdout.split()[-2:])
+    result = python(script, "--source", path, "--out", path.with_name("out"))
+    assert result.returncode == 0, result.stderr
+    assert f"{count:,} images of 7 classes" in result.stdout
+    return tuple(1024 * int(kilobytes) for kilobytes in result.stdout.split()[-2:])
 
 
 def test_what_training_cannot_tell_any_more_is_told_before(tmp_path: Path) -> None:
@@ -199,9 +199,9 @@ def test_the_official_archives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("FASTSIAM_DATA", str(root))
     imagenet(root)
     before = {path.name for path in root.iterdir()}
-    done = fastsiam("convert", "imagenet")
-    assert "train.beton: 9 images of 3 classes" in done.stdout
-    assert done.stdout.endswith(f"fastsiam convert verify '{out}'; use it with: --data '{out}'\n")
+    result = fastsiam("convert", "imagenet")
+    assert "train.beton: 9 images of 3 classes" in result.stdout
+    assert result.stdout.endswith(f"fastsiam convert verify '{out}'; use it with: --data '{out}'\n")
     assert {path.name for path in out.iterdir()} == {"train.beton", "val.beton", "manifest.json"}
     assert {path.name for path in root.iterdir() if path.name[0] != "."} == before
     train, val = open_store(out, "train"), open_store(out, "val")
@@ -222,7 +222,7 @@ def test_the_demos_images(
     demo.convert_demo(ConvertConfig(out=str(tmp_path / "demo")))
     assert "train.beton: 20 images of 10 classes" in capfd.readouterr().out
     assert len(open_store(tmp_path / "demo", "val")) == 10
-    done = fastsiam("convert", "demo", "--source", str(tmp_path), code=1)
-    assert done.stderr == "error: the demo generates its own images; leave out --source\n"
-    done = fastsiam("convert", "demo", environment={"FASTSIAM_DATA": "s3://b"}, code=1)
-    assert done.stderr.startswith("error: cannot write to s3://b/demo: ")
+    result = fastsiam("convert", "demo", "--source", str(tmp_path), code=1)
+    assert result.stderr == "error: the demo generates its own images; leave out --source\n"
+    result = fastsiam("convert", "demo", environment={"FASTSIAM_DATA": "s3://b"}, code=1)
+    assert result.stderr.startswith("error: cannot write to s3://b/demo: ")

@@ -66,17 +66,17 @@ def test_killed_and_started_again_it_goes_on(
         os.killpg(process.pid, number)
     with journal.open("a") as file:  # workers hold the lock too, until their last output
         fcntl.flock(file, fcntl.LOCK_EX)
-    done = process.wait(60)
-    errors = done.stderr
-    assert done.returncode == (-9 if number == signal.SIGKILL else 128 + number)
+    result = process.wait(60)
+    errors = result.stderr
+    assert result.returncode == (-9 if number == signal.SIGKILL else 128 + number)
     if number != signal.SIGKILL:
         assert errors.splitlines()[-1] == "stopped; run the same command again to resume"
     assert "Traceback" not in errors and not (out / "train.beton").exists()
     assert (out / "train.beton.partial").exists()
     process = start_slowly(tmp_path / "images", out, "--workers", "3")
-    done = process.wait(120)
-    errors = done.stderr
-    assert done.returncode == 0, errors
+    result = process.wait(120)
+    errors = result.stderr
+    assert result.returncode == 0, errors
     assert "resuming train.beton: " in errors
     said = int(errors.split("resuming train.beton: ")[1].split(" ")[0])
     assert 20 < said < 180

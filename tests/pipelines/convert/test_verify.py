@@ -33,8 +33,8 @@ def test_damage_inside_a_jpeg_is_found_by_decoding(
     assert checked(tmp_path / "out", decode=False) == []
     (line,) = checked(tmp_path / "out", decode=True)
     assert "image 1 of" in line and "class0/001.jpg" in line
-    done = fastsiam("convert", "verify", str(tmp_path / "out"), "--decode", code=1)
-    assert "class0/001.jpg" in done.stderr and "NOT intact (1 fault)" in done.stdout
+    result = fastsiam("convert", "verify", str(tmp_path / "out"), "--decode", code=1)
+    assert "class0/001.jpg" in result.stderr and "NOT intact (1 fault)" in result.stdout
 
 
 def test_verify_holds_files_against_the_manifest(

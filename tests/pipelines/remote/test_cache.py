@@ -197,8 +197,10 @@ def work(folder: Path, most: int, seed: int, rounds: int) -> None:
 
 def test_processes_share_it(tmp_path: Path) -> None:
     """Each reads the right bytes, whatever the others evict meanwhile under different limits."""
-    begun = [Forked(work, tmp_path / "cache", 6 + 6 * (seed % 2), seed, 25) for seed in range(3)]
-    for done in [one.wait(120) for one in begun]:
+    processes = [
+        Forked(work, tmp_path / "cache", 6 + 6 * (seed % 2), seed, 25) for seed in range(3)
+    ]
+    for done in [one.wait(120) for one in processes]:
         assert done.returncode == 0 and not done.stderr, done.stderr
     assert bytes_of(tmp_path / "cache") <= 12 * CHUNK
 
@@ -220,8 +222,8 @@ def fetch_all(folder: Path) -> None:
 
 def test_processes_fetch_a_chunk_once(tmp_path: Path) -> None:
     """The process that comes second waits for the first."""
-    begun = [Forked(fetch_all, tmp_path) for _ in range(2)]
-    assert sum(int(one.wait(120).stdout) for one in begun) == 21
+    processes = [Forked(fetch_all, tmp_path) for _ in range(2)]
+    assert sum(int(one.wait(120).stdout) for one in processes) == 21
 
 
 def killed_writing(folder: Path) -> None:
@@ -348,5 +350,5 @@ def test_a_full_shuffle_of_more_than_fits_keeps_nothing(
             for split in (open_split(settings, "train"), open_split(settings, "train")):
                 assert read_all(split) == read_all(here)
             assert not [path for path in (folder / "chunks-1").iterdir() if "-" in path.name]
-    said = "a full shuffle or an evaluation reads it at random; train with --shuffle window:"
-    assert caplog.text.count(said) == 1
+    message = "a full shuffle or an evaluation reads it at random; train with --shuffle window:"
+    assert caplog.text.count(message) == 1

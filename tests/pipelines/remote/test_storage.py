@@ -56,11 +56,11 @@ def test_what_obstore_does_not_repeat(
     ):
         (facts,) = storage.heads([place(f"{at}/train-0000.tar")])  # type: ignore[list-item]
         assert facts is not None and not facts.etag
-        whole = (shards / "train-0000.tar").read_bytes()
+        original = (shards / "train-0000.tar").read_bytes()
         for start in range(8):
-            own = (start, len(whole) - start)
+            own = (start, len(original) - start)
             (found,) = storage.fetch(place(f"{at}/train-0000.tar"), facts, [own])  # type: ignore[arg-type]
-            assert found == whole[slice(*own)]
+            assert found == original[slice(*own)]
     expected = storage.level(place(data))  # type: ignore[arg-type]
     with broken_proxy(cloud, tmp_path / "lists", cuts=0.5) as address:
         monkeypatch.setenv("AWS_ENDPOINT_URL", address)
@@ -92,8 +92,8 @@ def test_ctrl_c_ends_a_program_that_waits(cloud: str, data: str, tmp_path: Path)
         process = Forked(wait_for_ever, data, environment=environment)
         until(process, (tmp_path / "log").exists)
         process.send(signal.SIGINT)
-        done = process.wait(30)
-    assert done.returncode == 0 and not done.stderr, done.stderr
+        result = process.wait(30)
+    assert result.returncode == 0 and not result.stderr, result.stderr
 
 
 def test_a_program_ends_with_requests_under_way(cloud: str, shards: Path, tmp_path: Path) -> None:
@@ -104,8 +104,8 @@ def test_a_program_ends_with_requests_under_way(cloud: str, shards: Path, tmp_pa
         "file.ahead([(0, 5), (10**6, 10**6 + 5)])"
     )
     with web_server(shards) as web, broken_proxy(web, tmp_path / "log", delay=(0.5, 0.6)) as slow:
-        done = python(program, slow.removeprefix("http://"))
-    assert done.returncode == 0 and not done.stderr, done.stderr
+        result = python(program, slow.removeprefix("http://"))
+    assert result.returncode == 0 and not result.stderr, result.stderr
 
 
 # Errors are one line that says what to do, without secrets.
@@ -199,9 +199,9 @@ def test_an_object_that_changes_while_it_is_read(cloud: str, web: Path) -> None:
 
 
 def test_what_is_read_from_disks_alone(cloud: str, images: Path, tmp_path: Path) -> None:
-    said = "the only remote data that are read in place: copy it to a local disk"
+    message = "the only remote data that are read in place: copy it to a local disk"
     pytest.importorskip("pyarrow", reason="needs pyarrow: pip install 'fastsiam[convert]'")
-    assert said in refusal(upload(cloud, images, "loose"))
+    assert message in refusal(upload(cloud, images, "loose"))
     rows = [(data, name, 0) for name, data in folder_members(images / "train")]
     parquet(tmp_path / "table" / "train.parquet", rows, ["a"])
     data = upload(cloud, tmp_path / "table", "table")

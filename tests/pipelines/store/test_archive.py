@@ -27,8 +27,8 @@ def test_more_shards_than_files_may_be_open(tmp_path: Path) -> None:
     for i in range(80):
         tar(tmp_path / f"train-{i:04d}.tar", [(f"{i}.jpg", jpeg(0)), (f"{i}.cls", b"0")])
     for limit in (40, 100):
-        done = Forked(count_with_few_files, tmp_path, limit).wait()
-        assert done.stdout == "80\n", done.stderr
+        result = Forked(count_with_few_files, tmp_path, limit).wait()
+        assert result.stdout == "80\n", result.stderr
 
 
 def count_with_few_files(folder: Path, limit: int) -> None:

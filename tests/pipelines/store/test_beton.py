@@ -140,22 +140,22 @@ def test_every_flipped_bit_outside_the_records_is_found(tmp_path: Path) -> None:
     """In header, fields, metadata, annex and table: the file is rejected when it is opened."""
     path = converted(tmp_path)
     store = BetonStore(path)
-    whole = path.read_bytes()
+    original = path.read_bytes()
     before = int(store.start.min())
     after = int((store.start + store.size).max())
     generator = np.random.default_rng(0)
     meaningful = HEADER.itemsize + 2 * FIELD.itemsize + len(store) * METADATA.itemsize
     places = [*range(HEADER.itemsize), *range(24 + 17, 24 + 17 + 40)]
     places += generator.integers(HEADER.itemsize, meaningful, 150).tolist()
-    places += generator.integers(after + 8, len(whole), 150).tolist()
+    places += generator.integers(after + 8, len(original), 150).tolist()
     assert meaningful <= before
     missed = []
     for place in places:
-        data = bytearray(whole)
+        data = bytearray(original)
         data[place] ^= 1 << int(generator.integers(0, 8))
         path.write_bytes(data)
         with contextlib.suppress(DataError):
             BetonStore(path)
             missed.append(place)
     # Only the few bytes that pad the annex to a multiple of 8 are unused.
-    assert all(whole[place] == 0 for place in missed) and len(missed) < 8
+    assert all(original[place] == 0 for place in missed) and len(missed) < 8

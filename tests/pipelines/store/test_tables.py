@@ -98,8 +98,8 @@ def test_a_row_group_is_never_in_memory_as_a_whole(tmp_path: Path) -> None:
         "    assert sum(len(store.read(i)) for i in range(2400)) == 120_000_000\n"
         "print(max(most) - before)\n"
     )
-    done = python(code, tmp_path / "x.parquet")
-    assert done.returncode == 0 and int(done.stdout) < 80_000, done  # of 120,000
+    result = python(code, tmp_path / "x.parquet")
+    assert result.returncode == 0 and int(result.stdout) < 80_000, result  # of 120,000
 
 
 # Parquet that a conversion reads in order.
