@@ -47,5 +47,5 @@ def bench(*arguments: str, code: int = 0) -> Result:
 
 def wait_for_text(path: Path, process: Forked, text: str = "") -> str:
     """Wait until a process has written ``text`` to a file; return the file's content."""
-    until(process, lambda: path.exists() and (found := path.read_text()) and text in found)
+    until(process, lambda: path.exists() and (content := path.read_text()) and text in content)
     return path.read_text()

@@ -167,8 +167,8 @@ def _run_one_for_ever(out: Path, pid: Path) -> None:
 def test_every_stage_is_a_command_that_there_is(tmp_path: Path) -> None:
     """Every option parses, and every stage of tests has all files of GPU tests."""
     bare = GpuConfig(out=str(tmp_path))
-    given = GpuConfig(out=str(tmp_path), cifar10="c", data="d")
-    for config, gpu_bytes in ((bare, 80e9), (given, 140e9), (given, 0.0)):
+    with_data = GpuConfig(out=str(tmp_path), cifar10="c", data="d")
+    for config, gpu_bytes in ((bare, 80e9), (with_data, 140e9), (with_data, 0.0)):
         table = stages(config, gpu_bytes=gpu_bytes)
         names = [one.name for one in table]
         assert len(set(names)) == len(names) and names[-1] == "cifar10"
@@ -180,7 +180,7 @@ def test_every_stage_is_a_command_that_there_is(tmp_path: Path) -> None:
         files = {str(path.relative_to(ROOT)) for path in (ROOT / "tests/gpu").glob("test_*.py")}
         assert len(tests) == 3 and all(files < set(arguments) for arguments in tests)
     gpus = ("NVIDIA H100 80GB HBM3", "NVIDIA H200")
-    folders = {stages(given, gpu_bytes=80e9, device=x)[-1].arguments[6] for x in gpus}
+    folders = {stages(with_data, gpu_bytes=80e9, device=x)[-1].arguments[6] for x in gpus}
     assert folders == {f"{tmp_path}/cifar10-{x.replace(' ', '-')}" for x in gpus}
 
 
@@ -192,10 +192,10 @@ def test_all_of_it_runs_on_a_cpu(tmp_path: Path) -> None:
     repeated = {"photometric-4096", "geometric-4096", "step-cifar10", "step-fp32", "train"}
     repeated |= {"step-graphs", "step-authors", "tests"}
     names = {one.name for one in stages(GpuConfig(), gpu_bytes=0)}
-    done = {"status": "done", "seconds": 1, "said": "", "device": "cpu"}
-    (tmp_path / "state.json").write_text(json.dumps(dict.fromkeys(sorted(repeated), done)))
-    said = fastsiam("bench", "gpu", "--device", "cpu", "--minutes", "20", "--out", str(tmp_path))
-    assert said.stdout == f"wrote {tmp_path / 'page.md'}\n"
+    outcome = {"status": "done", "seconds": 1, "said": "", "device": "cpu"}
+    (tmp_path / "state.json").write_text(json.dumps(dict.fromkeys(sorted(repeated), outcome)))
+    result = fastsiam("bench", "gpu", "--device", "cpu", "--minutes", "20", "--out", str(tmp_path))
+    assert result.stdout == f"wrote {tmp_path / 'page.md'}\n"
     outcomes = read_outcomes(tmp_path)
     assert set(outcomes) == names
     partly = {name for name, one in outcomes.items() if one.status == "partly"}

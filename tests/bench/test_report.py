@@ -104,8 +104,8 @@ def test_tables_in_a_text_are_renewed_and_nothing_else(tmp_path: Path) -> None:
         )
 
     readme.write_text(text("| old |\n", ""))
-    made = (f"\n{caption([x])}; `{x.command}`\n\n{table([x])}\n\n" for x in records)
-    expected = text(*made)
+    tables = (f"\n{caption([x])}; `{x.command}`\n\n{table([x])}\n\n" for x in records)
+    expected = text(*tables)
     for _ in range(2):
         assert renew(readme, tmp_path) == ["results/a.json step", "b.json"]
         assert readme.read_text() == expected
@@ -194,10 +194,10 @@ WITH_TABLES = [page for page in PAGES if re.search("<!-- (bench|study|soak):", p
 
 
 def test_every_record_stands_on_a_page() -> None:
-    shown = " ".join(page.read_text() for page in PAGES)
+    text = " ".join(page.read_text() for page in PAGES)
     results = ROOT / "bench" / "results"
     for file in [*results.glob("*.json"), *results.glob("study/**/*.json")]:
-        assert str(file.relative_to(results)) in shown, file
+        assert str(file.relative_to(results)) in text, file
 
 
 def test_published_tables_are_those_of_the_records(tmp_path: Path) -> None:

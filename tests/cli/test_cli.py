@@ -95,9 +95,9 @@ def test_interrupted_before_the_first_step_it_says_so(
     interrupted = Mock(side_effect=KeyboardInterrupt)
     monkeypatch.setattr("fastsiam.train.command.preflight", interrupted)
     monkeypatch.setattr(sys, "argv", ["fastsiam", "train", "--out", str(tmp_path / "run")])
-    with pytest.raises(SystemExit) as ending:
+    with pytest.raises(SystemExit) as caught:
         cli._run()
-    assert ending.value.code == 130
+    assert caught.value.code == 130
     stderr = capsys.readouterr().err
     assert stderr == "SIGINT: stopped before the first step; there is nothing to save\n"
 

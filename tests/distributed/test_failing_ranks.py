@@ -66,9 +66,9 @@ def check_failing_run(config: TrainConfig, fault: str, code: int, said: str) -> 
         config = with_settings(config, rank_timeout=TIMEOUTS[fault])
     fails = faulty(FAULT=fault, FAULT_RANK="1")
     result = fastsiam("train", *flags(config), code=code, timeout=PATIENCE, environment=fails)
-    written = result.stderr
-    assert len(re.findall(said, written)) == 1, written
-    assert written.count("Traceback") == (fault == "error")
+    stderr = result.stderr
+    assert len(re.findall(said, stderr)) == 1, stderr
+    assert stderr.count("Traceback") == (fault == "error")
 
 
 class Left(Exception):
@@ -105,8 +105,8 @@ def test_a_rank_leaves_at_once(
     with pytest.raises(Left):
         cli.main()
     leave.assert_called_once_with(code)
-    written = capsys.readouterr().err
-    assert (printed in written) if printed else not written
+    stderr = capsys.readouterr().err
+    assert (printed in stderr) if printed else not stderr
     app.side_effect = SystemExit(0)  # a rank that succeeded exits normally
     with pytest.raises(SystemExit):
         cli.main()
@@ -163,11 +163,11 @@ def test_the_exit_code_is_the_first_failures(
 
     torch's agent sends SIGTERM first, and SIGKILL after half a minute.
     """
-    given: Any = {
+    errors: Any = {
         rank: SimpleNamespace(exitcode=exit, timestamp=at) for rank, (exit, at) in failures.items()
     }
-    assert _exit_code(given) == code
+    assert _exit_code(errors) == code
     stderr = capsys.readouterr().err
     assert stderr.startswith(f"error: rank {killed} was killed by SIG") if killed else not stderr
     monkeypatch.setattr(sys, "stderr", Mock(write=failing(errno.ENOSPC)))
-    assert _exit_code(given) == code
+    assert _exit_code(errors) == code

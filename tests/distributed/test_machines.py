@@ -54,9 +54,9 @@ def on_two(*arguments: str, **environment: str) -> list[subprocess.CompletedProc
 
 
 def test_two_machines_are_as_one(config: TrainConfig, tmp_path: Path) -> None:
-    done = on_two("train", *flags(config))
-    assert [one.returncode for one in done] == [0, 0], done
-    assert any("on 2 x CPU" in one.stderr for one in done)
+    results = on_two("train", *flags(config))
+    assert [one.returncode for one in results] == [0, 0], results
+    assert any("on 2 x CPU" in one.stderr for one in results)
     assert history(tmp_path / "run") == undisturbed(config, tmp_path / "whole")
     assert len(history(tmp_path / "run")) == 12
 
@@ -68,17 +68,17 @@ def test_an_evaluation_on_two_machines(config: TrainConfig, tmp_path: Path) -> N
     alone, together = tmp_path / "alone.json", tmp_path / "together.json"
     fastsiam("eval", "knn", str(run), "--device", "cpu", "--json", str(alone))
     where = ["--nodes", "2", "--rendezvous", config.run.rendezvous, "--json", str(together)]
-    done = on_two("eval", "knn", str(run), "--device", "cpu", *where)
-    assert [one.returncode for one in done] == [0, 0], done
+    results = on_two("eval", "knn", str(run), "--device", "cpu", *where)
+    assert [one.returncode for one in results] == [0, 0], results
     one, other = (json.loads(path.read_text()) for path in (alone, together))
     assert [x["top1"] for x in one["results"]] == [x["top1"] for x in other["results"]]
     assert one["results"]
 
 
 def test_an_error_on_one_machine_ends_the_run(config: TrainConfig) -> None:
-    done = on_two("train", *flags(config), **faulty(FAULT="error", FAULT_RANK="1"))
-    assert sorted(one.returncode for one in done) == [1, RANK_LOST], done
-    stderr = "".join(one.stderr for one in done)
+    results = on_two("train", *flags(config), **faulty(FAULT="error", FAULT_RANK="1"))
+    assert sorted(one.returncode for one in results) == [1, RANK_LOST], results
+    stderr = "".join(one.stderr for one in results)
     assert stderr.count("ZeroDivisionError") == 1 and "ChildFailedError" not in stderr
 
 
@@ -109,8 +109,8 @@ def test_the_same_command_is_wanted_on_each(small: TrainConfig, tmp_path: Path) 
         of_rank = [flags(with_settings(small, **x)) for x in ({}, change)]
 
         def begin(*_: str, environment: Mapping[str, str], of_rank: Any = of_rank) -> Forked:
-            own = of_rank[int(environment["RANK"])]
-            return command("train", *own, environment=environment)
+            arguments = of_rank[int(environment["RANK"])]
+            return command("train", *arguments, environment=environment)
 
         results = fastsiam_on_ranks(2, code=RANK_LOST, begin=begin)
         assert (results[1].returncode, message in results[1].stderr) == (1, True), results

@@ -43,16 +43,16 @@ def test_views_of_different_sides_equal_the_cpus(pipeline: str, images: Path) ->
 def test_views_survive_a_gpu_that_is_behind(pipeline: str, images: Path, loaders: Loaders) -> None:
     """Buffers rotate on the host while their copies are pending, in full and aborted epochs."""
     settings: Any = {"batch": 4, "workers": 2, "device": "cuda"}
-    behind, beside = (loaders(pipeline, images / "train", **settings) for _ in range(2))
+    behind, reference = (loaders(pipeline, images / "train", **settings) for _ in range(2))
     for epoch in range(6):
-        found = []
+        slow_batches = []
         for batch in behind.epoch(epoch):
-            found.append(batch)
+            slow_batches.append(batch)
             torch.cuda._sleep(100_000_000)
-            if epoch % 2 and len(found) == 3:
+            if epoch % 2 and len(slow_batches) == 3:
                 break
         torch.cuda.synchronize()
-        assert same(found, list(beside.epoch(epoch))[: len(found)])
+        assert same(slow_batches, list(reference.epoch(epoch))[: len(slow_batches)])
 
 
 @pytest.mark.parametrize("pipeline", ["torchvision", DALI])
@@ -146,11 +146,11 @@ def test_whatever_decodes_the_crops_are_pils(
 
 @pytest.mark.ffcv
 def test_ffcv_holds_no_more_gpu_memory_with_every_epoch(images: Path, loaders: Loaders) -> None:
-    augment, held = AugmentConfig.alike(crop=224), []
+    augment, reserved_bytes = AugmentConfig.alike(crop=224), []
     loader = loaders("ffcv", images / "train", augment=augment, workers=2, device="cuda")
     for epoch in range(15):
         for _ in loader.epoch(epoch):
             pass
         torch.cuda.synchronize()
-        held.append(torch.cuda.memory_reserved())
-    assert held[-1] <= held[4]
+        reserved_bytes.append(torch.cuda.memory_reserved())
+    assert reserved_bytes[-1] <= reserved_bytes[4]

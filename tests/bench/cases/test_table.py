@@ -47,25 +47,25 @@ def test_what_measures_nothing_imports_nothing_that_measures() -> None:
     assert not any(name.startswith("fastsiam.bench.cases.") for name in report)
 
 
-def converted(found: dict[str, Record]) -> bool:
-    ours, cp = found["fastsiam, files"], found["cp, files"]
+def converted(records: dict[str, Record]) -> bool:
+    ours, cp = records["fastsiam, files"], records["cp, files"]
     expected = ours.images_per_second / cp.images_per_second
     return bool(ours.ratio == pytest.approx(expected) and ours.facts["megabytes_per_second"] > 0)
 
 
-def cropped(found: dict[str, Record]) -> bool:
-    ratios = found["fastsiam"].ratio, found["torchvision, image by image"].ratio
-    return bool(ratios[0]) and ratios[1] == found["one pass over the crops"].share_of_ceiling == 1
+def cropped(records: dict[str, Record]) -> bool:
+    ratios = records["fastsiam"].ratio, records["torchvision, image by image"].ratio
+    return bool(ratios[0]) and ratios[1] == records["one pass over the crops"].share_of_ceiling == 1
 
 
-def digested(found: dict[str, Record]) -> bool:
-    digest, step = found["digest"], found["step"]
+def digested(records: dict[str, Record]) -> bool:
+    digest, step = records["digest"], records["step"]
     share = 100 * digest.cpu_seconds_per_image / step.cpu_seconds_per_image
     return bool(digest.facts["percent_of_step"] == pytest.approx(share))
 
 
-def limited(found: dict[str, Record]) -> bool:
-    units = [one.facts["rate"].split()[1] for one in found.values()]
+def limited(records: dict[str, Record]) -> bool:
+    units = [one.facts["rate"].split()[1] for one in records.values()]
     return units == ["GB/s", "TFLOP/s", "TFLOP/s"]
 
 

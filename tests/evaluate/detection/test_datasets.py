@@ -118,18 +118,20 @@ def test_measures_of_what_is_there(task: Task, made: Path) -> None:
     truth = open_detection(task, made / task[:4].rstrip("0"), "val")
     assert truth.classes == CLASSES
     for share, ap in ((1.0, 100), (0.82, 70), (0.62, 30)):
-        found = []
+        detections = []
         for one in truth.pictures:
             boxes, scores = one.boxes.copy(), np.ones(len(one), "f4")
             boxes[:, 2] = boxes[:, 0] + share * (boxes[:, 2] - boxes[:, 0])
             masks = tuple(map(truth.coco.annToRLE, one.annotations)) if truth.coco else ()
-            found.append(Detections(one.image_id, boxes, scores, one.labels, masks))
+            detections.append(Detections(one.image_id, boxes, scores, one.labels, masks))
         expected = pytest.approx({"AP50": 100, "AP": ap, "AP75": 100 * (share > 0.75)})
         if task == "coco":
-            assert coco_scores(truth, found) == expected and coco_scores(truth, [])["AP50"] == 0
-            assert coco_scores(truth, found, "segm")["AP"] == pytest.approx(100)
+            assert (
+                coco_scores(truth, detections) == expected and coco_scores(truth, [])["AP50"] == 0
+            )
+            assert coco_scores(truth, detections, "segm")["AP"] == pytest.approx(100)
         else:
-            assert voc_scores(truth, found) == expected
+            assert voc_scores(truth, detections) == expected
 
 
 BAD_VOC: dict[str, tuple[Callable[[Path], object], str]] = {
@@ -199,8 +201,8 @@ def test_masks_that_fit_are_as_pycocotools_has_them(tmp_path: Path) -> None:
     assert len(one) == 2
     for row in one.annotations:
         np.testing.assert_array_equal(opened.coco.annToMask(row), covered)
-    found = Detections(9, one.boxes, np.ones(2, "f4"), one.labels, (code, code))
-    assert 0 < coco_scores(opened, [found], "segm")["AP"] < 100
+    detections = Detections(9, one.boxes, np.ones(2, "f4"), one.labels, (code, code))
+    assert 0 < coco_scores(opened, [detections], "segm")["AP"] < 100
 
 
 def test_what_pycocotools_needs_at_the_end_is_there(tmp_path: Path) -> None:
@@ -213,8 +215,8 @@ def test_what_pycocotools_needs_at_the_end_is_there(tmp_path: Path) -> None:
         objects[0]["iscrowd"] = None
         opened = open_detection("coco", coco_set(tmp_path, *objects), "val")
         (truth,) = (one for one in opened.pictures if len(one))
-        found = Detections(truth.image_id, truth.boxes, np.ones(2, "f4"), truth.labels)
-        assert coco_scores(opened, [found])["AP"] == pytest.approx(100)
+        detections = Detections(truth.image_id, truth.boxes, np.ones(2, "f4"), truth.labels)
+        assert coco_scores(opened, [detections])["AP"] == pytest.approx(100)
 
 
 def test_one_line_names_the_file_of_coco(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
