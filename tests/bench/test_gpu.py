@@ -49,8 +49,8 @@ def test_a_stage_with_skipped_tests(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     outcome = perform(tests, tmp_path, seconds=100)
     assert outcome.status == "partly" and outcome.said.endswith("needs a GPU")
     lines = (tmp_path / "logs" / "tests.txt").read_text().splitlines()
-    others = "\n".join(line for line in lines if not line.endswith("needs a GPU"))
-    outcome = perform(stage("tests", f"print({others!r})"), tmp_path, seconds=100)
+    other_lines = "\n".join(line for line in lines if not line.endswith("needs a GPU"))
+    outcome = perform(stage("tests", f"print({other_lines!r})"), tmp_path, seconds=100)
     assert outcome.status == "done" and "1 passed, 3 skipped" in outcome.said
 
 
@@ -118,10 +118,10 @@ def test_which_stages_run_and_in_which_order(
     monkeypatch.setattr(campaign, "perform", perform)
     properties = SimpleNamespace(name="GPU B", total_memory=0)
     monkeypatch.setattr("torch.cuda.get_device_properties", lambda _: properties)
-    first, *others = before
+    first, *other_stages = before
     for gpu, expected in (
         ("GPU B", ["other", "stopped", "new", "failed", "partly", "endless"]),
-        ("", [*others, first]),
+        ("", [*other_stages, first]),
     ):
         out, ran[:] = tmp_path / f"out{gpu}", []
         monkeypatch.setattr("torch.cuda.is_available", lambda gpu=gpu: bool(gpu))
@@ -135,8 +135,8 @@ def test_which_stages_run_and_in_which_order(
         page = campaign.run(GpuConfig(out=str(out), minutes=2)).read_text()
         assert ran == expected and page.count("failed now") == len(expected)
         repeated = {"failed", "partly", "stopped"} if gpu else set()
-        shown = {name for name in state if f"## {name}\n" in page}
-        assert shown == (set(state) - set(expected)) | repeated
+        sections = {name for name in state if f"## {name}\n" in page}
+        assert sections == (set(state) - set(expected)) | repeated
         after = {name: one.device for name, one in read_outcomes(out).items()}
         assert after == dict.fromkeys(before, gpu or "cpu")
 

@@ -135,28 +135,28 @@ def test_workers_load_equally_many_batches(
 
 def test_a_signal_leaves_nothing_behind(tmp_path: Path) -> None:
     """Nor does a second signal: `timeout` signals the process and then its group."""
-    temporary, said = tmp_path / "tmp", tmp_path / "said"
-    temporary.mkdir()
-    process = Forked(_measure_for_ever, said, environment={"TMPDIR": str(temporary)})
+    temporary_folder, log = tmp_path / "tmp", tmp_path / "said"
+    temporary_folder.mkdir()
+    process = Forked(_measure_for_ever, log, environment={"TMPDIR": str(temporary_folder)})
     try:
-        wait_for_text(said, process, "\nmeasuring")
+        wait_for_text(log, process, "\nmeasuring")
         started = psutil.Process(process.pid).children(recursive=True)
-        assert started and any(temporary.glob("fastsiam-bench-*"))
+        assert started and any(temporary_folder.glob("fastsiam-bench-*"))
     finally:
         process.send(signal.SIGHUP)
         process.send(signal.SIGTERM)
         code = process.wait(60).returncode
     assert code == 128 + signal.SIGHUP
-    assert "Traceback" not in said.read_text()
-    assert not any(temporary.glob("fastsiam-bench-*"))
+    assert "Traceback" not in log.read_text()
+    assert not any(temporary_folder.glob("fastsiam-bench-*"))
     assert not psutil.wait_procs(started, timeout=30)[1]
 
 
-def _measure_for_ever(said: Path) -> None:
+def _measure_for_ever(log: Path) -> None:
     from fastsiam.cli import main
 
     tempfile.tempdir = None  # the parent's value may be cached
-    os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT), 2)
+    os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT), 2)
     sys.argv = [
         "fastsiam", "bench", "photometric", "--recipe", "demo", "--batch", "8",
         "--repeats", "100000", "--device", "cpu",
@@ -169,12 +169,12 @@ def test_wrong_usage(tmp_path: Path) -> None:
     assert "No such command" in bench("fast", code=2).output
     missing = fastsiam("bench", "decode", "--data", str(tmp_path / "none"), code=1).stderr
     assert missing.splitlines()[-1].startswith("error: ") and "Traceback" not in missing
-    said = fastsiam("bench", "machine", "--json", str(tmp_path), code=1).stderr
-    assert said.startswith(f"error: cannot write {tmp_path}: Is a directory; ")
-    said = bench("lightly", "--recipe", "demo", code=2).output
-    assert "pass a folder for the weights" in said
-    said = bench("lightly", "--recipe", "demo", "--loader", "tar", code=2).output
-    assert "--loader must be lightly or fastsiam" in said
+    message = fastsiam("bench", "machine", "--json", str(tmp_path), code=1).stderr
+    assert message.startswith(f"error: cannot write {tmp_path}: Is a directory; ")
+    message = bench("lightly", "--recipe", "demo", code=2).output
+    assert "pass a folder for the weights" in message
+    message = bench("lightly", "--recipe", "demo", "--loader", "tar", code=2).output
+    assert "--loader must be lightly or fastsiam" in message
 
 
 def test_bad_settings_are_refused() -> None:

@@ -153,7 +153,7 @@ def test_a_machine_is_lost_and_another_joins(config: TrainConfig, tmp_path: Path
 
     Losing a machine uses the only restart; joining uses none.
     """
-    run, whole = tmp_path / "run", tmp_path / "whole"
+    run, reference = tmp_path / "run", tmp_path / "whole"
     config = with_settings(config, nodes="1:2", max_restarts=1, epochs=8, lr=0.1)  # 24 steps
     arguments = ["train", *flags(config)]
     alone = faulty(FAULT="wait", FAULT_RANK="0", FAULT_WORLD="1", FAULT_AT="6")
@@ -170,9 +170,9 @@ def test_a_machine_is_lost_and_another_joins(config: TrainConfig, tmp_path: Path
     assert 3 <= before < 12 and "restart 1 of 1" in results[0].stderr, results
     stderr = results[0].stderr + results[1].stderr
     assert "on 1 x CPU" in stderr and stderr.count("on 2 x CPU") == 2, stderr
-    assert len(history(run)) == len(undisturbed(config, whole)) == 24
-    assert history(run)[:3] == history(whole)[:3]
-    for one, other in zip(history(run), history(whole), strict=True):
+    assert len(history(run)) == len(undisturbed(config, reference)) == 24
+    assert history(run)[:3] == history(reference)[:3]
+    for one, other in zip(history(run), history(reference), strict=True):
         assert one[:2] == other[:2] and one[5] == other[5]  # step, epoch, learning rate
         assert one[2:4] == pytest.approx(other[2:4], abs=1e-3)  # loss, std
 
@@ -229,10 +229,10 @@ def test_a_cable_is_pulled_out(
         for one in launchers:
             one.kill()
             one.wait()
-    said = [log.read_text() for log in logs]
-    assert codes == [0, RANK_LOST], said
-    assert "restart 1 of 1, from the last checkpoint" in said[0], said
-    assert f"error: no connection to --rendezvous {here.address}:29500" in said[1], said
+    messages = [log.read_text() for log in logs]
+    assert codes == [0, RANK_LOST], messages
+    assert "restart 1 of 1, from the last checkpoint" in messages[0], messages
+    assert f"error: no connection to --rendezvous {here.address}:29500" in messages[1], messages
     assert len(history(tmp_path / "run")) == 12
 
 

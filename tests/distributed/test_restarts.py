@@ -96,11 +96,11 @@ def test_on_another_number_of_ranks_it_is_the_same_run(
     fastsiam_on_ranks(first, "train", *flags(config), "--out", str(reference))
     assert len(history(reference)) == 8
     parts = 1 + len(then[0])
-    begun = tmp_path / "begun"
+    first_run = tmp_path / "begun"
     start = flags(with_settings(config, max_steps=8 // parts))
-    fastsiam_on_ranks(first, "train", *start, "--out", str(begun))
+    fastsiam_on_ranks(first, "train", *start, "--out", str(first_run))
     for worlds in then:
-        run = Path(shutil.copytree(begun, tmp_path / f"then {worlds}"))
+        run = Path(shutil.copytree(first_run, tmp_path / f"then {worlds}"))
         for number, world in enumerate(worlds, start=2):
             arguments = flags(with_settings(config, max_steps=8 * number // parts))
             fastsiam_on_ranks(world, "train", *arguments, "--out", str(run))

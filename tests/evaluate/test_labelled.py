@@ -58,7 +58,7 @@ def test_little_data_have_a_sensible_default(run: Path, capsys: pytest.CaptureFi
 def test_an_interrupted_evaluation_continues(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tested with fine-tuning, whose state is that of linear evaluation plus BN."""
     config = FinetuneConfig(epochs=4, batch=8, workers=0, device="cpu", eval_every=2)
-    whole = evaluate_finetuned(run, config, HERE)
+    reference = evaluate_finetuned(run, config, HERE)
     monkeypatch.setattr(record_files, "_SECONDS_BETWEEN_SAVES", 0.0)
     step = SupervisedTraining.step
     steps: list[int] = []
@@ -74,7 +74,7 @@ def test_an_interrupted_evaluation_continues(run: Path, monkeypatch: pytest.Monk
         evaluate_finetuned(run, config, HERE)
     assert len(list((run / "eval").glob("*.partial"))) == 1
     again = evaluate_finetuned(run, config, HERE)
-    assert again.results == whole.results and steps[11:] == [9, 10, 11]
+    assert again.results == reference.results and steps[11:] == [9, 10, 11]
     assert not list((run / "eval").glob("*.partial"))
 
 
@@ -82,17 +82,17 @@ def test_another_protocol_and_a_damaged_state_start_over(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     two = replace(QUICK, epochs=2)
-    whole = evaluate_linear(run, two, HERE)
+    reference = evaluate_linear(run, two, HERE)
     with monkeypatch.context() as patch:
         patch.setattr(record_files.RecordFiles, "keep", lambda *_: None)
         evaluate_linear(run, QUICK, HERE)  # leaves its state behind
     (path,) = (run / "eval").glob("linear-epoch1-*.partial")
     assert torch.load(path, weights_only=True)["step"] == 12
-    assert evaluate_linear(run, two, HERE).results == whole.results
+    assert evaluate_linear(run, two, HERE).results == reference.results
     other = next((run / "eval").glob("*.json")).with_suffix(".partial")
     for content in (path.read_bytes(), path.read_bytes()[:1000]):
         other.write_bytes(content)
-        assert evaluate_linear(run, two, HERE).results == whole.results
+        assert evaluate_linear(run, two, HERE).results == reference.results
 
 
 def test_fine_tuning_trains_all_of_it_and_leaves_the_run_alone(
@@ -173,9 +173,9 @@ def test_linear_evaluation_by_two_ranks_and_by_one(run: Path, cached: bool, tmp_
         "cached": cached, "storage": "fp16" if cached else None,
         "scale_min": None if cached else 0.08,
     }  # fmt: skip
-    (kept,) = (run / "eval").iterdir()
+    (record_file,) = (run / "eval").iterdir()
     name = "linear-sgd-cached-epoch1-" if cached else "linear-sgd-epoch1-"
-    assert kept.name.startswith(name) and kept.suffix == ".json"
+    assert record_file.name.startswith(name) and record_file.suffix == ".json"
     config = LinearConfig(
         lrs=(0.1, 30), optimizer="sgd", epochs=3, batch=8, cached=cached, storage=storage,
         feature_batch=2, workers=0, device="cpu",
@@ -193,8 +193,8 @@ def test_a_mixture_is_trained_on_its_first_data_set(run: Path, tmp_path: Path) -
     mixture = replace(subject.data, mixed_with=(str(other),))
     images = LabelledImages(replace(subject, data=mixture), QUICK)
     with closing(images.augmented(QUICK.batch)) as loader:
-        shown = [name for batch in loader.epoch(0) for name in batch.names]
-    assert sorted(shown) == sorted(images.train.names()) and len(shown) == 24
+        names = [name for batch in loader.epoch(0) for name in batch.names]
+    assert sorted(names) == sorted(images.train.names()) and len(names) == 24
 
 
 def test_fine_tuning_is_longer_on_one_percent(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

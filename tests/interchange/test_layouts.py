@@ -61,8 +61,8 @@ class NonLinearNeck(nn.Sequential):
             layer, kind = divmod(int(number[0]), 3)
             return f"{('fc', 'bn')[kind]}{layer}"
 
-        own = super().state_dict(*args, **settings)
-        return {re.sub(r"^\d+", named, key): value for key, value in own.items()}
+        state = super().state_dict(*args, **settings)
+        return {re.sub(r"^\d+", named, key): value for key, value in state.items()}
 
 
 LIGHTLY = "backbone.", "projection_head.layers.", "prediction_head.layers."
@@ -131,20 +131,22 @@ def solo_learns(name: str, stem: Stem) -> File:
         "projector": ("projector.", projector),
         "predictor": ("predictor.", head(64, 16, 64)),
     }
-    beside = nn.ModuleDict({"classifier": nn.Linear(512, 10)}).state_dict()
+    other_weights = nn.ModuleDict({"classifier": nn.Linear(512, 10)}).state_dict()
     model = BackboneConfig(backbone="resnet18", stem=stem)
-    return File("solo-learn", parts, model, beside=beside, content=FRAMEWORKS, epoch=5)
+    return File("solo-learn", parts, model, beside=other_weights, content=FRAMEWORKS, epoch=5)
 
 
-def lightlys(backbone: nn.Module, features: int, model: BackboneConfig, **beside: Tensor) -> File:
+def lightlys(
+    backbone: nn.Module, features: int, model: BackboneConfig, **other_weights: Tensor
+) -> File:
     heads = pytest.importorskip("lightly.models.modules.heads")
     parts = {
         "backbone": ("backbone.", backbone),
         "projector": ("projection_head.", heads.SimSiamProjectionHead(features, 32, 24)),
         "predictor": ("prediction_head.", heads.SimSiamPredictionHead(24, 8, 24)),
     }
-    beside["online_classifier.linear.weight"] = torch.zeros(10, 4)
-    return File("lightly", parts, model, beside=beside, content=LIGHTNING, epoch=5)
+    other_weights["online_classifier.linear.weight"] = torch.zeros(10, 4)
+    return File("lightly", parts, model, beside=other_weights, content=LIGHTNING, epoch=5)
 
 
 def lightlys_example() -> File:
@@ -158,16 +160,18 @@ def lightlys_resnet(sequential: bool, width: float) -> File:
     """lightly's ResNet-9 is a ResNet-10. As a Sequential it loses the ReLU of the stem."""
     models = pytest.importorskip("lightly.models")
     network = models.ResNetGenerator("resnet-9", width=width)
-    features, beside = int(512 * width), {}
+    features, other_weights = int(512 * width), {}
     if sequential:
         children = list(network.children())[:-1]
         network = nn.Sequential(*children, nn.AdaptiveAvgPool2d(1), nn.Flatten())
     else:
-        beside = prefixed(network.linear.state_dict(), "backbone.linear.")
+        other_weights = prefixed(network.linear.state_dict(), "backbone.linear.")
         network.linear = nn.Identity()
     stem: Stem = "cifar-no-relu" if sequential else "cifar"
     model = BackboneConfig(backbone="resnet10", stem=stem, width=int(64 * width))
-    return replace(lightlys(network, features, model, **beside), side=32)  # the only valid side
+    return replace(
+        lightlys(network, features, model, **other_weights), side=32
+    )  # the only valid side
 
 
 def mmselfsups(old: bool) -> File:
@@ -193,9 +197,11 @@ def mmselfsups(old: bool) -> File:
 
 def torchvisions(prefix: str, **more: Tensor) -> File:
     parts = {"backbone": (prefix, resnet18())}
-    beside = prefixed(nn.Linear(512, 10).state_dict(), f"{prefix}fc.") | more
+    other_weights = prefixed(nn.Linear(512, 10).state_dict(), f"{prefix}fc.") | more
     model = BackboneConfig(backbone="resnet18")
-    return File("torchvision", parts, model, beside=beside, content={"epoch": 89, "optimizer": {}})
+    return File(
+        "torchvision", parts, model, beside=other_weights, content={"epoch": 89, "optimizer": {}}
+    )
 
 
 AUTHORS_MOCO = "module.encoder_q.", "module.encoder_q.fc."
@@ -292,11 +298,11 @@ def test_files_of_other_programs_are_read(name: str, tmp_path: Path) -> None:
     assert sorted(pretrained.left_out) == sorted(re.sub(wrappers, "", key) for key in unused)
     built = pretrained.build().eval()
     built.load_state_dict(pretrained.state)
-    images = own = theirs = X[..., : file.side, : file.side]
+    images = ours = theirs = X[..., : file.side, : file.side]
     with torch.no_grad():
         for part, (_, module) in file.parts.items():
-            own, theirs = built.get_submodule(part)(own), module(theirs)
-            same(own, theirs)
+            ours, theirs = built.get_submodule(part)(ours), module(theirs)
+            same(ours, theirs)
         assert torch.equal(pretrained.network()(images), built.get_submodule("backbone")(images))
     for value in file.prototypes.values():
         assert torch.equal(pretrained.state["prototypes.weight"], value)

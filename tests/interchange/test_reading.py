@@ -45,8 +45,11 @@ def test_architectures_are_inferred(model: ModelConfig, tmp_path: Path) -> None:
         tmp_path / "w.pth",
     )
     pretrained = load_pretrained(tmp_path / "w.pth")
-    own = {f.name: getattr(model, f.name) for f in fields(BackboneConfig)}
-    assert (pretrained.model, pretrained.method) == (BackboneConfig(**own), SimSiamConfig)
+    backbone_settings = {f.name: getattr(model, f.name) for f in fields(BackboneConfig)}
+    assert (pretrained.model, pretrained.method) == (
+        BackboneConfig(**backbone_settings),
+        SimSiamConfig,
+    )
     built = pretrained.build()
     for part in method.parts:
         assert str(built.get_submodule(part)) == str(method.get_submodule(part))
@@ -74,11 +77,11 @@ def test_a_stem_is_said_where_weights_do_not_tell(tmp_path: Path) -> None:
     )
     path = tmp_path / "w.pth"
     torch.save(method.backbone.state_dict(), path)
-    guessed, said = load_pretrained(path), load_pretrained(path, stem="cifar-pad2")
-    assert (guessed.model.stem, said.model.stem) == ("cifar", "cifar-pad2")
+    guessed, named = load_pretrained(path), load_pretrained(path, stem="cifar-pad2")
+    assert (guessed.model.stem, named.model.stem) == ("cifar", "cifar-pad2")
     assert str(guessed).startswith("ResNet-10 (stem assumed: cifar) of torchvision")
-    assert str(said).startswith("ResNet-10 (cifar-pad2 stem) of torchvision")
-    assert torch.equal(said.network()(X), method.backbone(X))
+    assert str(named).startswith("ResNet-10 (cifar-pad2 stem) of torchvision")
+    assert torch.equal(named.network()(X), method.backbone(X))
     with pytest.raises(ValueError, match="stem must be one of imagenet, cifar"):
         load_pretrained(path, stem="cifar-pad9")
     with pytest.raises(CheckpointError, match=r"holds cifar-pad2, not cifar$"):
@@ -98,15 +101,15 @@ def test_a_stem_is_said_where_weights_do_not_tell(tmp_path: Path) -> None:
 def test_epochs_are_those_that_a_layout_means(tmp_path: Path) -> None:
     """BN counters missing in old files start at 0; weight averages are listed as left out."""
     state = {k: v for k, v in resnets().items() if not k.endswith("num_batches_tracked")}
-    besides: tuple[tuple[dict[str, Any], float | None], ...] = (
+    cases: tuple[tuple[dict[str, Any], float | None], ...] = (
         ({"epoch": 89, "optimizer": {}}, None),  # ambiguous: torchvision and timm count from 0
         ({"epoch": 89, "pytorch-lightning_version": "2.0"}, 90),
         ({"meta": {"epoch": 90}}, 90),
         ({"meta": {"epoch": -1}}, None),
         ({"meta": {"epoch": "last"}}, None),
     )
-    for beside, epochs in besides:
-        content = {"state_dict": state, "model_ema": {"x": torch.zeros(1)}, **beside}
+    for entries, epochs in cases:
+        content = {"state_dict": state, "model_ema": {"x": torch.zeros(1)}, **entries}
         torch.save(content, tmp_path / "w.pth")
         pretrained = load_pretrained(tmp_path / "w.pth")
         assert pretrained.epoch == epochs and pretrained.left_out[-1] == "model_ema"
@@ -167,14 +170,14 @@ def test_heads_of_another_kind_are_refused(tmp_path: Path) -> None:
     """BN without running statistics, after only some hidden layers, or twice after a layer."""
     mean = "module.predictor.1.running_mean"
     assert "1 missing (predictor.1.running_mean)" in broken(lambda s: s.pop(mean), tmp_path)
-    own = {f"backbone.{k}": v for k, v in resnets().items() if not k.startswith("fc.")}
+    backbone_state = {f"backbone.{k}": v for k, v in resnets().items() if not k.startswith("fc.")}
     mixed = nn.Sequential(
         *(nn.Linear(32, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU()),
         nn.Linear(8, 8),
     )
     twice = nn.Sequential(nn.Linear(32, 8), nn.BatchNorm1d(8), nn.BatchNorm1d(8))
     for odd in (mixed, twice, nn.Sequential(nn.Linear(31, 8))):
-        torch.save(own | prefixed(odd.state_dict(), "projector."), tmp_path / "w.pth")
+        torch.save(backbone_state | prefixed(odd.state_dict(), "projector."), tmp_path / "w.pth")
         problems = r"w.pth do not match .* (missing|unknown|shape)"
         with pytest.raises(CheckpointError, match=problems) as caught:
             load_pretrained(tmp_path / "w.pth")

@@ -91,8 +91,8 @@ def test_a_plain_file_is_evaluated_trained_on_and_exported(
         for path in (Path(small.run.out), plain)
     ]
     assert len({(s.augment, s.resize, fingerprint(s.network)) for s in subjects}) == 1
-    _, taken = initial_weights(with_settings(small, init=str(plain)))
-    assert taken == ("backbone",)
+    _, loaded_parts = initial_weights(with_settings(small, init=str(plain)))
+    assert loaded_parts == ("backbone",)
     with pytest.raises(CheckpointError, match="not the network of the settings"):
         initial_weights(with_settings(small, init=str(plain), width=small.model.width + 1))
     with pytest.raises(CheckpointError, match="holds resnet10, not resnet18"):

@@ -41,7 +41,7 @@ def only(count: int) -> Iterator[None]:
 
 
 def lacks_memory_to_decode() -> None:
-    decode = DECODE(lambda *given: 1)
+    decode = DECODE(lambda *arguments: 1)
     job = job_of_jpeg(9000, 8000, decode)
     with only(100 * _MIB), pytest.raises(MemoryError, match="an image of 9000 x 8000 pixels"):
         job.run()
@@ -93,7 +93,9 @@ def test_sanitized_kernels_see_one_byte_too_many() -> None:
 
 
 def write_behind_a_room() -> None:
-    decode = DECODE(lambda *given: ctypes.memset(given[5], 0, 3 * 8 * 8 + ROOM_BEHIND + 1) or 1)
+    decode = DECODE(
+        lambda *arguments: ctypes.memset(arguments[5], 0, 3 * 8 * 8 + ROOM_BEHIND + 1) or 1
+    )
     job_of_jpeg(8, 8, decode).run()
 
 

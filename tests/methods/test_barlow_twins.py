@@ -50,8 +50,8 @@ def test_it_is_killed_resumed_and_exported(
 
     monkeypatch.setattr(BarlowTwins, "forward", noisy)
     monkeypatch.setitem(METHOD_CONFIGS, BarlowTwinsConfig.name, BarlowTwinsConfig)
-    own = BarlowTwinsConfig(dim=16)
-    model = ModelConfig(backbone="resnet10", stem="cifar", width=4, method=own)
+    method = BarlowTwinsConfig(dim=16)
+    model = ModelConfig(backbone="resnet10", stem="cifar", width=4, method=method)
     config = replace(with_settings(small, knn_every=0, save_every=1), model=model)
     assert TrainConfig.from_dict(config.to_dict()) == config
     changed = differences(config, with_settings(config, redundancy=0.1))

@@ -60,8 +60,8 @@ def test_every_weight_is_trained_and_boxes_are_float32_under_autocast(kind: str)
     assert all(p.requires_grad and p.grad is not None for p in model.parameters())
     model.eval().roi_heads.score_thresh, model.roi_heads.detections_per_img = 0.0, 5
     with torch.no_grad():
-        found = model(images(), sizes=[(192, 128), (32, 50)])
-    for one, (height, width) in zip(found, [(192, 128), (32, 50)], strict=True):
+        detections = model(images(), sizes=[(192, 128), (32, 50)])
+    for one, (height, width) in zip(detections, [(192, 128), (32, 50)], strict=True):
         assert len(one["boxes"]) > 0 and set(one["labels"].tolist()) <= {1, 2, 3}
         assert one["boxes"].dtype == torch.float32
         assert one["boxes"][:, 2].max() <= width and one["boxes"][:, 3].max() <= height

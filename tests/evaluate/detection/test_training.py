@@ -92,10 +92,10 @@ def test_settings_that_cannot_be_are_refused() -> None:
 
 
 def test_a_batch_is_a_function_of_seed_and_step(data: DetectionSet) -> None:
-    whole, later = batches(data, 0, 5), batches(data, 3, 5)
-    assert len(later) == 2 and all(map(alike, whole[3:], later))
+    all_batches, later = batches(data, 0, 5), batches(data, 3, 5)
+    assert len(later) == 2 and all(map(alike, all_batches[3:], later))
     first, second = (batches(data, 0, 5, Place(rank, 2, HERE.device)) for rank in (0, 1))
-    assert all(map(alike, whole, map(list.__add__, first, second)))
+    assert all(map(alike, all_batches, map(list.__add__, first, second)))
 
 
 def test_objects_follow_their_image(made: Path) -> None:
