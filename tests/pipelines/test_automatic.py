@@ -78,15 +78,15 @@ def test_sizes_by_headers_of_all_or_of_a_sample(
 ) -> None:
     """A store that is read in groups is sampled from a few of them."""
     store = FolderStore(images / "train")
-    read = Mock(wraps=store.read)
-    monkeypatch.setattr(store, "read", read)
-    assert decoded_bytes(store) == (24 * EACH, True) and read.call_count == 24
+    read_mock = Mock(wraps=store.read)
+    monkeypatch.setattr(store, "read", read_mock)
+    assert decoded_bytes(store) == (24 * EACH, True) and read_mock.call_count == 24
     assert decoded_bytes(store, np.arange(5)) == (5 * EACH, True)
     (images / "train" / "class0" / "000.jpg").write_bytes(b"no image")
     assert decoded_bytes(store) == (23 * EACH, True)
     monkeypatch.setattr(survey, "_SAMPLE", 6)
-    read.reset_mock()
-    assert decoded_bytes(store) == (int(24 * EACH * 1.25), False) and read.call_count == 6
+    read_mock.reset_mock()
+    assert decoded_bytes(store) == (int(24 * EACH * 1.25), False) and read_mock.call_count == 6
     monkeypatch.setattr(survey, "_SAMPLE", 4)
     monkeypatch.setattr(survey, "_SAMPLE_GROUPS", 2)
     store.groups = np.arange(24) // 4

@@ -89,18 +89,18 @@ def test_what_is_broken_off_ends_its_threads(name: str, images: Path, loaders: L
     loader = loaders(name, images / "train", batch=4, workers=3)
     epoch = loader.epoch(0)
     next(epoch)
-    own = threads() - before
-    assert len(own) >= 3
+    new_threads = threads() - before
+    assert len(new_threads) >= 3
     loader.close()
     loader.close()
-    assert ended(own) and list(epoch) == []
+    assert ended(new_threads) and list(epoch) == []
     before = threads()
     batches = iter(crops)
     next(batches)
-    own = threads() - before
-    assert len(own) >= 3
+    new_threads = threads() - before
+    assert len(new_threads) >= 3
     del batches
-    assert ended(own)
+    assert ended(new_threads)
 
 
 def test_ctrl_c_while_workers_are_waited_for(
@@ -110,12 +110,12 @@ def test_ctrl_c_while_workers_are_waited_for(
 
     loader: Any = loaders("torchvision", images / "train", workers=1)
     assert loader._loader.multiprocessing_context.get_start_method() == "fork"
-    whole = list(loader.epoch(0))
+    expected = list(loader.epoch(0))
     interrupted = Mock(side_effect=KeyboardInterrupt)
     monkeypatch.setattr(loader._loader._iterator, "_get_data", interrupted)
     with pytest.raises(KeyboardInterrupt):
         next(loader.epoch(1))
-    assert same(list(loader.epoch(0)), whole)
+    assert same(list(loader.epoch(0)), expected)
 
 
 @pytest.mark.dali

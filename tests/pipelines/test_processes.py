@@ -28,12 +28,12 @@ def _twice(number: int) -> int:
 def test_a_signal_while_the_workers_start(monkeypatch: pytest.MonkeyPatch) -> None:
     """It ends the command without an error of the pool, and workers are killed."""
 
-    others = multiprocessing.active_children()
+    before = multiprocessing.active_children()
     start = Mock(side_effect=Interrupted("stopped", exit_code=130))
     monkeypatch.setattr("concurrent.futures.process._ExecutorManagerThread.start", start)
     with pytest.raises(Interrupted), process_pool(2, _twice) as run:
         list(run([1]))
-    for worker in set(multiprocessing.active_children()) - set(others):
+    for worker in set(multiprocessing.active_children()) - set(before):
         worker.join(30)
         assert worker.exitcode == -signal.SIGKILL
 

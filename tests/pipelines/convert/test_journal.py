@@ -78,8 +78,8 @@ def test_killed_and_started_again_it_goes_on(
     errors = result.stderr
     assert result.returncode == 0, errors
     assert "resuming train.beton: " in errors
-    said = int(errors.split("resuming train.beton: ")[1].split(" ")[0])
-    assert 20 < said < 180
+    resumed_images = int(errors.split("resuming train.beton: ")[1].split(" ")[0])
+    assert 20 < resumed_images < 180
     monkeypatch.setattr(writer, "BLOCK_BYTES", 20_000)
     (straight,) = run("folder", tmp_path / "images", tmp_path / "straight")
     assert (out / "train.beton").read_bytes() == straight.path.read_bytes()
@@ -90,8 +90,8 @@ def resumed(source: Path, out: Path, **options: Any) -> str:
     """Convert; return the only message, which says if the conversion was resumed."""
     console = Said()
     convert("folder", ConvertConfig(source=str(source), out=str(out), **options), console)
-    (said,) = console.lines
-    return said
+    (message,) = console.lines
+    return message
 
 
 def test_what_is_resumed_and_what_starts_over(
@@ -132,7 +132,7 @@ def test_what_is_resumed_and_what_starts_over(
 def test_two_at_once_do_not_disturb_each_other(images: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
-    with (out / "train.beton.journal").open("w") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
+    with (out / "train.beton.journal").open("w") as journal:
+        fcntl.flock(journal, fcntl.LOCK_EX)
         with pytest.raises(DataError, match=r"another conversion is writing train\.beton"):
             run("folder", images, out)

@@ -73,8 +73,8 @@ def test_long_records_lie_within_one_page(tmp_path: Path) -> None:
     (tmp_path / "images").mkdir()
     for name, width in (("a", 100), ("b", 2100), ("c", 300), ("d", 3100), ("e", 200)):
         picture(0, width=width, height=2000).save(tmp_path / "images" / f"{name}.jpg")
-    (written,) = run("folder", tmp_path / "images", tmp_path / "out", raw=True, workers=2)
-    store = BetonStore(written.path)
+    (conversion,) = run("folder", tmp_path / "images", tmp_path / "out", raw=True, workers=2)
+    store = BetonStore(conversion.path)
     page = store.page_size
     assert store.size.max() > 2**23 and page == 2**25
     assert (store.start // page == (store.start + store.size - 1) // page).all()

@@ -81,7 +81,7 @@ def test_commands_over_a_bad_line(
     here = with_settings(config, data=str(shards), out=str(tmp_path / "here"))
     there = with_settings(config, data=data, out=str(tmp_path / "there"))
     fastsiam("train", *flags(here))
-    done = [
+    results = [
         fastsiam("train", *flags(there), "--max-steps", "5"),
         fastsiam("train", *flags(there)),
         fastsiam("eval", "knn", str(tmp_path / "there"), "--json", str(tmp_path / "there/k.json")),
@@ -92,7 +92,7 @@ def test_commands_over_a_bad_line(
     assert len(history(tmp_path / "here")) == 9
     assert history(tmp_path / "there") == history(tmp_path / "here")
     assert data in (tmp_path / "there" / "config.json").read_text()
-    (tmp_path / "there" / "said").write_text("".join(one.stdout + one.stderr for one in done))
+    (tmp_path / "there" / "said").write_text("".join(one.stdout + one.stderr for one in results))
     assert_no_secret(tmp_path / "there", tmp_path / "cache")
 
 

@@ -47,7 +47,7 @@ def converted(root: Path, *, more: Sequence[bytes] = (), **options: object) -> P
 def ffcv() -> Iterator[Callable[..., Any]]:
     """Call functions of ``read_with_ffcv`` in a process that is killed at the end."""
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-        yield lambda function, *given: pool.submit(function, *given).result(300)
+        yield lambda function, *arguments: pool.submit(function, *arguments).result(300)
         for process in list(pool._processes.values()):
             process.kill()
 
@@ -86,8 +86,8 @@ def test_we_read_files_of_ffcvs_own_writer(ffcv: Callable[..., Any], tmp_path: P
     assert store.crc is None and store.labels.tolist() == [0, 1, 2] * 8
     assert set(store.modes.tolist()) == {RAW, JPEG}
     assert store.classes == ("0", "1", "2") and store.name(3) == "image 3"
-    for i, wanted in enumerate(pixels):
-        difference = np.asarray(store.decode(i)).astype(int) - wanted
+    for i, image in enumerate(pixels):
+        difference = np.asarray(store.decode(i)).astype(int) - image
         assert np.abs(difference).mean() < (1e-9 if store.modes[i] == RAW else 8)
     assert checked(path) == []
     expected = batches("torchvision", path, 0, 1, batch=4)
