@@ -165,7 +165,7 @@ def free_port() -> int:
 
 
 def command(*arguments: str, **options: Any) -> Forked:
-    """Start ``fastsiam ARGUMENTS``; ``options`` are those of ``Forked``."""
+    """Start ``fastsiam ARGUMENTS``; ``options``: environment, folder and session of ``Forked``."""
     options["environment"] = {"COLUMNS": "200", **options.get("environment", {})}
     return Forked(_fastsiam, arguments, **options)
 

@@ -37,9 +37,9 @@ def test_its_settings_are_read(small: TrainConfig, run: Path) -> None:
     assert (method.dim, method.predictor_dim, method.projector_layers) == (16, 4, 2)
     assert len(recorded.augment.views) == 2 and recorded.augment.crop == 16
     assert recorded.run.rank_timeout == 600  # the default of 0.2
-    own = {"data": str(small.data.root), "out": small.run.out, "max_steps": 0}
-    own |= {"rank_timeout": small.run.rank_timeout}
-    assert with_settings(recorded, **own) == small
+    local_settings = {"data": str(small.data.root), "out": small.run.out, "max_steps": 0}
+    local_settings |= {"rank_timeout": small.run.rank_timeout}
+    assert with_settings(recorded, **local_settings) == small
 
 
 def test_a_run_of_0_1_is_too_old(run: Path, small: TrainConfig) -> None:
@@ -69,9 +69,9 @@ def test_it_goes_on_as_it_would_have(small: TrainConfig, run: Path) -> None:
     trained(small, out=run)
     assert checkpoints.load(run).step == 12
     expected = [json.loads(x) for x in (OLD / "metrics-whole.jsonl").read_text().splitlines()]
-    found = read_metrics(run)
-    assert [line["kind"] for line in found] == [line["kind"] for line in expected]
-    for ours, theirs in zip(found, expected, strict=True):
+    lines = read_metrics(run)
+    assert [line["kind"] for line in lines] == [line["kind"] for line in expected]
+    for ours, theirs in zip(lines, expected, strict=True):
         if theirs["kind"] == "train":
             for name in ("loss", "z_std", "rank", "lr"):
                 assert ours[name] == pytest.approx(theirs[name], abs=2e-3), name

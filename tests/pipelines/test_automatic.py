@@ -34,14 +34,14 @@ def choice(root: Path, device: torch.device = CPU, *, free: float = 0.0, model: 
 
 
 def test_memory_if_all_images_fit_beside_the_model(images: Path) -> None:
-    taken = 24 * EACH
+    size = 24 * EACH
     message = "pipeline memory: 24 images take 41 kB of 87 kB on the CPU"
     assert choice(images, free=130_000) == message
-    least = taken * 1.2 / 0.8  # loading may take four fifths of free memory
+    least = size * 1.2 / 0.8  # loading may take four fifths of free memory
     assert choice(images, free=least + 1).startswith("pipeline memory: ")
     assert "pipeline memory" not in choice(images, free=least - 1)
-    assert choice(images, free=130_000, model=0.9 * 130_000 - taken).startswith("pipeline memory")
-    assert "pipeline memory" not in choice(images, free=130_000, model=0.9 * 130_000 - taken + 1)
+    assert choice(images, free=130_000, model=0.9 * 130_000 - size).startswith("pipeline memory")
+    assert "pipeline memory" not in choice(images, free=130_000, model=0.9 * 130_000 - size + 1)
 
 
 TOO_LARGE = (
@@ -55,13 +55,13 @@ def test_what_decodes_images_that_do_not_fit(images: Path, monkeypatch: pytest.M
     """DALI if the GPU has few cores and DALI can be loaded; torchvision if kernels are missing."""
     for source in (images, readable("ffcv", images / "train")):
         assert choice(source) == f"pipeline native: {TOO_LARGE}"
-    why = TOO_LARGE.replace("CPU", "GPU")
-    for cores, said in {
-        5: f"pipeline dali: {why}; 5 cores for this GPU",
-        6: f"pipeline native: {why}",
+    reason = TOO_LARGE.replace("CPU", "GPU")
+    for cores, line in {
+        5: f"pipeline dali: {reason}; 5 cores for this GPU",
+        6: f"pipeline native: {reason}",
     }.items():
         monkeypatch.setattr(module, "own_cores", lambda cores=cores: cores)
-        assert choice(images, GPU) == said
+        assert choice(images, GPU) == line
     monkeypatch.setattr(module, "own_cores", lambda: 1)
     broken = replace(BACKENDS["dali"], package="sys", loader="no_such_module.Loader")
     monkeypatch.setattr(module, "BACKENDS", BACKENDS | {"dali": broken})

@@ -38,7 +38,7 @@ def test_columns_carry_the_pipelines_names(
 
 
 def test_all_data_sets_of_a_mixture_are_shown(small: TrainConfig) -> None:
-    mixture = [replace(own, mixed_with=(own.data,)) for own in sources(small, "native")]
+    mixture = [replace(data, mixed_with=(data.data,)) for data in sources(small, "native")]
     _, record, _ = show_views(mixture, small.augment, images=48, epoch=0, seed=0)
     assert sorted(row["index"] for row in record) == list(range(48))
 

@@ -94,9 +94,9 @@ def test_a_second_run_is_refused_and_the_first_can_be_looked_at(
     os.kill(int((run / "lock").read_text().split()[1]), signal.SIGKILL)  # rank 0
     first.wait()
     assert (run / "lock").exists()
-    done = checkpoints.load(run).step
-    fastsiam("train", *flags(with_settings(config, max_steps=done + 2, gpus=1)))
-    assert checkpoints.load(run).step == done + 2 and not (run / "lock").exists()
+    step = checkpoints.load(run).step
+    fastsiam("train", *flags(with_settings(config, max_steps=step + 2, gpus=1)))
+    assert checkpoints.load(run).step == step + 2 and not (run / "lock").exists()
 
 
 def test_the_lock_of_another_process_stays(tmp_path: Path) -> None:

@@ -87,10 +87,10 @@ def same_state(one: Any, other: Any) -> bool:
     return checkpoints.digest_of(one) == checkpoints.digest_of(other)
 
 
-def assert_same_runs(run: Path, whole: Path) -> None:
+def assert_same_runs(run: Path, reference: Path) -> None:
     """Check that two runs have bitwise equal log lines, weights and optimizer state."""
-    one, other = checkpoints.load(run), checkpoints.load(whole)
-    assert history(run) == history(whole)
+    one, other = checkpoints.load(run), checkpoints.load(reference)
+    assert history(run) == history(reference)
     assert one.step == other.step and same_state(one.model, other.model)
     assert same_state(one.optimizer, other.optimizer)
 
@@ -121,11 +121,11 @@ def kills_a_worker() -> Before:
     Workers that already exist are ignored: a thread may still be shutting down those of an earlier
     test.
     """
-    others = set(multiprocessing.active_children())
+    earlier_workers = set(multiprocessing.active_children())
 
     def kill(step: int, _: Batch) -> None:
         if step == 4:
-            worker = (set(multiprocessing.active_children()) - others).pop()
+            worker = (set(multiprocessing.active_children()) - earlier_workers).pop()
             worker.kill()
             worker.join(60)
             assert not worker.is_alive()

@@ -50,12 +50,12 @@ def test_the_run_continues_and_remembers(
     good = damage(images)
     run = trained(config)
     assert checkpoints.load(run).step == 12
-    found = [json.loads(line) for line in (run / FILE).read_text().splitlines()]
-    assert sorted(own["name"] for own in found) == sorted(BAD)
-    assert all(own["reason"] and own["epoch"] == own["step"] // 3 == 0 for own in found)
-    for own in found:
+    entries = [json.loads(line) for line in (run / FILE).read_text().splitlines()]
+    assert sorted(bad["name"] for bad in entries) == sorted(BAD)
+    assert all(bad["reason"] and bad["epoch"] == bad["step"] // 3 == 0 for bad in entries)
+    for bad in entries:
         line = (
-            f"bad image {own['index']} ({own['name']}): {own['reason']}; another image replaces it"
+            f"bad image {bad['index']} ({bad['name']}): {bad['reason']}; another image replaces it"
         )
         assert caplog.messages.count(line) == 1
     assert len(read_bad_images(trained(config))) == 2
@@ -83,8 +83,8 @@ def test_resumed_mid_epoch_it_is_the_same_run(
     for file, content in good.items():
         file.write_bytes(content)
     assert_same_runs(trained(config), reference)
-    assert [own.index for own in read_bad_images(run)] == [
-        own.index for own in read_bad_images(reference)
+    assert [entry.index for entry in read_bad_images(run)] == [
+        entry.index for entry in read_bad_images(reference)
     ]
 
 
@@ -156,7 +156,7 @@ def test_what_follows_a_run_leaves_them_out(
 
     page = write_report([run], run / "report.html").read_text()
     assert "<h2>Bad images</h2>" in page and "Each of these 2 images was replaced" in page
-    for own in read_bad_images(run):
-        assert f"<td>{own.name}</td><td>{own.reason}</td>" in page
+    for entry in read_bad_images(run):
+        assert f"<td>{entry.name}</td><td>{entry.reason}</td>" in page
     (run / FILE).unlink()
     assert "Bad images" not in write_report([run], run / "report.html").read_text()

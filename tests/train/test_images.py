@@ -162,10 +162,10 @@ def test_names_of_another_kind_are_taken_for_the_same_images_if_there_are_as_man
 def test_data_that_changed_are_refused(begun: TrainConfig, images: Path, tmp_path: Path) -> None:
     """It fails for resumed runs, their branches, and branches from a copied checkpoint."""
     run, config = tmp_path / "run", with_settings(begun, data=images)
-    kept = shutil.copy(checkpoints.last(run), run / "kept.pt")
+    copied_checkpoint = shutil.copy(checkpoints.last(run), run / "kept.pt")
     before = {path: path.read_bytes() for path in run.glob("*.*")}
     (images / "train" / NAME).rename(images / "train" / "class1" / "other.jpg")
-    for path in ("auto", run, kept):
+    for path in ("auto", run, copied_checkpoint):
         out = run if path == "auto" else tmp_path / "branch"
         with pytest.raises(CheckpointError) as refused:
             trained(config, resume=path, out=out)
@@ -205,9 +205,9 @@ def test_a_run_continues_with_the_images_that_are_left(
     assert sorted(seen) == list(range(2, 12))
     for step, batch in seen.items():
         assert torch.equal(batch.index, reference[step].index)
-        others = batch.index != LOST
-        assert torch.equal(batch.view1[others], reference[step].view1[others])
-        assert not (batch.view1[~others] == reference[step].view1[~others]).flatten(1).all(1).any()
+        rest = batch.index != LOST
+        assert torch.equal(batch.view1[rest], reference[step].view1[rest])
+        assert not (batch.view1[~rest] == reference[step].view1[~rest]).flatten(1).all(1).any()
     assert any(LOST in batch.index for batch in seen.values())
     shutil.rmtree(images / "train" / "class2")
     with pytest.raises(CheckpointError, match="9 of 24 images missing"):
@@ -217,12 +217,12 @@ def test_a_run_continues_with_the_images_that_are_left(
 def test_a_run_from_before_there_were_lists(begun: TrainConfig, images: Path) -> None:
     run, image = Path(begun.run.out), images / "train" / NAME
     (run / FILE).unlink()
-    kept = image.read_bytes()
+    content = image.read_bytes()
     image.unlink()
     with pytest.raises(CheckpointError, match=r"23 images now, 24 when"):
         trained(begun, data=images)
     assert not (run / FILE).exists()
-    image.write_bytes(kept)
+    image.write_bytes(content)
     trained(begun, data=images, max_steps=7)  # this start writes a list
     assert ImageList.load(run) == ImageList(tuple(names_of(open_store(images, "train"))))
 
@@ -238,13 +238,13 @@ def test_a_run_leaves_its_holdout_out_and_watches_it(
     assert [(x["epoch"], x["bank"]) for x in read_metrics(run) if x["kind"] == "knn"] == [
         (0, 18), (2, 18), (4, 18)
     ]  # fmt: skip
-    found = ImageList.load(run)
-    assert found and len(found.names) == 18
+    image_list = ImageList.load(run)
+    assert image_list and len(image_list.names) == 18
     assert "holding out 6 images (25% of each class) for validation" in capfd.readouterr().err
     settings = json.loads((run / "config.json").read_text())
     assert settings["config"]["data"]["holdout"] == "25%"
-    for other, said in (("", "none"), ("50%", "50%")):
-        with pytest.raises(CheckpointError, match=rf"holdout: 25% -> {said}\)"):
+    for other, new_value in (("", "none"), ("50%", "50%")):
+        with pytest.raises(CheckpointError, match=rf"holdout: 25% -> {new_value}\)"):
             trained(config, holdout=other)
 
 
@@ -261,8 +261,8 @@ def test_without_labels_a_share_of_all_is_held_out(
         "kNN monitor disabled: " in stderr
         and "has no labels, which this evaluation needs" in stderr
     )
-    found = ImageList.load(run)
-    assert found and len(found.names) == 18
+    image_list = ImageList.load(run)
+    assert image_list and len(image_list.names) == 18
 
 
 @pytest.fixture
@@ -319,10 +319,10 @@ def test_a_run_and_its_evaluations_take_the_named_columns(
     root = saved(tmp_path / "two", {"train": table(rows=12)})
     photos = with_settings(small, data=root, batch=4, max_steps=2, **columns)
     run, knn = trained(photos), KnnConfig(k=(1,), workers=0, device="cpu")
-    own = evaluate_knn(run, knn, CPU)
-    assert (own.data.classes, own.data.image_column) == (3, "photo")
+    run_record = evaluate_knn(run, knn, CPU)
+    assert (run_record.data.classes, run_record.data.image_column) == (3, "photo")
     other = evaluate_knn(run, replace(knn, image_column="mask", label_column="genus"), CPU)
-    assert other.data.classes == 2 and other.identity != own.identity
+    assert other.data.classes == 2 and other.identity != run_record.identity
     assert "log lines agree" in verified(run)
     elsewhere = str(saved(tmp_path / "elsewhere", {"train": table()}))
     which = r"2 columns .* --image-column photo"
@@ -341,7 +341,7 @@ def test_names_are_dropped_before_the_first_step(small: TrainConfig) -> None:
 
     def lists() -> int:
         gc.collect()
-        return sum(type(found) is ImageList for found in gc.get_objects())
+        return sum(type(thing) is ImageList for thing in gc.get_objects())
 
     before, during = lists(), list[int]()
     run = trained(small, lambda *_: during.append(lists()), max_steps=1)

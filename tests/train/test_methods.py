@@ -88,11 +88,11 @@ def test_a_run_begins_with_what_is_to_be_doubted(
 ) -> None:
     """MoCo warns if all images share BN statistics; not with two groups, or without BN."""
     half = small.optim.batch // 2
-    own = {"backbone": "convnext_tiny", "stem": "imagenet", "width": 64, "crop": 32}
+    without_bn = {"backbone": "convnext_tiny", "stem": "imagenet", "width": 64, "crop": 32}
     for settings, warns in (
         ({"sync_bn": False}, True),
         ({"sync_bn": False, "bn_images": half}, False),
-        ({**own, "eval_resize": 32}, False),
+        ({**without_bn, "eval_resize": 32}, False),
     ):
         config = with_settings(of("mocov2", small, **settings), max_steps=1)
         trained(config, out=tmp_path / str(len(settings)))

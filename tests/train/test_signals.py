@@ -99,9 +99,9 @@ def test_under_nohup_a_closed_terminal_is_nothing(endless: TrainConfig, tmp_path
 
 def enlarge(images: Path) -> None:
     """Make the images so large that an evaluation takes a long time."""
-    first, *others = images.rglob("*.jpg")
+    first, *other_paths = images.rglob("*.jpg")
     Image.effect_noise((8000, 6000), 60).convert("RGB").save(first)
-    for path in others:
+    for path in other_paths:
         path.unlink()
         path.hardlink_to(first)
 
@@ -137,8 +137,8 @@ def test_an_evaluation_is_left_at_its_next_batch(
     config = with_settings(small, max_steps=6, knn_every=1, log_every=2)
     run, evaluate = Path(config.run.out), feature_batches
 
-    def signalled(*given: Any, **how: Any) -> Iterator[Any]:
-        for batch in evaluate(*given, **how):
+    def signalled(*arguments: Any, **options: Any) -> Iterator[Any]:
+        for batch in evaluate(*arguments, **options):
             if checkpoints.last(run).exists():  # skip the first evaluation
                 os.kill(os.getpid(), signal.SIGTERM)
             yield batch

@@ -42,8 +42,8 @@ def branch(begun: TrainConfig, tmp_path: Path) -> TrainConfig:
 
 
 def recorded(run: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((run / "config.json").read_text()).get("branch", {})
-    return found
+    record: dict[str, Any] = json.loads((run / "config.json").read_text()).get("branch", {})
+    return record
 
 
 def cosine(part: float) -> float:
@@ -177,12 +177,12 @@ def test_what_cannot_continue_is_refused_and_left_alone(
     run, new = Path(stopped.run.out), tmp_path / "new" / "run"
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     for settings, message in REFUSED:
-        own: dict[str, Any] = {
+        changes: dict[str, Any] = {
             name: x.format(run=run, new=new) if isinstance(x, str) else x
             for name, x in settings.items()
         }
         with pytest.raises(CheckpointError, match=message.format(run=run)):
-            trained(stopped, **own)
+            trained(stopped, **changes)
         assert before == {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
         assert not new.parent.exists(), message
 
@@ -198,20 +198,20 @@ def test_a_branch_that_began_keeps_its_settings(branch: TrainConfig, tmp_path: P
 def test_a_branch_is_not_lost_to_the_run_that_continued(
     begun: TrainConfig, branch: TrainConfig, tmp_path: Path
 ) -> None:
-    own = checkpoints.last(trained(branch, max_steps=8))
+    last = checkpoints.last(trained(branch, max_steps=8))
     trained(begun, max_steps=8)
     trained(branch, max_steps=9)  # both runs are at the same step: it takes its own
-    before = own.read_bytes()
+    before = last.read_bytes()
     trained(begun)
     with pytest.raises(
         CheckpointError, match=r"branch already contains a run at step 9, before step 12"
     ):
         trained(branch)
-    assert own.read_bytes() == before
-    older = checkpoints.previous(own.parents[1])
+    assert last.read_bytes() == before
+    older = checkpoints.previous(last.parents[1])
     with pytest.raises(CheckpointError, match=r"previous\.pt is at step 8, but \S+ is at step 9"):
         trained(branch, resume=older)
-    trained(branch, resume=own.parents[1])
+    trained(branch, resume=last.parents[1])
     assert [line[0] for line in history(tmp_path / "branch")] == list(range(7, 13))
 
 
@@ -240,9 +240,9 @@ def test_a_run_of_0_2_with_the_removed_schedule_branches_off(
     for record, checkpoint in ((settings | longer, state), (settings, state | longer)):
         (run / "config.json").write_text(json.dumps(record))
         torch.save(checkpoint, checkpoints.last(run))
-        for own in ({}, {"extend": 6}, {"resume": run}):
+        for changes in ({}, {"extend": 6}, {"resume": run}):
             with pytest.raises(CheckpointError, match=r"restart, which was removed .*--out OTHER"):
-                trained(begun, **own)
+                trained(begun, **changes)
         assert load_pretrained(run).epoch == 2
     capfd.readouterr()
     trained(branch, lr=0.25, max_steps=7)

@@ -45,9 +45,9 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_run_agrees_and_is_left_as_it_was(logged: Path) -> None:
     before = {path: path.read_bytes() for path in logged.rglob("*") if path.is_file()}
-    found = verified(logged)
-    assert f"6 {ALL}, recomputed from seed 0" in found
-    assert "the weights after step 12 agree: SHA-256 " in found
+    text = verified(logged)
+    assert f"6 {ALL}, recomputed from seed 0" in text
+    assert "the weights after step 12 agree: SHA-256 " in text
     assert before == {path: path.read_bytes() for path in logged.rglob("*") if path.is_file()}
 
 
@@ -63,18 +63,18 @@ def test_ranks_that_ended_between_log_lines_continue_with_all_their_parts(
     )
 
     def lines(run: Path) -> list[tuple[Any, ...]]:
-        found = [line for line in read_metrics(run) if line["kind"] == "train"]
-        return [tuple(line[name] for name in ("step", "since", "seen")) for line in found]
+        train_lines = [line for line in read_metrics(run) if line["kind"] == "train"]
+        return [tuple(line[name] for name in ("step", "since", "seen")) for line in train_lines]
 
     reference = lines(trained(config, out=tmp_path / "whole"))
     config = with_settings(config, gpus=2)
     run = Path(config.run.out)
     i = int(Order(images=24, batch=8, seed=0).indices(0, 2)[5])
     image = images / "train" / f"class{i // 8}" / f"{i % 8:03d}.jpg"
-    kept = image.read_bytes()
+    content = image.read_bytes()
     image.write_bytes(b"")
     results = fastsiam_on_ranks(2, "train", *flags(config), code=1)
-    image.write_bytes(kept)
+    image.write_bytes(content)
     assert sorted(one.returncode for one in results) == [1, RANK_LOST]
     stderr = "".join(one.stderr for one in results)
     (error,) = [line for line in stderr.splitlines() if "cannot decode" in line]
@@ -179,6 +179,6 @@ def test_an_old_run_is_verified_from_where_it_continued(small: TrainConfig, tmp_
     run = shutil.copytree(OLD, tmp_path / "old")
     with pytest.raises(FastSiamError, match="has no digests"):
         verified(run)
-    found = verified(trained(small, out=run, **NOTHING))
-    assert "6 log lines agree: images and augmentations of steps 7 to 12" in found
-    assert "no digest for steps 1 to 6" in found
+    text = verified(trained(small, out=run, **NOTHING))
+    assert "6 log lines agree: images and augmentations of steps 7 to 12" in text
+    assert "no digest for steps 1 to 6" in text
