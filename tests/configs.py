@@ -51,7 +51,7 @@ def resolved_as(config: TrainConfig, place: Place) -> ResolvedConfig:
     )
 
 
-class Said(Console):
+class RecordingConsole(Console):
     """A console that records its messages and warnings."""
 
     def __init__(self) -> None:

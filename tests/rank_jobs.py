@@ -54,7 +54,7 @@ from fastsiam.train import resolve
 from fastsiam.train.command import prepared_step
 from fastsiam.train.step import TrainingStep
 from fastsiam.views.batch import Batch
-from tests.configs import Said, model_of, resolved_as, with_settings
+from tests.configs import RecordingConsole, model_of, resolved_as, with_settings
 from tests.conftest import write_images
 from tests.methods.variants import EVERY
 from tests.networks import short_resnet10
@@ -193,7 +193,7 @@ def one_without_compiler(rank: int, world: int) -> dict[str, Any]:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp()
     place = Place(rank, world, torch.device("cpu"))
     config = with_settings(CONFIG, compile="on")
-    console = Said()
+    console = RecordingConsole()
     step = prepared_step(resolved_as(config, place), make_method(), console)[1]
     loss, _ = step(global_batch().chunks(world)[rank], at=0)
     (line,) = console.warnings

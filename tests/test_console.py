@@ -28,7 +28,7 @@ class Screen:
         monkeypatch.setattr("fastsiam.console._shared", lambda can_draw: out)
         self.console = Console()
 
-    def shown(self) -> str:
+    def output(self) -> str:
         """Return the output since the last call."""
         text = self.text.getvalue()
         self.text.seek(0)
@@ -63,33 +63,33 @@ def test_a_terminal_has_a_bar_that_goes_away(monkeypatch: pytest.MonkeyPatch) ->
     threads = threading.active_count()
     with screen.console.tally("listing /a [b], files", 10) as counter:
         counter.add()
-        assert screen.shown() == ""
+        assert screen.output() == ""
         screen.now += 6
         counter.add()
-        assert "listing /a [b], files 2/10" in screen.shown()
+        assert "listing /a [b], files 2/10" in screen.output()
         counter.add()  # at the same time
-        assert screen.shown() == "" and threading.active_count() == threads
+        assert screen.output() == "" and threading.active_count() == threads
         screen.now += 1
         counter.add()
-        assert "files 4/10" in screen.shown()
-    assert screen.shown().endswith("\x1b[1A\x1b[2K")  # erased
+        assert "files 4/10" in screen.output()
+    assert screen.output().endswith("\x1b[1A\x1b[2K")  # erased
 
 
 def test_work_within_a_run_is_told_beside_its_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = Screen(monkeypatch)
     with screen.console.progress(100, 0):
         screen.console.advance(50, "loss -0.5")
-        assert "50/100" in screen.shown()
+        assert "50/100" in screen.output()
         with (
             tally("kNN: images", 10) as elsewhere,
             screen.console.tally("kNN: images", 10) as counter,
         ):
             screen.now += 6
             counter.add(4)
-            text = screen.shown()
+            text = screen.output()
             assert "50/100" in text and "kNN: images 4/10" in text
             assert elsewhere.done == 0
-        assert "kNN" not in screen.shown().rpartition("50/100")[2]
+        assert "kNN" not in screen.output().rpartition("50/100")[2]
 
 
 def test_lines_that_cannot_be_written_end_nothing() -> None:

@@ -14,7 +14,7 @@ from fastsiam.bench.records import Record, Row, Sample, Timing
 from tests.processes import Forked, until
 
 
-def made(
+def build_record(
     name: str = "a",
     case: str = "loader",
     *walls: float,

@@ -12,7 +12,7 @@ from fastsiam.bench.config import GpuConfig
 from fastsiam.bench.expected import EXPECTED, Found, table
 from fastsiam.bench.gpu import stages
 from fastsiam.bench.records import Record
-from tests.bench.made import made
+from tests.bench.made import build_record
 from tests.conftest import ROOT
 
 
@@ -33,7 +33,7 @@ def test_figures_are_judged_by_the_device() -> None:
 
 
 def rate(case: str, name: str, images_per_second: float) -> Record:
-    return made(name, case, 8 / images_per_second)
+    return build_record(name, case, 8 / images_per_second)
 
 
 class Everything(Found):

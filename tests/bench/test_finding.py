@@ -9,11 +9,11 @@ import pytest
 
 from fastsiam.bench.finding import finding
 from fastsiam.bench.records import Record
-from tests.bench.made import made
+from tests.bench.made import build_record
 
 
 def one(case: str, name: str, speed: int, **more: Any) -> Record:
-    return made(name, case, 1.0, images=speed, cpu=1.0, config={"workers": 8}, **more)
+    return build_record(name, case, 1.0, images=speed, cpu=1.0, config={"workers": 8}, **more)
 
 
 def rows(loads: int, takes: int, trained: dict[str, int]) -> list[Record]:

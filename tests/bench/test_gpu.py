@@ -17,7 +17,7 @@ from fastsiam.bench.config import GpuConfig
 from fastsiam.bench.gpu import Outcome, Stage, perform, read_outcomes, stages
 from fastsiam.bench.records import read, write
 from fastsiam.errors import DataError
-from tests.bench.made import made, wait_for_text
+from tests.bench.made import build_record, wait_for_text
 from tests.commands import parse
 from tests.conftest import ROOT
 from tests.processes import Forked, fastsiam
@@ -129,7 +129,7 @@ def test_which_stages_run_and_in_which_order(
         state = {}
         for name, (status, device) in ((k, v) for k, v in before.items() if v):
             state[name] = {"status": status, "seconds": 1, "said": "earlier", "device": device}
-            write(out / "records" / f"{name}.json", [made(name)])
+            write(out / "records" / f"{name}.json", [build_record(name)])
         del state["unnamed"]["device"]
         (out / "state.json").write_text(json.dumps(state))
         page = campaign.run(GpuConfig(out=str(out), minutes=2)).read_text()

@@ -17,7 +17,7 @@ from fastsiam.bench.records import Record, write
 from fastsiam.bench.report import renew, write_report
 from fastsiam.bench.tables import caption, table
 from fastsiam.errors import DataError
-from tests.bench.made import made
+from tests.bench.made import build_record
 from tests.conftest import ROOT
 
 IMAGES = 100
@@ -25,7 +25,7 @@ HOSTILE = "</td><script>x()</script>$\\frac{$ | & '\""
 
 
 def measured(case: str, name: str, seconds: float = 1.0, **more: Any) -> Record:
-    return made(name, case, seconds, images=IMAGES, **more)
+    return build_record(name, case, seconds, images=IMAGES, **more)
 
 
 def loading(pipeline: str, what: str) -> Record:
@@ -85,7 +85,7 @@ def test_bars_have_their_ceiling_and_their_shares() -> None:
 
 
 def test_a_caption_names_a_number_of_images_that_all_records_have() -> None:
-    records = [made(images=8), made("b", images=16)]
+    records = [build_record(images=8), build_record("b", images=16)]
     assert caption(records[:1]).startswith("8 images per repeat, ")
     assert "images per repeat" not in caption(records)
 

@@ -20,7 +20,7 @@ from fastsiam.bench.records import read
 from fastsiam.bench.session import _how, run, session
 from fastsiam.errors import BackendError, FastSiamError
 from fastsiam.pipelines.backends import BACKENDS
-from tests.bench.made import bench, made, wait_for_text
+from tests.bench.made import bench, build_record, wait_for_text
 from tests.processes import Forked, fastsiam
 
 
@@ -108,7 +108,7 @@ def test_what_is_printed_below_a_table_is_how_it_was_measured() -> None:
         ("storage", {"apart": True}, "next one starts (A A B B C C ...).", "page cache."),
         ("startup", {}, "Each repeat starts a new process.", "cold cache."),
     ):
-        text = _how([made("a", case, facts=facts)])
+        text = _how([build_record("a", case, facts=facts)])
         assert turns in text and "above 15% it" in text and text.endswith(end)
 
 

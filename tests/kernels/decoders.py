@@ -17,7 +17,7 @@ ROOM_BEHIND = 64
 _UNTOUCHED = 77
 
 
-class Made(ctypes.Structure):
+class DecodedImage(ctypes.Structure):
     """``struct Image`` of job.h."""
 
     _fields_ = [
@@ -47,7 +47,7 @@ class Decoder:
 
     def __call__(
         self, data: bytes, box: Box | None = None, size: tuple[int, int] | None = None
-    ) -> tuple[Pixels, Made] | None:
+    ) -> tuple[Pixels, DecodedImage] | None:
         """Decode a box of a JPEG and check that nothing outside the buffer was written.
 
         Args:
@@ -61,7 +61,7 @@ class Decoder:
         height, width = size or Image.open(io.BytesIO(data)).size[::-1]
         place = np.array(box or (0, 0, height, width), np.int32)
         buffer = np.full(3 * height * width + 2 * ROOM_BEHIND, _UNTOUCHED, np.uint8)
-        image = Made()
+        image = DecodedImage()
         arguments = place.ctypes.data, buffer.ctypes.data, ctypes.addressof(image)
         if self._function(data, len(data), height, width, *arguments):
             return None

@@ -16,14 +16,14 @@ from PIL import Image
 from fastsiam.kernels import library
 from fastsiam.pipelines.cuts import Cuts, cut_centres
 from fastsiam.pipelines.job import JPEG, PIXELS, Images, Job
-from tests.kernels.decoders import Made
+from tests.kernels.decoders import DecodedImage
 from tests.processes import Forked
 
 Pixels = NDArray[np.uint8]
 DECODE = ctypes.CFUNCTYPE(
     ctypes.c_int,
     *(ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_int32),
-    *(ctypes.POINTER(ctypes.c_int32), ctypes.c_void_p, ctypes.POINTER(Made)),
+    *(ctypes.POINTER(ctypes.c_int32), ctypes.c_void_p, ctypes.POINTER(DecodedImage)),
 )
 pytestmark = pytest.mark.skipif(
     int(PIL.__version__.split(".")[0]) < 13, reason="Pillow before 13 resizes in another order"
@@ -85,7 +85,7 @@ def crop(image: Pixels, cut: Cut, side: int, *, part: bool = False) -> Pixels:
         data: Any, count: int, height: int, width: int, box: Any, buffer: Any, to: Any
     ) -> int:
         assert box[:4] == [top, left, top + tall, left + wide]
-        to[0] = Made(address, 3 * wide, top, left, address + source.size)
+        to[0] = DecodedImage(address, 3 * wide, top, left, address + source.size)
         return 0
 
     def one_image(value: Any, kind: Any = np.int32) -> Any:

@@ -24,7 +24,7 @@ from fastsiam.study.detection import (
 )
 from fastsiam.study.scales import scale
 from tests.evaluate.conftest import trained_run  # noqa: F401
-from tests.evaluate.detection.conftest import made  # noqa: F401
+from tests.evaluate.detection.conftest import detection_data  # noqa: F401
 from tests.evaluate.detection.test_command import QUICK
 from tests.processes import Forked, fork_programs
 from tests.run.test_records import record_of
@@ -69,11 +69,11 @@ def test_rows_and_their_networks(trained_run: Path, tmp_path: Path) -> None:  # 
 
 def test_detectors_are_trained_once(
     trained_run: Path,  # noqa: F811
-    made: Path,  # noqa: F811
+    detection_data: Path,  # noqa: F811
     tmp_path: Path,
 ) -> None:
     rows = [DetectionRow("SimSiam, base", str(trained_run)), DetectionRow("BYOL", "", "run it")]
-    detect = replace(QUICK, data=str(made / "voc"), steps=2)
+    detect = replace(QUICK, data=str(detection_data / "voc"), steps=2)
     config = StudyDetectConfig(lrs=(1e30, 0.02))
     result = Forked(work, rows, config, detect, tmp_path).wait(300)
     assert result.returncode == 0, result.stdout + result.stderr
@@ -106,14 +106,16 @@ def test_detectors_are_trained_once(
 
 def test_the_best_rate_is_used_for_all_trials(
     trained_run: Path,  # noqa: F811
-    made: Path,  # noqa: F811
+    detection_data: Path,  # noqa: F811
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Diverged trials are reported; other data or settings are evaluated separately."""
     record_paths: list[Path] = []
     plain = record_of("knn").to_dict() | {"kind": "detect", "protocol": {"differences": []}}
-    plain["data"]["labels_crc32"] = preflight(trained_run, replace(QUICK, data=str(made / "voc")))
+    plain["data"]["labels_crc32"] = preflight(
+        trained_run, replace(QUICK, data=str(detection_data / "voc"))
+    )
 
     def evaluate(row: DetectionRow, trial: DetectConfig, path: Path, diverged: Path) -> None:
         record_paths.append(path)
@@ -127,14 +129,14 @@ def test_the_best_rate_is_used_for_all_trials(
     monkeypatch.setattr(detection, "_evaluate", evaluate)
     rows = [DetectionRow(title, str(trained_run)) for title in ("SimSiam, base", "scratch")]
     config = StudyDetectConfig(lrs=(0.02, 0.01))
-    detect = replace(QUICK, data=str(made / "voc"), trials=3)
+    detect = replace(QUICK, data=str(detection_data / "voc"), trials=3)
     results = run_detection(rows, config, detect, tmp_path)
     assert {(row.lr, len(row.trials), row.diverged) for row in results} == {(0.01, 2, 1)}
     assert [trial["seed"] for trial in results[0].trials] == [0, 2]
     assert results[0].searched == {0.02: 50.0, 0.01: 100.0}
     assert "scratch: 1 further trial diverged." in table(results, detect)
     assert len({*record_paths}) == 8
-    shutil.copytree(made / "voc", tmp_path / "voc")
+    shutil.copytree(detection_data / "voc", tmp_path / "voc")
     for other in ({"steps": 4}, {"precision": "bf16"}, {"data": str(tmp_path / "voc")}):
         before = len(record_paths)
         run_detection(rows, config, replace(detect, **other), tmp_path)
@@ -143,16 +145,16 @@ def test_the_best_rate_is_used_for_all_trials(
     assert len(record_paths) == 32
 
 
-def test_failures_stop_it(trained_run: Path, made: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_failures_stop_it(trained_run: Path, detection_data: Path, tmp_path: Path) -> None:  # noqa: F811
     rows = [DetectionRow("SwAV", str(trained_run))]
-    detect = replace(QUICK, data=str(made / "voc"))
+    detect = replace(QUICK, data=str(detection_data / "voc"))
     with pytest.raises(FastSiamError, match=r"no data at .*nowhere"):
         run_detection(rows, StudyDetectConfig(), replace(detect, data="nowhere"), tmp_path / "none")
     with_missing = [*rows, DetectionRow("BYOL", str(tmp_path / "gone"))]
     with pytest.raises(FastSiamError, match="gone"):
         run_detection(with_missing, StudyDetectConfig(), detect, tmp_path / "none")
     assert not (tmp_path / "none").exists()  # both errors come before any training
-    shutil.copytree(made / "voc", tmp_path / "voc")
+    shutil.copytree(detection_data / "voc", tmp_path / "voc")
     for image in (tmp_path / "voc").rglob("*.jpg"):
         image.write_bytes(b"none")
     detect = replace(detect, data=str(tmp_path / "voc"))

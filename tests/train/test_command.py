@@ -102,14 +102,14 @@ def test_training_starts_from_a_files_weights(
 
 
 def test_torchrun_restarts_only_runs_that_can_be_found_and_resumed(
-    begun: TrainConfig, monkeypatch: pytest.MonkeyPatch
+    stopped_copy: TrainConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
     with pytest.raises(ValueError, match="--max-restarts needs --out"):
-        check_run(with_settings(begun, out=""))
+        check_run(with_settings(stopped_copy, out=""))
     with pytest.raises(ValueError, match="--max-restarts needs --resume auto"):
-        check_run(with_settings(begun, resume="never"))
-    assert check_run(begun) == 1
+        check_run(with_settings(stopped_copy, resume="never"))
+    assert check_run(stopped_copy) == 1
 
 
 def test_nobody_restarts_a_run_of_one_process(

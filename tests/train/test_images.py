@@ -82,12 +82,12 @@ def file_in(place: Path) -> Path:
 
 @pytest.mark.parametrize("container", rest_slow([moved, archive, beton, arrow, parquet], fast=2))
 def test_a_run_continues_in_any_container(
-    container: Callable[[Path], Path], begun: TrainConfig, images: Path, finished: Path,
+    container: Callable[[Path], Path], stopped_copy: TrainConfig, images: Path, finished: Path,
     capfd: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     """Data may be moved, converted or packed. A missing or truncated file is a one-line error."""
     place = container(images)
-    config, file = with_settings(begun, data=place), file_in(place)
+    config, file = with_settings(stopped_copy, data=place), file_in(place)
     run = trained(config, max_steps=7)
     content = file.read_bytes()
     for damage in (Path.unlink, lambda file: os.truncate(file, len(content) // 2)):
@@ -115,11 +115,11 @@ def longer(place: Path) -> None:
 
 
 def test_a_file_of_another_size_is_refused(
-    begun: TrainConfig, images: Path, finished: Path
+    stopped_copy: TrainConfig, images: Path, finished: Path
 ) -> None:
     """It fails even with the same names, unless the path is new or the run has no file list."""
     file = archive(images)
-    config = with_settings(begun, data=file)
+    config = with_settings(stopped_copy, data=file)
     run = trained(config, max_steps=7)
     size = file.stat().st_size
     listed = ImageList.load(run)
@@ -144,24 +144,26 @@ def test_a_file_of_another_size_is_refused(
 
 
 def test_names_of_another_kind_are_taken_for_the_same_images_if_there_are_as_many(
-    begun: TrainConfig, images: Path, finished: Path, capfd: pytest.CaptureFixture[str]
+    stopped_copy: TrainConfig, images: Path, finished: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Shards number their images and folders name them, so only the count can be compared."""
     members = [
         (f"{i:05d}.jpg", data) for i, (_, data) in enumerate(folder_members(images / "train"))
     ]
     shards = tar(images.with_name("shards.tar"), members)
-    run = trained(begun, data=shards, max_steps=9)
+    run = trained(stopped_copy, data=shards, max_steps=9)
     assert "all image names changed since" in capfd.readouterr().err
     assert history(run) == history(finished)[:9]
     tar(shards, members[:-1])
     with pytest.raises(CheckpointError, match=r"24 of 24 images missing .*, 23 new"):
-        trained(begun, data=shards)
+        trained(stopped_copy, data=shards)
 
 
-def test_data_that_changed_are_refused(begun: TrainConfig, images: Path, tmp_path: Path) -> None:
+def test_data_that_changed_are_refused(
+    stopped_copy: TrainConfig, images: Path, tmp_path: Path
+) -> None:
     """It fails for resumed runs, their branches, and branches from a copied checkpoint."""
-    run, config = tmp_path / "run", with_settings(begun, data=images)
+    run, config = tmp_path / "run", with_settings(stopped_copy, data=images)
     copied_checkpoint = shutil.copy(checkpoints.last(run), run / "kept.pt")
     before = {path: path.read_bytes() for path in run.glob("*.*")}
     (images / "train" / NAME).rename(images / "train" / "class1" / "other.jpg")
@@ -214,16 +216,16 @@ def test_a_run_continues_with_the_images_that_are_left(
         trained(config)
 
 
-def test_a_run_from_before_there_were_lists(begun: TrainConfig, images: Path) -> None:
-    run, image = Path(begun.run.out), images / "train" / NAME
+def test_a_run_from_before_there_were_lists(stopped_copy: TrainConfig, images: Path) -> None:
+    run, image = Path(stopped_copy.run.out), images / "train" / NAME
     (run / FILE).unlink()
     content = image.read_bytes()
     image.unlink()
     with pytest.raises(CheckpointError, match=r"23 images now, 24 when"):
-        trained(begun, data=images)
+        trained(stopped_copy, data=images)
     assert not (run / FILE).exists()
     image.write_bytes(content)
-    trained(begun, data=images, max_steps=7)  # this start writes a list
+    trained(stopped_copy, data=images, max_steps=7)  # this start writes a list
     assert ImageList.load(run) == ImageList(tuple(names_of(open_store(images, "train"))))
 
 

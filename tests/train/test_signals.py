@@ -181,11 +181,11 @@ def test_ctrl_c_while_a_tracker_closes_says_what_is_saved(
     )
 
 
-def test_elsewhere_than_in_a_run(begun: TrainConfig, images: Path) -> None:
+def test_elsewhere_than_in_a_run(stopped_copy: TrainConfig, images: Path) -> None:
     """An evaluation exits without a traceback."""
     enlarge(images)
     options = ["--data", str(images), "--workers", "2"]
-    process = command("eval", "knn", begun.run.out, *options, session=True)
+    process = command("eval", "knn", stopped_copy.run.out, *options, session=True)
     until(process, lambda: "images from" in process.messages())
     press(process)
     result = process.wait(60)

@@ -33,12 +33,12 @@ OTHER: dict[str, Any] = {
     "accumulate": 2,
     "predictor_lr": "cosine",
 }
-"""Optimizer settings that all differ from those of ``begun``."""
+"""Optimizer settings that all differ from those of ``stopped_copy``."""
 
 
 @pytest.fixture
-def branch(begun: TrainConfig, tmp_path: Path) -> TrainConfig:
-    return with_settings(begun, resume=tmp_path / "run", out=tmp_path / "branch")
+def branch(stopped_copy: TrainConfig, tmp_path: Path) -> TrainConfig:
+    return with_settings(stopped_copy, resume=tmp_path / "run", out=tmp_path / "branch")
 
 
 def recorded(run: Path) -> dict[str, Any]:
@@ -97,18 +97,20 @@ def test_the_command_of_a_branch_resumes_it_bit_for_bit(
     assert recorded(run) == recorded(reference)
 
 
-def test_an_extended_run_is_exact_when_interrupted(begun: TrainConfig, tmp_path: Path) -> None:
+def test_an_extended_run_is_exact_when_interrupted(
+    stopped_copy: TrainConfig, tmp_path: Path
+) -> None:
     """Extend and interrupt a run, repeat the command, extend it again: as if uninterrupted."""
     run = tmp_path / "run"
     shutil.copytree(run, tmp_path / "whole")
-    reference = trained(begun, extend=6, out=tmp_path / "whole")
+    reference = trained(stopped_copy, extend=6, out=tmp_path / "whole")
     for stop in (6, 7, 10, 0):
-        trained(begun, extend=6, max_steps=stop)
+        trained(stopped_copy, extend=6, max_steps=stop)
     assert_same_runs(run, reference)
     assert len(history(run)) == 18 and checkpoints.load(run).config.optim.epochs == 6
     rates = [line[5] for line in history(run)]
     assert all(a >= b for a, b in pairwise(rates[6:]))
-    trained(begun, extend=8)
+    trained(stopped_copy, extend=8)
     assert checkpoints.load(run).step == len(history(run)) == 24
     expected = [PEAK * cosine(step / 24) for step in range(18, 24)]
     assert [line[5] for line in history(run)][18:] == pytest.approx(expected)
@@ -196,13 +198,13 @@ def test_a_branch_that_began_keeps_its_settings(branch: TrainConfig, tmp_path: P
 
 
 def test_a_branch_is_not_lost_to_the_run_that_continued(
-    begun: TrainConfig, branch: TrainConfig, tmp_path: Path
+    stopped_copy: TrainConfig, branch: TrainConfig, tmp_path: Path
 ) -> None:
     last = checkpoints.last(trained(branch, max_steps=8))
-    trained(begun, max_steps=8)
+    trained(stopped_copy, max_steps=8)
     trained(branch, max_steps=9)  # both runs are at the same step: it takes its own
     before = last.read_bytes()
-    trained(begun)
+    trained(stopped_copy)
     with pytest.raises(
         CheckpointError, match=r"branch already contains a run at step 9, before step 12"
     ):
@@ -229,10 +231,10 @@ def test_what_auto_means_is_written_down(
 
 
 def test_a_run_of_0_2_with_the_removed_schedule_branches_off(
-    begun: TrainConfig, branch: TrainConfig, capfd: pytest.CaptureFixture[str]
+    stopped_copy: TrainConfig, branch: TrainConfig, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Such a run can be evaluated and exported, but not resumed with another learning rate."""
-    run = Path(begun.run.out)
+    run = Path(stopped_copy.run.out)
     settings = json.loads((run / "config.json").read_text())
     state = torch.load(checkpoints.last(run), weights_only=True)
     del state["digest"]
@@ -242,7 +244,7 @@ def test_a_run_of_0_2_with_the_removed_schedule_branches_off(
         torch.save(checkpoint, checkpoints.last(run))
         for changes in ({}, {"extend": 6}, {"resume": run}):
             with pytest.raises(CheckpointError, match=r"restart, which was removed .*--out OTHER"):
-                trained(begun, **changes)
+                trained(stopped_copy, **changes)
         assert load_pretrained(run).epoch == 2
     capfd.readouterr()
     trained(branch, lr=0.25, max_steps=7)

@@ -42,7 +42,7 @@ class HostWait(AssertionError):
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class OperationOutput:
     """A tensor created by an operation."""
 
     by: str
@@ -55,7 +55,7 @@ class Gpu(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.made: list[Made] = []
+        self.outputs: list[OperationOutput] = []
         """Tensors that were created while ``watched``."""
         self.copied: list[Tensor] = []
         """Tensors that were copied to the GPU while ``watched``."""
@@ -89,7 +89,7 @@ class Gpu(TorchDispatchMode):
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
         """Raise if the host would wait for the GPU, and record the tensors that are created."""
-        self.made.clear()
+        self.outputs.clear()
         self.copied.clear()
         self._watches = True
         try:
@@ -109,7 +109,9 @@ class Gpu(TorchDispatchMode):
             return _fused_sgd(*args, **kwargs)
         out = func(*args, **kwargs)
         if self._watches:
-            self.made += [Made(name, t) for t in tree_leaves(out) if isinstance(t, Tensor)]
+            self.outputs += [
+                OperationOutput(name, t) for t in tree_leaves(out) if isinstance(t, Tensor)
+            ]
             if name == "_to_copy":
                 self._copy(args[0], out, bool(kwargs.get("non_blocking")))
             elif name == "copy_":
@@ -153,13 +155,13 @@ class Gpu(TorchDispatchMode):
 
     def on_the_host(self) -> list[str]:
         """Return operations that created host tensors from GPU tensors, except for scalars."""
-        return [one.by for one in self.made if _on_the_host(one.tensor)]
+        return [one.by for one in self.outputs if _on_the_host(one.tensor)]
 
     def images_in(self, layout: torch.memory_format) -> Counter[tuple[str, bool]]:
         """Count batches of images by operation and by whether their memory format is ``layout``."""
         return Counter(
             (one.by, one.tensor.is_contiguous(memory_format=layout))
-            for one in self.made
+            for one in self.outputs
             if one.tensor.dim() == 4 and one.tensor.shape[1] > 1 and one.tensor[0, 0].numel() > 1
         )
 

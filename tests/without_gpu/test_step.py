@@ -79,7 +79,7 @@ def take_steps(config: TrainConfig, gpu: Gpu, *, steps: int = 2) -> TrainingStep
 def test_a_step(settings: dict[str, Any], precision: str, gpu: Gpu) -> None:
     step = take_steps(with_settings(CONFIG, precision=precision, **settings), gpu)
     assert step.scaler.is_enabled() == (precision == "fp16")
-    types = {one.tensor.dtype for one in gpu.made if one.by == "convolution"}
+    types = {one.tensor.dtype for one in gpu.outputs if one.by == "convolution"}
     assert types == {HALF[precision]}
 
 
@@ -103,7 +103,7 @@ def test_a_step_of_other_methods(name: str, gpu: Gpu) -> None:
         "mocov2": (images, getattr(method, "queue", 0)),
         "swav": (images, getattr(method, "prototypes", 0)),
     }.get(method.name)
-    logits = [one.tensor for one in gpu.made if one.by == "mm" and one.tensor.shape == shape]
+    logits = [one.tensor for one in gpu.outputs if one.by == "mm" and one.tensor.shape == shape]
     assert {one.dtype for one in logits} == ({torch.float32} if shape else set())
 
 

@@ -58,7 +58,10 @@ def killed_at(call: int, run: Path, config: DetectConfig) -> None:
 
 
 def test_detection_of_a_run_that_is_killed_and_resumed_bit_for_bit(
-    run: Path, made: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run: Path,
+    detection_data: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """A run killed in its second trial after a save gives the same results and weights."""
     ends: list[dict[str, Any]] = []
@@ -74,12 +77,12 @@ def test_detection_of_a_run_that_is_killed_and_resumed_bit_for_bit(
     with pytest.raises(FastSiamError, match="eval detect needs --data"):
         evaluate_detection(run, QUICK, HERE)
     before = (run / "checkpoints" / "last.pt").read_bytes()
-    config = replace(QUICK, data=str(made / "voc"), trials=2)
+    config = replace(QUICK, data=str(detection_data / "voc"), trials=2)
     record = evaluate_detection(run, config, HERE)
     truth = [
         one
         for name in ("train", "val")
-        for one in open_detection("voc07", made / "voc", name).pictures
+        for one in open_detection("voc07", detection_data / "voc", name).pictures
     ]
     assert images == [f"{one.file.name} {record.data.labels_crc32}" for one in truth]
     stderr = capsys.readouterr().err
@@ -116,19 +119,19 @@ def test_detection_of_a_run_that_is_killed_and_resumed_bit_for_bit(
 
 
 def test_a_test_set_without_objects_is_refused_before_the_training(
-    run: Path, made: Path, tmp_path: Path
+    run: Path, detection_data: Path, tmp_path: Path
 ) -> None:
-    shutil.copytree(made / "voc", tmp_path / "voc")
+    shutil.copytree(detection_data / "voc", tmp_path / "voc")
     for name in (tmp_path / "voc").rglob("*.xml"):
         name.write_text(name.read_text().replace("<difficult>0", "<difficult>1"))
     with pytest.raises(DataError, match=r"^VOC test 2007 in .* has no objects to detect$"):
         detect.preflight(run, replace(QUICK, data=str(tmp_path / "voc")))
 
 
-def test_masks_of_coco(run: Path, made: Path) -> None:
+def test_masks_of_coco(run: Path, detection_data: Path) -> None:
     pytest.importorskip("pycocotools")
     record = evaluate_detection(
-        run, replace(QUICK, data=str(made / "coco"), task="coco", untrained=True), HERE
+        run, replace(QUICK, data=str(detection_data / "coco"), task="coco", untrained=True), HERE
     )
     names = ("AP50", "AP", "AP75")
     assert set(record.results[0]) == {"trial", "seed", *names, *(f"mask {x}" for x in names)}
@@ -138,8 +141,8 @@ def test_masks_of_coco(run: Path, made: Path) -> None:
 
 
 @pytest.mark.slow  # starts two processes
-def test_two_ranks_make_the_figures_of_one_record(run: Path, made: Path) -> None:
-    flags = _options(replace(QUICK, data=str(made / "voc"), gpus=2))
+def test_two_ranks_make_the_figures_of_one_record(run: Path, detection_data: Path) -> None:
+    flags = _options(replace(QUICK, data=str(detection_data / "voc"), gpus=2))
     results = fastsiam_on_ranks(2, "eval", "detect", str(run), *flags)
     assert "AP50" in results[0].stdout and not results[1].stdout
     (record,) = read_records(run)

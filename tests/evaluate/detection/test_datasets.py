@@ -110,12 +110,12 @@ def test_coco_has_corners_and_labels_without_gaps(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("task", ["voc07", "coco"])
-def test_measures_of_what_is_there(task: Task, made: Path) -> None:
+def test_measures_of_what_is_there(task: Task, detection_data: Path) -> None:
     """Detect a share of each object's width; AP counts the IoU thresholds below that share."""
     pytest.importorskip("pycocotools")
-    assert len(open_detection("voc07", made / "voc/VOCdevkit", "train")) == 6
-    assert len(open_detection("voc0712", made / "voc", "train")) == 12
-    truth = open_detection(task, made / task[:4].rstrip("0"), "val")
+    assert len(open_detection("voc07", detection_data / "voc/VOCdevkit", "train")) == 6
+    assert len(open_detection("voc0712", detection_data / "voc", "train")) == 12
+    truth = open_detection(task, detection_data / task[:4].rstrip("0"), "val")
     assert truth.classes == CLASSES
     for share, ap in ((1.0, 100), (0.82, 70), (0.62, 30)):
         detections = []

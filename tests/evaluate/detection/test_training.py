@@ -98,10 +98,10 @@ def test_a_batch_is_a_function_of_seed_and_step(data: DetectionSet) -> None:
     assert all(map(alike, all_batches, map(list.__add__, first, second)))
 
 
-def test_objects_follow_their_image(made: Path) -> None:
+def test_objects_follow_their_image(detection_data: Path) -> None:
     """Boxes still enclose their masks after resizing and flipping; image sides are as requested."""
     pytest.importorskip("pycocotools")
-    data = open_detection("coco", made / "coco", "train")
+    data = open_detection("coco", detection_data / "coco", "train")
     images = images_of(data, short_side="96-128", long_side=150)
     flips = set()
     for position in range(16):

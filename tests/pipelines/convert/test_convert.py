@@ -16,7 +16,7 @@ from fastsiam.console import Console
 from fastsiam.errors import DataError
 from fastsiam.pipelines.convert import BadImagesError, beside, convert
 from fastsiam.pipelines.store import BetonStore, FolderStore, open_store
-from tests.configs import Said
+from tests.configs import RecordingConsole
 from tests.conftest import write_images
 from tests.conversions import checked, run, same_images
 from tests.processes import fastsiam, python
@@ -183,7 +183,7 @@ def test_what_training_cannot_tell_any_more_is_told_before(tmp_path: Path) -> No
     (folder / "b.png").write_bytes(encoded(picture(1).convert("RGBA"), "PNG"))
 
     def messages_of(name: str, **options: Any) -> str:
-        console = Said()
+        console = RecordingConsole()
         out = str(tmp_path / name)
         convert("folder", ConvertConfig(source=str(folder), out=out, **options), console)
         return "\n".join(console.lines)

@@ -20,7 +20,7 @@ from fastsiam.errors import DataError
 from fastsiam.pipelines.convert import convert, writer
 from fastsiam.pipelines.convert.journal import Block
 from fastsiam.pipelines.store import BetonStore, FolderStore
-from tests.configs import Said
+from tests.configs import RecordingConsole
 from tests.conftest import write_images
 from tests.conversions import checked, run, same_images
 from tests.processes import Forked, until
@@ -88,7 +88,7 @@ def test_killed_and_started_again_it_goes_on(
 
 def resumed(source: Path, out: Path, **options: Any) -> str:
     """Convert; return the only message, which says if the conversion was resumed."""
-    console = Said()
+    console = RecordingConsole()
     convert("folder", ConvertConfig(source=str(source), out=str(out), **options), console)
     (message,) = console.lines
     return message
