@@ -65,8 +65,7 @@ def as_shards(folder: Path, root: Path, *, split: str = "train", count: int = 2)
 def _splits(folder: Path, **more: Path) -> dict[str, Any]:
     folders = {"train": folder, **more}
     return {
-        name: dataset(rows_of(split_folder), FolderStore(split_folder).classes)
-        for name, split_folder in folders.items()
+        name: dataset(rows_of(path), FolderStore(path).classes) for name, path in folders.items()
     }
 
 

@@ -381,7 +381,7 @@ def what_a_step_exchanges(rank: int, world: int) -> tuple[int, int, int]:
     layers: Any = batch_norm
     gather = layers.gather_with_gradient
 
-    def noted(tensor: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
+    def record_gather(tensor: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
         gathered.append(tensor.numel() * tensor.element_size() * (world - 1))
         all_of_it: Tensor = gather(tensor, group)
         return all_of_it
@@ -390,7 +390,7 @@ def what_a_step_exchanges(rank: int, world: int) -> tuple[int, int, int]:
     step = TrainingStep(CONFIG, make_method(), place, steps_per_epoch=10)
     step.prepare()
     share = global_batch().chunks(world)[rank]
-    layers.gather_with_gradient = noted
+    layers.gather_with_gradient = record_gather
     step(share, at=0)
     together: Any = step._model
     data = together._get_ddp_logging_data()

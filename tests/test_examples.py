@@ -58,7 +58,7 @@ def test_lightning_resumes_in_the_middle_of_an_epoch(images: Path, tmp_path: Pat
     names = runpy.run_path(str(ROOT / "docs" / "examples" / "lightning_module.py"))
     data, seen = str(images / "train"), []
 
-    class Noted(names["SimSiam"]):  # type: ignore[misc, name-defined, valid-type]
+    class RecordingSimSiam(names["SimSiam"]):  # type: ignore[misc, name-defined, valid-type]
         def training_step(self, batch: Batch, step: int) -> torch.Tensor:
             seen.append(batch.index.tolist())
             loss: torch.Tensor = super().training_step(batch, step)
@@ -71,7 +71,9 @@ def test_lightning_resumes_in_the_middle_of_an_epoch(images: Path, tmp_path: Pat
             max_epochs=2, logger=False, callbacks=[saving], enable_progress_bar=False,
             enable_model_summary=False, accelerator="cpu",
         )  # fmt: skip
-        trainer.fit(Noted(), names["Views"](data, "native", 32, batch=8), ckpt_path=resumed)
+        trainer.fit(
+            RecordingSimSiam(), names["Views"](data, "native", 32, batch=8), ckpt_path=resumed
+        )
         return list(seen)
 
     reference = fit("first")

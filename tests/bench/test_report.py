@@ -28,9 +28,9 @@ def measured(case: str, name: str, seconds: float = 1.0, **more: Any) -> Record:
     return build_record(name, case, seconds, images=IMAGES, **more)
 
 
-def loading(pipeline: str, what: str) -> Record:
-    ceiling, facts = ("bare decoding", 4 * IMAGES), {"what": what, "stored": "original"}
-    name = f"{pipeline} {what}"
+def loading(pipeline: str, output: str) -> Record:
+    ceiling, facts = ("bare decoding", 4 * IMAGES), {"what": output, "stored": "original"}
+    name = f"{pipeline} {output}"
     return measured("loader", name, pipeline=pipeline, ceiling=ceiling, facts=facts)
 
 
@@ -53,9 +53,9 @@ def saved(path: Path, records: list[Record]) -> Path:
 
 def test_the_page_is_whole_and_alone(tmp_path: Path) -> None:
     records = one_of_each()
-    written = write_report([saved(tmp_path / "run.json", records)], tmp_path / "out")
-    assert sorted(written) == sorted((tmp_path / "out").iterdir())
-    pictures = [path for path in written if path.suffix == ".png"]
+    files = write_report([saved(tmp_path / "run.json", records)], tmp_path / "out")
+    assert sorted(files) == sorted((tmp_path / "out").iterdir())
+    pictures = [path for path in files if path.suffix == ".png"]
     assert {path.stem for path in pictures} == {one.case for one in records}
     text = (tmp_path / "out" / "index.html").read_text()
     assert not re.search(r'(src|href)\s*=(?!"data:image/png;base64,)', text)

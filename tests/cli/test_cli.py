@@ -185,10 +185,10 @@ def test_how_errors_end_the_program(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Notes follow the message, signals set their own exit code, bugs keep their traceback."""
-    noted = FastSiamError("no such thing")
-    noted.add_note("saved last.pt at step 7")
+    with_note = FastSiamError("no such thing")
+    with_note.add_note("saved last.pt at step 7")
     for error, code, line in (
-        (noted, 1, "error: no such thing (saved last.pt at step 7)\n"),
+        (with_note, 1, "error: no such thing (saved last.pt at step 7)\n"),
         (FastSiamError("no /a\nb\x1b[1m/é"), 1, "error: no /a\\nb\\x1b[1m/é\n"),
         (Interrupted("SIGTERM: stopped", exit_code=143), 143, "SIGTERM: stopped\n"),
     ):
@@ -229,8 +229,8 @@ def test_eval_knn_prints_its_protocol(small: TrainConfig, tmp_path: Path) -> Non
     assert again.stdout.splitlines() == lines[2:]
     assert "is not a run folder" in fastsiam("eval", "knn", str(tmp_path), code=1).stderr
     out.unlink()
-    said = without_output("eval", "knn", str(run), *votes, "--json", str(out))
-    assert UNWRITABLE in said and "Traceback" not in said
+    stderr = without_output("eval", "knn", str(run), *votes, "--json", str(out))
+    assert UNWRITABLE in stderr and "Traceback" not in stderr
     assert json.loads(out.read_text())["trained"] == record["trained"]
 
 
@@ -243,9 +243,9 @@ def test_info_lists_versions_pipelines_and_kernels(
     monkeypatch.setenv(library.CHOICE, oldest)
     path = tmp_path / "info.json"
     monkeypatch.setattr(sys, "argv", ["fastsiam", "info", "--json", str(path)])
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as caught:
         cli.main()
-    assert not ended.value.code
+    assert not caught.value.code
     stdout = capsys.readouterr().out
     assert re.search(rf"^kernels +{oldest}$", stdout, re.MULTILINE)
     assert re.search(rf"^JPEG decoder +{re.escape(library.decoder_name())}$", stdout, re.MULTILINE)

@@ -27,10 +27,7 @@ PAPER = TrainConfig()
 
 
 def test_every_flag_is_a_field_and_the_other_way_round() -> None:
-    methods = [
-        replace(PAPER, model=ModelConfig(method=method_config()))
-        for method_config in METHOD_CONFIGS.values()
-    ]
+    methods = [replace(PAPER, model=ModelConfig(method=kind())) for kind in METHOD_CONFIGS.values()]
     assert train_settings().keys() == {name for config in methods for name in config.to_flags()}
 
 

@@ -71,7 +71,7 @@ def check_failing_run(config: TrainConfig, fault: str, code: int, said: str) -> 
     assert stderr.count("Traceback") == (fault == "error")
 
 
-class Left(Exception):
+class RankExit(Exception):
     """Replaces the exit of a rank in these tests."""
 
 
@@ -96,13 +96,13 @@ def test_a_rank_leaves_at_once(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """A failed rank calls ``os._exit`` with the exit code that the interpreter would have used."""
-    app, leave = Mock(side_effect=ending), Mock(side_effect=Left)
+    app, leave = Mock(side_effect=ending), Mock(side_effect=RankExit)
     monkeypatch.setattr(cli, "app", app)
     monkeypatch.setattr(cli, "begin", lambda: None)
     monkeypatch.setattr(os, "_exit", leave)
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("LOCAL_RANK", "3")
-    with pytest.raises(Left):
+    with pytest.raises(RankExit):
         cli.main()
     leave.assert_called_once_with(code)
     stderr = capsys.readouterr().err

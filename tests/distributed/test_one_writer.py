@@ -17,7 +17,7 @@ _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 _CHANGES = {"os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.truncate", "os.link"}
 
 
-def watched(run: Path, log: Path, arguments: tuple[str, ...]) -> None:
+def train_and_log(run: Path, log: Path, arguments: tuple[str, ...]) -> None:
     """Run as a rank and log each write or change in the run's folder."""
     import torch
 
@@ -48,7 +48,7 @@ def test_only_rank_0_writes(small: TrainConfig, tmp_path: Path) -> None:
 
     def begin(*arguments: str, environment: Mapping[str, str]) -> Forked:
         log = tmp_path / f"rank{environment['RANK']}"
-        return Forked(watched, run, log, arguments, environment=environment)
+        return Forked(train_and_log, run, log, arguments, environment=environment)
 
     config = with_settings(small, epochs=2, save_every=2, knn_every=1)
     fastsiam_on_ranks(2, "train", *flags(config), begin=begin)

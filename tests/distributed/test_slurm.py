@@ -201,9 +201,9 @@ def test_what_sbatch_would_refuse_is_wrong_usage() -> None:
 
 def test_the_command_prints_it(small: TrainConfig) -> None:
     arguments = ["--nodes", "4", "--gpus", "8", "--time", "2:00:00", "--lr", "0.1"]
-    printed = fastsiam("slurm", *arguments).stdout
-    assert options(printed)["time"] == "2:00:00" and options(printed)["nodes"] == "4"
-    assert " --lr 0.1 " in printed and '--rendezvous "$head:' in printed
+    script = fastsiam("slurm", *arguments).stdout
+    assert options(script)["time"] == "2:00:00" and options(script)["nodes"] == "4"
+    assert " --lr 0.1 " in script and '--rendezvous "$head:' in script
     result = fastsiam("slurm", "--time", "a day", code=2)
     assert "time must not contain spaces: 'a day'" in result.stderr
 
@@ -286,8 +286,8 @@ def test_a_job_is_stopped_requeued_and_the_run_is_the_same(
     here.wait(lambda: "JobState=PENDING" in here.shows(number) and here.idle == 2)
     # Delay the start: slurmd refuses what is granted in the second in which the first try ended.
     here.call("scontrol", "update", f"jobid={number}", "starttime=now+3")
-    ended = ("COMPLETED", "FAILED", "CANCELLED")
-    here.wait(lambda: any(f"JobState={x}" in here.shows(number) for x in ended))
+    final_states = ("COMPLETED", "FAILED", "CANCELLED")
+    here.wait(lambda: any(f"JobState={x}" in here.shows(number) for x in final_states))
     log = next(tmp_path.glob("fastsiam-*.log")).read_text()
     assert "JobState=COMPLETED" in here.shows(number), here.shows(number) + log
     assert f"resuming after step {before}" in log and "SIG" in log

@@ -94,8 +94,8 @@ def test_commands_are_commands(
     (tmp_path / "runs" / "r50").symlink_to(ROOT / "tests" / "data" / "run-0.2")
     (tmp_path / "my.toml").write_text('recipe = "cifar10"')
     monkeypatch.chdir(tmp_path)
-    checked = subprocess.run(["bash", "-n"], input=block.text, capture_output=True, text=True)
-    assert not checked.returncode, checked.stderr
+    result = subprocess.run(["bash", "-n"], input=block.text, capture_output=True, text=True)
+    assert not result.returncode, result.stderr
     for words in lines(block):
         assert words[0] in SHELL, f"{block}: {words[0]}"
         if "fastsiam" in words[:-1] and words[0] in {"torchrun", "python", ".venv/bin/python"}:

@@ -73,8 +73,8 @@ def test_a_file_takes_the_flag(run: Path, images: Path, tmp_path: Path) -> None:
     config = replace(KNN, data=str(images / "train"), stem="cifar", crop=16, resize=16)
     with pytest.raises(NoSplitError, match=r"no val.beton; --holdout 10% holds out a share"):
         evaluate_knn(weights, config, HERE)
-    with_holdout = evaluate_knn(weights, replace(config, holdout="25%", json=str(json)), HERE)
-    assert (with_holdout.data.train, with_holdout.data.val) == (
+    record = evaluate_knn(weights, replace(config, holdout="25%", json=str(json)), HERE)
+    assert (record.data.train, record.data.val) == (
         18,
         6,
     ) and '"holdout": "25%"' in json.read_text()
@@ -90,11 +90,11 @@ def test_a_run_that_trained_on_held_out_images_says_so(
     small: TrainConfig, images: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """There is no warning if the holdout is a subset of the run's."""
-    for held, warned in (("", True), ("15%", True), ("25%", False), ("40%", False)):
-        run = run_on(images / "train", small, held)
+    for holdout, expected in (("", True), ("15%", True), ("25%", False), ("40%", False)):
+        run = run_on(images / "train", small, holdout)
         open_subject(run, replace(KNN, holdout="25%"), HERE).print_summary()
-        stderr = "was trained on images that are held out here" in capfd.readouterr().err
-        assert stderr == warned
+        warns = "was trained on images that are held out here" in capfd.readouterr().err
+        assert warns == expected
 
 
 def test_other_data_than_the_runs(

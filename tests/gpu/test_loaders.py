@@ -112,9 +112,9 @@ def test_the_jpeg_engine_is_engaged(images: Path) -> None:
         timeout=300,
         cwd=ROOT,
     )
-    noted = result.stdout + result.stderr
-    assert result.returncode == 0, noted
-    assert "nvjpeg_hw_decoder" in noted and "num_hw_engines=0" not in noted
+    output = result.stdout + result.stderr
+    assert result.returncode == 0, output
+    assert "nvjpeg_hw_decoder" in output and "num_hw_engines=0" not in output
 
 
 @pytest.mark.dali

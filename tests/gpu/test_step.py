@@ -177,11 +177,11 @@ def test_nothing_is_recorded_after_prepare(
     for name in ("run_eager", "record_function", "execute_node"):  # warmup, capture, replay
         original = getattr(CUDAGraphTreeManager, name)
 
-        def noting(*args: Any, name: str = name, original: Any = original) -> Any:
+        def record_call(*args: Any, name: str = name, original: Any = original) -> Any:
             calls.append(name)
             return original(*args)
 
-        monkeypatch.setattr(CUDAGraphTreeManager, name, noting)
+        monkeypatch.setattr(CUDAGraphTreeManager, name, record_call)
     config = with_settings(gpu, precision=precision, compile="on", cuda_graphs=True)
     place = Place(0, 1, torch.device("cuda", 0))
     step = TrainingStep(config, build_method(config.model), place, steps_per_epoch=3)

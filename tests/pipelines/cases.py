@@ -135,8 +135,8 @@ def equal(one: Batch, other: Batch) -> bool:
     return all(torch.equal(a, b) for a, b in zip(tensors(one), tensors(other), strict=True))
 
 
-def same(some: Sequence[Batch], others: Sequence[Batch]) -> bool:
-    return len(some) == len(others) and all(map(equal, some, others))
+def same(one: Sequence[Batch], other: Sequence[Batch]) -> bool:
+    return len(one) == len(other) and all(map(equal, one, other))
 
 
 def joined(parts: Sequence[Batch]) -> Batch:
@@ -151,12 +151,12 @@ def levels(one: torch.Tensor, other: torch.Tensor, config: AugmentConfig = SMALL
     return (one - other).abs() * torch.tensor(config.std).view(3, 1, 1) * 255
 
 
-def assert_near(some: Sequence[Batch], others: Sequence[Batch], within: float = 1e-3) -> None:
+def assert_near(ours: Sequence[Batch], theirs: Sequence[Batch], within: float = 1e-3) -> None:
     """Check that batches have the same images, labels and draws, and nearly the same views.
 
     ``within`` is in levels of 255. The default allows for float32 rounding in the normalisation.
     """
-    for one, other in zip(some, others, strict=True):
+    for one, other in zip(ours, theirs, strict=True):
         assert torch.equal(one.index, other.index) and torch.equal(one.label, other.label)
         assert one.seen == other.seen
         for a, b in zip(one.views, other.views, strict=True):

@@ -59,7 +59,7 @@ def threads() -> set[int]:
     return set(map(int, os.listdir("/proc/self/task")))
 
 
-def ended(some: set[int], *, seconds: float = 60) -> bool:
+def have_ended(some: set[int], *, seconds: float = 60) -> bool:
     """Wait until these threads are gone: a joined thread stays listed for a moment."""
     limit = time.monotonic() + seconds
     while some & threads():
@@ -93,14 +93,14 @@ def test_what_is_broken_off_ends_its_threads(name: str, images: Path, loaders: L
     assert len(new_threads) >= 3
     loader.close()
     loader.close()
-    assert ended(new_threads) and list(epoch) == []
+    assert have_ended(new_threads) and list(epoch) == []
     before = threads()
     batches = iter(crops)
     next(batches)
     new_threads = threads() - before
     assert len(new_threads) >= 3
     del batches
-    assert ended(new_threads)
+    assert have_ended(new_threads)
 
 
 def test_ctrl_c_while_workers_are_waited_for(

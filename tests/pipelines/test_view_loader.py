@@ -88,8 +88,8 @@ FLOATING = "dtype must be a floating type of two bytes or more, not torch"
 )
 def test_what_is_refused(how: dict[str, Any], error: str, root: Path) -> None:
     arguments: dict[str, Any] = {"data": root, "augment": SMALL, "batch": BATCH, **how}
-    refused = pytest.raises((TypeError, ValueError), match=error)
-    with refused, ViewLoader(**arguments) as loader:
+    raises_error = pytest.raises((TypeError, ValueError), match=error)
+    with raises_error, ViewLoader(**arguments) as loader:
         next(iter(loader))
 
 

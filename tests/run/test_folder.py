@@ -84,8 +84,8 @@ def test_a_second_run_is_refused_and_the_first_can_be_looked_at(
         assert first.poll() is None
         time.sleep(0.05)
     for second in {1, ranks}:
-        refused = fastsiam("train", *flags(with_settings(config, gpus=second)), code=1).stderr
-        (line,) = refused.splitlines()
+        stderr = fastsiam("train", *flags(with_settings(config, gpus=second)), code=1).stderr
+        (line,) = stderr.splitlines()
         assert line.startswith(f"error: {run} is in use by process ")
         assert line.endswith("; wait for it, or choose another --out")
     fastsiam("report", str(run))

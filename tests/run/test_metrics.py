@@ -181,25 +181,25 @@ def test_clock_tells_waiting_from_working(
                 times.now += finish
             yield number
 
-    measured = Clock(seconds=100.0, device=torch.device(device))
-    measured.resume()
-    for _ in measured.over(batches()):
+    train_clock = Clock(seconds=100.0, device=torch.device(device))
+    train_clock.resume()
+    for _ in train_clock.over(batches()):
         if device == "cuda":
             times.launch(work)
         else:
             times.now += work
     times.now = max(times.now, times.busy_until)
-    measured.pause()
+    train_clock.pause()
     ran = times.now
     times.now += 50  # a pause does not count as training
-    reading = measured.read(8)
+    reading = train_clock.read(8)
     assert reading["data_wait"] * ran == pytest.approx(waited)
     assert reading["seconds"] == pytest.approx(100 + ran)
     assert reading["images_per_second"] == pytest.approx(48 / ran)
-    measured.resume()
+    train_clock.resume()
     times.now += 1
-    measured.pause()
-    assert measured.read(8) == {"images_per_second": 0, "data_wait": 0, "seconds": 101 + ran}
+    train_clock.pause()
+    assert train_clock.read(8) == {"images_per_second": 0, "data_wait": 0, "seconds": 101 + ran}
 
 
 @pytest.mark.parametrize(("rank", "world"), [(0, 1), (0, 2), (1, 2)])

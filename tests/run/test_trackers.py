@@ -188,8 +188,8 @@ def test_figures_that_mlflow_could_not_send_disable_it(
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file:{tmp_path}/store")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
-    sent: Any = RunOperations
-    monkeypatch.setattr(mlflow, "log_metrics", lambda *_, **__: sent([failed]))
+    operations: Any = RunOperations
+    monkeypatch.setattr(mlflow, "log_metrics", lambda *_, **__: operations([failed]))
     trackers = Trackers(["mlflow"], run=tmp_path, settings={}, step=0, console=Console())
     trackers.log(1, {"train/loss": 0.5})
     assert "disabled" not in capsys.readouterr().err

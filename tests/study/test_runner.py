@@ -49,8 +49,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def finished_study(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A study folder whose first run is finished. Do not modify it."""
     out = tmp_path_factory.mktemp("done")
-    ended = do_in_process(tiny_runs(data, out, SCALE)[:1], CPU)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+    result = do_in_process(tiny_runs(data, out, SCALE)[:1], CPU)
+    assert result.returncode == 0, result.stdout + result.stderr
     return out
 
 
@@ -170,8 +170,8 @@ def test_raw_pixels_are_those_of_the_runs_own_images(data: Path, copy: Path) -> 
 
 def test_a_run_that_diverges_is_a_result(data: Path, tmp_path: Path) -> None:
     runs = tiny_runs(data, tmp_path, tiny(lr=1e30))[:1]
-    ended = do_in_process(runs, CPU)
-    assert ended.returncode == 0 and "diverged: its loss was not finite" in ended.stderr
+    process = do_in_process(runs, CPU)
+    assert process.returncode == 0 and "diverged: its loss was not finite" in process.stderr
     result = read_result(runs[0])
     assert result is not None and result.diverged and result.loss is None
     assert result.top1 == pytest.approx(100 / 3)
@@ -187,9 +187,9 @@ def test_a_failure_ends_the_study_after_what_is_beside_it(data: Path, tmp_path: 
     bad = replace(good, folder=tmp_path / "bad")
     bad.folder.mkdir()
     bad.log_file.write_text("error: the loss is not finite at step 3\n")
-    ended = do_in_process([bad, good, other], replace(CPU, parallel=2), failing="bad")
-    assert ended.returncode == 1 and not bad.is_diverged
-    assert re.fullmatch(r".*bad failed \(no room\); see .*study.log\n", ended.stdout)
+    result = do_in_process([bad, good, other], replace(CPU, parallel=2), failing="bad")
+    assert result.returncode == 1 and not bad.is_diverged
+    assert re.fullmatch(r".*bad failed \(no room\); see .*study.log\n", result.stdout)
     assert good.is_done and not other.folder.exists()
 
 
@@ -239,9 +239,9 @@ def test_a_second_signal_kills_the_runs(data: Path, tmp_path: Path) -> None:
     time.sleep(0.5)
     assert work.poll() is None
     work.send(signal.SIGTERM)
-    ended = work.wait()
-    assert ended.returncode == 128 + signal.SIGTERM
-    assert "stopped, runs left: 1; run the same command to continue" in ended.stdout
+    result = work.wait()
+    assert result.returncode == 128 + signal.SIGTERM
+    assert "stopped, runs left: 1; run the same command to continue" in result.stdout
     with pytest.raises(ProcessLookupError):
         os.kill(process, 0)
 

@@ -30,8 +30,10 @@ REFERENCE = row(60, 61, 59)
 
 def verdict_of(kind: ClaimKind, results: Results, other: Results = REFERENCE) -> Verdict:
     """Judge a claim about a row; ``other`` is the reference and the row it is compared with."""
-    than = "other" if kind in ("better", "worse", "alike") else ""
-    return judge(Claim(kind, than), "own", {"own": results, "other": other}, reference="other")
+    compared_row = "other" if kind in ("better", "worse", "alike") else ""
+    return judge(
+        Claim(kind, compared_row), "own", {"own": results, "other": other}, reference="other"
+    )
 
 
 def test_an_interval_is_students() -> None:

@@ -86,13 +86,13 @@ def test_what_is_prepared_is_all_that_is_compiled_and_leaves_no_trace(
     before = {name: value.clone() for name, value in method.state_dict().items()}
     generator = torch.get_rng_state()
 
-    def noting(step: TrainingStep, batch: Batch) -> Output:
+    def record_views(step: TrainingStep, batch: Batch) -> Output:
         seen.extend(batch.views)
         return forward(step, batch)
 
     step = TrainingStep(config, method, CPU, steps_per_epoch=2)
     with monkeypatch.context() as patch:
-        patch.setattr(TrainingStep, "_forward", noting)
+        patch.setattr(TrainingStep, "_forward", record_views)
         assert step.prepare().startswith("compiled in")
     assert len(seen) == 2 * 3
     assert all(view.std() == pytest.approx(1, abs=0.1) for view in seen)
@@ -163,9 +163,9 @@ def test_graphs_that_cannot_be_recorded_are_refused(
 ) -> None:
     """Compilation itself works here. An error of the device is passed on unchanged."""
     config = with_settings(small, compile="on", cuda_graphs=True)
-    refused = r"model \(RuntimeError: not these\); pass --no-cuda-graphs"
+    no_graphs = r"model \(RuntimeError: not these\); pass --no-cuda-graphs"
     for error, kind, message in (
-        (RuntimeError("not these"), BackendError, refused),
+        (RuntimeError("not these"), BackendError, no_graphs),
         (torch.AcceleratorError("CUDA error"), torch.AcceleratorError, "CUDA error"),
     ):
         monkeypatch.setattr(TrainingStep, "_warm_up", Mock(side_effect=error))

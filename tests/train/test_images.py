@@ -92,10 +92,10 @@ def test_a_run_continues_in_any_container(
     content = file.read_bytes()
     for damage in (Path.unlink, lambda file: os.truncate(file, len(content) // 2)):
         damage(file)
-        with pytest.raises(FastSiamError) as refused:
+        with pytest.raises(FastSiamError) as caught:
             trained(config)
         named = NAME if container is moved else str(file)
-        assert "\n" not in str(refused.value) and named in str(refused.value)
+        assert "\n" not in str(caught.value) and named in str(caught.value)
         assert checkpoints.load(run).step in (7, 8)  # files of a folder are opened lazily
         file.write_bytes(content)
     os.utime(file, ns=(0, 10**18))
@@ -126,9 +126,9 @@ def test_a_file_of_another_size_is_refused(
     assert listed is not None and listed.files == files_of(open_store(file, "train"))
     shutil.copy(file, file.with_name("moved.tar"))
     longer(file)
-    with pytest.raises(CheckpointError) as refused:
+    with pytest.raises(CheckpointError) as caught:
         trained(config)
-    assert str(refused.value) == (
+    assert str(caught.value) == (
         f"{file} changed since the run was last started: it had {size:,} bytes and now has "
         f"{size + 10240:,}; restore the data, pass --data-changed accept to continue with the "
         "current images, or choose another --out for a new run"
@@ -169,9 +169,9 @@ def test_data_that_changed_are_refused(
     (images / "train" / NAME).rename(images / "train" / "class1" / "other.jpg")
     for path in ("auto", run, copied_checkpoint):
         out = run if path == "auto" else tmp_path / "branch"
-        with pytest.raises(CheckpointError) as refused:
+        with pytest.raises(CheckpointError) as caught:
             trained(config, resume=path, out=out)
-        assert str(refused.value) == (
+        assert str(caught.value) == (
             f"the data changed since the run started: 1 of 24 images missing ({NAME}), 1 new "
             "(class1/other.jpg); restore the data, pass --data-changed accept to continue with the "
             "current images, or choose another --out for a new run"
@@ -343,7 +343,7 @@ def test_names_are_dropped_before_the_first_step(small: TrainConfig) -> None:
 
     def lists() -> int:
         gc.collect()
-        return sum(type(thing) is ImageList for thing in gc.get_objects())
+        return sum(type(item) is ImageList for item in gc.get_objects())
 
     before, during = lists(), list[int]()
     run = trained(small, lambda *_: during.append(lists()), max_steps=1)

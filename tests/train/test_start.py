@@ -191,8 +191,8 @@ def test_what_cannot_continue_is_refused_and_left_alone(
 
 def test_a_branch_that_began_keeps_its_settings(branch: TrainConfig, tmp_path: Path) -> None:
     trained(branch, lr=0.1, max_steps=7)
-    refused = rf"\(lr: 0.1 -> 0.2\); {WAY.format(run=tmp_path / 'run')}"
-    with pytest.raises(CheckpointError, match=refused):
+    message = rf"\(lr: 0.1 -> 0.2\); {WAY.format(run=tmp_path / 'run')}"
+    with pytest.raises(CheckpointError, match=message):
         trained(branch, lr=0.2)
     assert checkpoints.load(tmp_path / "branch").step == 7
 

@@ -40,8 +40,8 @@ def test_a_trace_has_named_ranges(pipeline: str, little: BenchConfig, tmp_path: 
 
 
 def test_gaps_are_those_of_the_gpu() -> None:
-    def kernel(began: float, ended: float, cat: str = "kernel") -> dict[str, Any]:
-        return {"ts": began, "dur": ended - began, "cat": cat}
+    def kernel(start: float, end: float, cat: str = "kernel") -> dict[str, Any]:
+        return {"ts": start, "dur": end - start, "cat": cat}
 
     events = [
         kernel(900, 1000),

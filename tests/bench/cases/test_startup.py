@@ -52,12 +52,6 @@ def test_the_clock_starts_with_the_process(monkeypatch: pytest.MonkeyPatch, tmp_
         facts=lambda _: facts | {"cpu_until_then": 2.0},
     )  # fmt: skip
     monkeypatch.setattr(startup, "Runner", lambda *_, **__: fake)
-    sample, measured_facts = startup._start(
-        {"data": SimpleNamespace(data=str(tmp_path))}, cold=False
-    )
+    sample, times = startup._start({"data": SimpleNamespace(data=str(tmp_path))}, cold=False)
     assert (sample.wall, sample.cpu) == (3.0, 2.0)
-    assert (
-        measured_facts["imports"],
-        measured_facts["first_batch"],
-        measured_facts["later_epoch"],
-    ) == (1.0, 2.0, 0.5)
+    assert (times["imports"], times["first_batch"], times["later_epoch"]) == (1.0, 2.0, 0.5)

@@ -24,14 +24,9 @@ from tests.pipelines.cases import SMALL
 
 
 def job(shards: Path, cache: Path, **changes: Any) -> Job:
-    settings: dict[str, Any] = {
-        "shards": str(shards),
-        "cache": str(cache),
-        "cold": True,
-        "workers": 0,
-    }
-    settings |= {"environment": {}, "augment": SMALL, "batch": 8, "images": 24}
-    return Job(**settings | changes)
+    base: dict[str, Any] = {"shards": str(shards), "cache": str(cache), "cold": True, "workers": 0}
+    base |= {"environment": {}, "augment": SMALL, "batch": 8, "images": 24}
+    return Job(**base | changes)
 
 
 def test_an_epoch_is_of_a_loader_that_was_just_opened(tmp_path: Path) -> None:

@@ -48,12 +48,12 @@ def killed_at(call: int, run: Path, config: DetectConfig) -> None:
     record_files._SECONDS_BETWEEN_SAVES, training._LOOKED_AT = 0.0, 1
     step, calls = DetectorTraining.step, count(1)
 
-    def counted(self: DetectorTraining, *arguments: Any) -> Any:
+    def step_or_die(self: DetectorTraining, *arguments: Any) -> Any:
         if next(calls) == call:
             os.kill(os.getpid(), signal.SIGKILL)
         return step(self, *arguments)
 
-    DetectorTraining.step = counted  # type: ignore[assignment,method-assign]
+    DetectorTraining.step = step_or_die  # type: ignore[assignment,method-assign]
     evaluate_detection(run, config, HERE)
 
 
@@ -67,11 +67,11 @@ def test_detection_of_a_run_that_is_killed_and_resumed_bit_for_bit(
     ends: list[dict[str, Any]] = []
     settle = DetectorTraining.compute_precise_bn
 
-    def noted(self: DetectorTraining, batches: Any) -> None:
+    def copy_weights(self: DetectorTraining, batches: Any) -> None:
         ends.append({name: x.clone() for name, x in self.network.state_dict().items()})
         settle(self, batches)
 
-    monkeypatch.setattr(DetectorTraining, "compute_precise_bn", noted)
+    monkeypatch.setattr(DetectorTraining, "compute_precise_bn", copy_weights)
     images: list[str] = []
     monkeypatch.setattr(detect, "check_same_images", lambda names, _: images.extend(names))
     with pytest.raises(FastSiamError, match="eval detect needs --data"):

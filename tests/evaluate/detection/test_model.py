@@ -41,7 +41,7 @@ def test_every_weight_is_trained_and_boxes_are_float32_under_autocast(kind: str)
         stages |= {"stage": model.roi_heads.box_head.stage}
     types: dict[str, list[torch.dtype]] = {name: [] for name in stages}
 
-    def noting(name: str) -> Any:
+    def record_types(name: str) -> Any:
         def note(module: nn.Module, arguments: Any, result: Any) -> None:
             parts = result.values() if isinstance(result, dict) else result
             types[name].append(next(iter(parts)).dtype)
@@ -49,7 +49,7 @@ def test_every_weight_is_trained_and_boxes_are_float32_under_autocast(kind: str)
         return note
 
     for name, module in stages.items():
-        module.register_forward_hook(noting(name))
+        module.register_forward_hook(record_types(name))
     losses = model(images(), targets())
     expected = {"loss_objectness", "loss_rpn_box_reg", "loss_classifier", "loss_box_reg"}
     assert set(losses) == expected | {"loss_mask"}

@@ -116,16 +116,9 @@ def test_workers_are_told_where_the_data_are(
     images.rename(images.with_name("imagenet"))
     with pytest.raises(FastSiamError, match="part 1 of 2: not made; 1 of 2 parts are missing"):
         parts.convert_parts("imagenet", ConvertConfig(parts=2), ["convert", "imagenet"])
-    default_out = f"{images.with_name('imagenet-beton')}"  # where a conversion without parts writes
-    _, arguments = by_dask.call_args.args
-    assert arguments == [
-        "convert",
-        "imagenet",
-        "--source",
-        str(images.parent),
-        "--out",
-        default_out,
-    ]
+    out = f"{images.with_name('imagenet-beton')}"  # where a conversion without parts writes
+    _, words = by_dask.call_args.args
+    assert words == ["convert", "imagenet", "--source", str(images.parent), "--out", out]
 
 
 def test_dask_that_is_not_there_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

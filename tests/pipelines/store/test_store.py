@@ -172,9 +172,9 @@ def test_cifars_pixels_are_picked_too(tmp_path: Path) -> None:
 def test_blocks_are_neighbours_in_one_file(tmp_path: Path) -> None:
     file = np.repeat([1, 0], [100, 10])
     offset = np.concatenate([np.arange(100)[::-1], np.arange(10)])
-    found = blocks(file, offset)
-    assert found[100:].tolist() == [0] * 10  # file 0 comes first
-    assert (found[100 - BLOCK_IMAGES : 100] == 1).all() and (found[: 100 - BLOCK_IMAGES] == 2).all()
+    block = blocks(file, offset)
+    assert block[100:].tolist() == [0] * 10  # file 0 comes first
+    assert (block[100 - BLOCK_IMAGES : 100] == 1).all() and (block[: 100 - BLOCK_IMAGES] == 2).all()
     assert blocks(np.zeros(0, int), np.zeros(0, int)).shape == (0,)
     images = write_images(tmp_path / "images", classes=2, each=BLOCK_IMAGES + 9)
     for form in ("folder", "converted"):
