@@ -32,27 +32,27 @@ _TYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 def results(encoded: list[bytes]) -> dict[str, NDArray[np.generic]]:
     """Compute the drawn view parameters, crops and views of encoded images, as named arrays."""
-    store, index, made = ListStore(encoded), np.arange(len(encoded)), {}
+    store, index, arrays = ListStore(encoded), np.arange(len(encoded)), {}
     engine = Engine(store, workers=2)
     for epoch in range(_EPOCHS):
         batch = engine.read(index)
         params = draw_views(_CONFIG, seed=0, epoch=epoch, index=index, size=batch.size)
         for name in params.__slots__:
-            made[f"{epoch} drawn {name}"] = getattr(params, name)
+            arrays[f"{epoch} drawn {name}"] = getattr(params, name)
         cuts, sides = cut_views(params, _CONFIG), list(_CONFIG.by_side)
         crops = tuple(torch.empty(s, dtype=torch.uint8) for s in crop_shapes(_CONFIG, len(index)))
         engine.submit(index, batch, cuts, crops=crops).result()
-        for side, own in zip(sides, crops, strict=True):
-            made[f"{epoch} crops {side}"] = own.numpy()
+        for side, crop in zip(sides, crops, strict=True):
+            arrays[f"{epoch} crops {side}"] = crop.numpy()
         for dtype in _TYPES:
             whats = zip(operations(params, _CONFIG), sides, strict=True)
-            stages = [Stage(what, _CONFIG, side, side, dtype) for what, side in whats]
+            stages = [Stage(operation, _CONFIG, side, side, dtype) for operation, side in whats]
             engine.submit(index, batch, cuts, stages=stages).result()
             for side, stage in zip(sides, stages, strict=True):
                 views = stage.views().contiguous().view(torch.uint8)
-                made[f"{epoch} views {side} {dtype}"] = views.numpy().copy()
+                arrays[f"{epoch} views {side} {dtype}"] = views.numpy().copy()
     engine.close()
-    return made
+    return arrays
 
 
 def main(action: str, path: str) -> int:
@@ -62,10 +62,12 @@ def main(action: str, path: str) -> int:
         np.savez(path, *(np.frombuffer(x, np.uint8) for x in encoded), **results(encoded))  # type: ignore[arg-type]
         return 0
     with np.load(path) as saved:
-        own = [saved[f"arr_{i}"].tobytes() for i in range(len(images()))]
-        made = results(own)
-        differ = [name for name, array in made.items() if not np.array_equal(array, saved[name])]
-    print(f"{len(made)} arrays of {len(own)} images, {len(differ)} differ: {differ[:9]}")
+        encoded_images = [saved[f"arr_{i}"].tobytes() for i in range(len(images()))]
+        arrays = results(encoded_images)
+        differ = [name for name, array in arrays.items() if not np.array_equal(array, saved[name])]
+    print(
+        f"{len(arrays)} arrays of {len(encoded_images)} images, {len(differ)} differ: {differ[:9]}"
+    )
     return int(bool(differ))
 
 

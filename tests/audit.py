@@ -21,8 +21,8 @@ _COMMAND = (
 def main() -> int:
     command = [sys.executable, "-m", "pip_audit", *_COMMAND]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-        packages = json.loads(done.stdout)["dependencies"]
+        result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        packages = json.loads(result.stdout)["dependencies"]
     except (subprocess.TimeoutExpired, ValueError, KeyError) as error:
         print(f"cannot check for vulnerabilities: PyPI does not answer ({error})")
         return 0

@@ -113,18 +113,18 @@ class _Files(BaseHTTPRequestHandler):
             self.send_error(403 if denied else 404)
             return
         facts = path.stat()
-        whole = facts.st_size
-        first, last = 0, whole - 1
-        wanted = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
-        if wanted and self.ranges:
-            first, last = int(wanted[1]), min(int(wanted[2]), whole - 1)
+        size = facts.st_size
+        first, last = 0, size - 1
+        byte_range = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        if byte_range and self.ranges:
+            first, last = int(byte_range[1]), min(int(byte_range[2]), size - 1)
             self.send_response(206)
-            self.send_header("Content-Range", f"bytes {first}-{last}/{whole}")
+            self.send_header("Content-Range", f"bytes {first}-{last}/{size}")
         else:
             self.send_response(200)
         self.send_header("Content-Length", str(last + 1 - first))
         if self.etags:
-            self.send_header("ETag", f'"{facts.st_mtime_ns:x}-{whole:x}"')
+            self.send_header("ETag", f'"{facts.st_mtime_ns:x}-{size:x}"')
         self.send_header("Last-Modified", self.date_time_string(int(facts.st_mtime)))
         self.end_headers()
         if body:

@@ -17,22 +17,26 @@ from fastsiam.train.start import Start
 
 def model_of(**settings: Any) -> ModelConfig:
     """Build a SimSiam model config from fields of ``ModelConfig`` and ``SimSiamConfig``."""
-    own = {f.name: settings.pop(f.name) for f in fields(SimSiamConfig) if f.name in settings}
-    return ModelConfig(method=SimSiamConfig(**own), **settings)
+    method_settings = {
+        f.name: settings.pop(f.name) for f in fields(SimSiamConfig) if f.name in settings
+    }
+    return ModelConfig(method=SimSiamConfig(**method_settings), **settings)
 
 
 def changed_model(model: ModelConfig, **settings: Any) -> ModelConfig:
     """Replace fields of a model config or of its method's config."""
-    own = {f.name: settings.pop(f.name) for f in fields(model.method) if f.name in settings}
-    return replace(model, method=replace(model.method, **own), **settings)
+    method_settings = {
+        f.name: settings.pop(f.name) for f in fields(model.method) if f.name in settings
+    }
+    return replace(model, method=replace(model.method, **method_settings), **settings)
 
 
 def with_settings(config: TrainConfig, **settings: object) -> TrainConfig:
     """Replace settings of a config by flag name, in any section."""
     known = config.to_flags()
     assert set(settings) <= set(known), set(settings) - set(known)
-    given = {name: str(x) if isinstance(x, Path) else x for name, x in settings.items()}
-    return TrainConfig.from_flags(known | given)
+    changes = {name: str(x) if isinstance(x, Path) else x for name, x in settings.items()}
+    return TrainConfig.from_flags(known | changes)
 
 
 def flags(config: TrainConfig, recipe: str = "imagenet") -> list[str]:
@@ -47,7 +51,7 @@ def resolved_as(config: TrainConfig, place: Place) -> ResolvedConfig:
     )
 
 
-class Said(Console):
+class RecordingConsole(Console):
     """A console that records its messages and warnings."""
 
     def __init__(self) -> None:

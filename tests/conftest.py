@@ -147,8 +147,8 @@ def ranks(tmp_path: Path) -> Callable[..., list[object]]:
 
         job_of = rank_jobs.main, job, world, settings, tmp_path
         processes = [Forked(*job_of, rank) for rank in range(world)]
-        done = [process.wait(300) for process in processes]
-        assert not any(one.returncode for one in done), "\n".join(one.stderr for one in done)
+        results = [process.wait(300) for process in processes]
+        assert not any(one.returncode for one in results), "\n".join(one.stderr for one in results)
         return [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(world)]
 
     return run

@@ -23,7 +23,7 @@ def small_disk(path: Path, megabytes: int) -> Iterator[Path]:
 def read_only(path: Path) -> Iterator[Path]:
     """Make a folder read-only inside the context, by file modes, or for root by a bind mount."""
     if os.geteuid():
-        folders = [path, *(found for found in path.rglob("*") if found.is_dir())]
+        folders = [path, *(subfolder for subfolder in path.rglob("*") if subfolder.is_dir())]
         for folder in folders:
             folder.chmod(0o555)
         try:
@@ -47,10 +47,10 @@ def fill(disk: Path) -> Path:
 
 
 @contextlib.contextmanager
-def _mounted(path: Path, *how: str) -> Iterator[None]:
-    done = subprocess.run(["mount", *how, str(path)], capture_output=True, text=True)
-    if done.returncode:
-        pytest.skip(f"cannot mount a disk: {done.stderr.strip()}")
+def _mounted(path: Path, *options: str) -> Iterator[None]:
+    result = subprocess.run(["mount", *options, str(path)], capture_output=True, text=True)
+    if result.returncode:
+        pytest.skip(f"cannot mount a disk: {result.stderr.strip()}")
     try:
         yield
     finally:

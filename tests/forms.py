@@ -54,9 +54,9 @@ def as_shards(folder: Path, root: Path, *, split: str = "train", count: int = 2)
     for shard in range(count):
         start, stop = (number * len(rows) // count for number in (shard, shard + 1))
         members = [
-            (f"{row:03}.{ending}", content)
+            (f"{row:03}.{extension}", content)
             for row in range(start, stop)
-            for ending, content in (("jpg", rows[row][0] or b""), ("cls", b"%d" % rows[row][2]))
+            for extension, content in (("jpg", rows[row][0] or b""), ("cls", b"%d" % rows[row][2]))
         ]
         tar(root / f"{split}-{shard:04}.tar", members)
     return root
@@ -64,7 +64,9 @@ def as_shards(folder: Path, root: Path, *, split: str = "train", count: int = 2)
 
 def _splits(folder: Path, **more: Path) -> dict[str, Any]:
     folders = {"train": folder, **more}
-    return {name: dataset(rows_of(own), FolderStore(own).classes) for name, own in folders.items()}
+    return {
+        name: dataset(rows_of(path), FolderStore(path).classes) for name, path in folders.items()
+    }
 
 
 def as_saved(folder: Path, root: Path, **more: Path) -> Path:

@@ -54,7 +54,7 @@ def _cable(machine: str) -> str:
 
 
 def _ip(*arguments: str, skips: bool = False) -> None:
-    done = subprocess.run(["ip", *arguments], capture_output=True, text=True)
-    if done.returncode and skips:
-        pytest.skip(f"cannot create network namespaces: {done.stderr.strip()}")
-    done.check_returncode()
+    result = subprocess.run(["ip", *arguments], capture_output=True, text=True)
+    if result.returncode and skips:
+        pytest.skip(f"cannot create network namespaces: {result.stderr.strip()}")
+    result.check_returncode()

@@ -50,8 +50,8 @@ class Forked:
         session: bool = False,
     ) -> None:
         self._output = tempfile.TemporaryDirectory(prefix="output-")
-        whole = {**os.environ, **(environment or {})}
-        begin = (self._output.name, whole, str(folder), session)
+        variables = {**os.environ, **(environment or {})}
+        begin = (self._output.name, variables, str(folder), session)
         self._process = _CONTEXT.Process(target=_begin, args=(*begin, function, arguments))
         here = Path.cwd()
         os.chdir(ROOT)  # the first start launches the fork server, which has to import tests
@@ -164,10 +164,10 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def command(*arguments: str, **how: Any) -> Forked:
-    """Start ``fastsiam ARGUMENTS``; ``how`` takes ``Forked``'s environment, folder and session."""
-    how["environment"] = {"COLUMNS": "200", **how.get("environment", {})}
-    return Forked(_fastsiam, arguments, **how)
+def command(*arguments: str, **options: Any) -> Forked:
+    """Start ``fastsiam ARGUMENTS``; ``options``: environment, folder and session of ``Forked``."""
+    options["environment"] = {"COLUMNS": "200", **options.get("environment", {})}
+    return Forked(_fastsiam, arguments, **options)
 
 
 def _fastsiam(arguments: tuple[str, ...]) -> None:
@@ -193,9 +193,9 @@ def fork_programs() -> None:
 
 
 def fastsiam(
-    *arguments: str, code: int = 0, timeout: float = 900, **how: Any
+    *arguments: str, code: int = 0, timeout: float = 900, **options: Any
 ) -> subprocess.CompletedProcess[str]:
     """Run a command line and check its exit code."""
-    done = command(*arguments, **how).wait(timeout)
-    assert done.returncode == code, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
-    return done
+    result = command(*arguments, **options).wait(timeout)
+    assert result.returncode == code, f"exit {result.returncode}\n{result.stdout}\n{result.stderr}"
+    return result

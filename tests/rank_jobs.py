@@ -54,7 +54,7 @@ from fastsiam.train import resolve
 from fastsiam.train.command import prepared_step
 from fastsiam.train.step import TrainingStep
 from fastsiam.views.batch import Batch
-from tests.configs import Said, model_of, resolved_as, with_settings
+from tests.configs import RecordingConsole, model_of, resolved_as, with_settings
 from tests.conftest import write_images
 from tests.methods.variants import EVERY
 from tests.networks import short_resnet10
@@ -179,9 +179,9 @@ def compiled_steps(rank: int, world: int, **settings: Any) -> dict[str, Any]:
         return result
 
     DDPOptimizer.compile_fn = counting  # type: ignore[method-assign]
-    found = steps(rank, world, compile="on", **settings)
+    results = steps(rank, world, compile="on", **settings)
     assert len(cuts) == 1 and cuts[0] > 1, cuts
-    return found
+    return results
 
 
 def one_without_compiler(rank: int, world: int) -> dict[str, Any]:
@@ -193,7 +193,7 @@ def one_without_compiler(rank: int, world: int) -> dict[str, Any]:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp()
     place = Place(rank, world, torch.device("cpu"))
     config = with_settings(CONFIG, compile="on")
-    console = Said()
+    console = RecordingConsole()
     step = prepared_step(resolved_as(config, place), make_method(), console)[1]
     loss, _ = step(global_batch().chunks(world)[rank], at=0)
     (line,) = console.warnings
@@ -213,7 +213,7 @@ def sync_bn(rank: int, world: int) -> dict[str, Any]:
     out = layer(share)
     (out * torch.cat([half.chunk(world)[rank] for half in target.chunk(2)])).sum().backward()
     layer.eval()
-    found = {
+    tensors = {
         "out": out.detach(),
         "input_gradient": share.grad,
         "weight_gradient": layer.weight.grad,
@@ -223,7 +223,7 @@ def sync_bn(rank: int, world: int) -> dict[str, Any]:
         "count": layer.num_batches_tracked,
         "evaluated": layer(joint).detach(),
     }
-    return {name: value.cpu() for name, value in found.items() if value is not None}
+    return {name: value.cpu() for name, value in tensors.items() if value is not None}
 
 
 def bn_problem() -> tuple[nn.BatchNorm2d, Tensor, Tensor]:
@@ -249,9 +249,9 @@ def own_bn(rank: int, world: int) -> dict[str, Any]:
     assert norm.running_mean is not None
     ignored = set(together.parameters_to_ignore)  # type: ignore[arg-type]
     sent = [name for name, _ in module.named_buffers() if name not in ignored]
-    own = rank * 0.1  # this rank's contribution from the second pass
+    contribution = rank * 0.1  # this rank's contribution from the second pass
     left = {name: module.get_buffer(name).item() for name in ("rows", "1.average")}
-    return {"sent": sent, "mean": norm.running_mean.cpu() - own, **left}
+    return {"sent": sent, "mean": norm.running_mean.cpu() - contribution, **left}
 
 
 def groups(rank: int, world: int) -> Tensor:
@@ -272,12 +272,12 @@ def knn(rank: int, world: int) -> tuple[list[dict[str, float]], list[float]]:
     """
     fastsiam.evaluate.knn._BLOCK = 64
     bank, bank_labels, queries, labels = knn_problem()
-    own = torch.arange(len(bank)).tensor_split(world)[rank].split(50)
-    asked = torch.arange(len(queries)).tensor_split(world)[rank]
+    bank_parts = torch.arange(len(bank)).tensor_split(world)[rank].split(50)
+    query_part = torch.arange(len(queries)).tensor_split(world)[rank]
     results = knn_accuracy(
-        ((bank[part], bank_labels[part]) for part in own),
-        queries[asked],
-        labels[asked],
+        ((bank[part], bank_labels[part]) for part in bank_parts),
+        queries[query_part],
+        labels[query_part],
         votes=VOTES,
         classes=7,
     )
@@ -308,7 +308,7 @@ def uneven(rank: int, world: int) -> Tensor:
 
 def stop(rank: int, world: int) -> list[int]:
     """Send SIGTERM to the last rank at item 3; return the items taken and the signal."""
-    taken: list[int] = []
+    items_taken: list[int] = []
 
     def items() -> Iterator[int]:
         for item in range(20):
@@ -318,15 +318,15 @@ def stop(rank: int, world: int) -> list[int]:
 
     with StopSignals(here(rank, world)) as signals:
         try:
-            taken.extend(signals.over(items()))
-        except Signalled as asked:
-            taken.append(asked.number)
-    return taken
+            items_taken.extend(signals.over(items()))
+        except Signalled as signalled:
+            items_taken.append(signalled.number)
+    return items_taken
 
 
 def fail(rank: int, world: int) -> tuple[list[int], str]:
     """Raise at item 3 of the last rank; return the items taken and the error."""
-    taken: list[int] = []
+    items_taken: list[int] = []
 
     def items() -> Iterator[int]:
         for item in range(20):
@@ -337,12 +337,12 @@ def fail(rank: int, world: int) -> tuple[list[int], str]:
     with StopSignals(here(rank, world)) as signals:
         try:
             for item in signals.over(items()):
-                taken.append(item)
+                items_taken.append(item)
         except FastSiamError as error:
             assert signals.is_known_to_all(error)
             signals.meet()
-            return taken, f"{type(error).__name__}: {error}"
-    return taken, ""
+            return items_taken, f"{type(error).__name__}: {error}"
+    return items_taken, ""
 
 
 def shares(rank: int, world: int) -> list[int]:
@@ -353,10 +353,10 @@ def shares(rank: int, world: int) -> list[int]:
 
 def pipelines(rank: int, world: int) -> tuple[str, str, float]:
     """Choose a pipeline when ranks disagree; return the pipeline, its log line and free memory."""
-    asked = {"free": 0.0}
+    arguments = {"free": 0.0}
 
     def choose(*_: object, free: float, **__: object) -> Choice:
-        asked["free"] = free
+        arguments["free"] = free
         return Choice("ffcv" if rank == 0 else "dali", f"of rank {rank}")
 
     free = 1000 if rank == 1 else 2000
@@ -364,7 +364,7 @@ def pipelines(rank: int, world: int) -> tuple[str, str, float]:
     with tempfile.TemporaryDirectory() as folder:
         store = FolderStore(write_images(Path(folder)))
     config, line = resolve.with_pipeline(CONFIG, here(rank, world), store, None)
-    return config.data.pipeline, line, asked["free"]
+    return config.data.pipeline, line, arguments["free"]
 
 
 def precisions(rank: int, world: int) -> list[str]:
@@ -381,7 +381,7 @@ def what_a_step_exchanges(rank: int, world: int) -> tuple[int, int, int]:
     layers: Any = batch_norm
     gather = layers.gather_with_gradient
 
-    def noted(tensor: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
+    def record_gather(tensor: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
         gathered.append(tensor.numel() * tensor.element_size() * (world - 1))
         all_of_it: Tensor = gather(tensor, group)
         return all_of_it
@@ -390,7 +390,7 @@ def what_a_step_exchanges(rank: int, world: int) -> tuple[int, int, int]:
     step = TrainingStep(CONFIG, make_method(), place, steps_per_epoch=10)
     step.prepare()
     share = global_batch().chunks(world)[rank]
-    layers.gather_with_gradient = noted
+    layers.gather_with_gradient = record_gather
     step(share, at=0)
     together: Any = step._model
     data = together._get_ddp_logging_data()

@@ -28,11 +28,11 @@ def fastsiam_on_ranks(
         "TORCHELASTIC_RESTART_COUNT": "0",
         "WORLD_SIZE": str(world),
     }
-    begun = [
+    processes = [
         begin(*arguments, environment={**meeting, "RANK": str(rank), "LOCAL_RANK": str(rank)})
         for rank in range(world)
     ]
-    done = [one.wait(300) for one in begun]
-    codes = [one.returncode for one in done]
-    assert code in codes and (code or not any(codes)), "\n".join(one.stderr for one in done)
-    return done
+    results = [one.wait(300) for one in processes]
+    codes = [one.returncode for one in results]
+    assert code in codes and (code or not any(codes)), "\n".join(one.stderr for one in results)
+    return results

@@ -34,11 +34,11 @@ def crops(path: str, os_cache: bool) -> dict[str, object]:
             "label": [IntDecoder()],
         },
     )
-    found, labels = [], []
+    crop_batches, labels = [], []
     for image, label in loader:
-        found.append(np.array(image))
+        crop_batches.append(np.array(image))
         labels += np.array(label)[:, 0].tolist()
-    joined = np.concatenate(found)
+    joined = np.concatenate(crop_batches)
     means = joined.reshape(len(joined), -1).mean(1).tolist()
     gray = (joined == joined[..., :1]).all((1, 2, 3)).tolist()
     return {"labels": labels, "crops": joined.shape, "means": means, "gray": gray}

@@ -68,19 +68,19 @@ def repeat(config: TrainConfig, times: int) -> list[dict[str, int]]:
 
 def results(method: str, data: str, *, processes: int, times: int) -> list[dict[str, int]]:
     """Repeat a method's run in several processes, one after another."""
-    own = f"{method}_cifar10"
-    source = Settings(recipe=own if own in RECIPES else "cifar10", flags={"method": method})
+    recipe = f"{method}_cifar10"
+    source = Settings(recipe=recipe if recipe in RECIPES else "cifar10", flags={"method": method})
     config = TrainConfig.from_flags({**merge(source).flags, **SETTINGS, "data": data})
-    found = []
+    runs = []
     for process in range(processes):
         busy = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(2 * (process % 2))]
         try:
             with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-                found += pool.submit(repeat, config, times).result()
+                runs += pool.submit(repeat, config, times).result()
         finally:
             for other in busy:
                 other.kill()
-    return found
+    return runs
 
 
 def main() -> int:
@@ -90,17 +90,17 @@ def main() -> int:
     parser.add_argument("--methods", nargs="*", default=METHOD_CONFIGS)
     parser.add_argument("--processes", type=int, default=20, help="processes per method")
     parser.add_argument("--times", type=int, default=25, help="repetitions per process")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     os.environ["OMP_WAIT_POLICY"] = "passive"  # spinning next to busy processes takes minutes
     code = 0
     with tempfile.TemporaryDirectory() as folder:
-        with zipfile.ZipFile(asked.data) as archive:
+        with zipfile.ZipFile(options.data) as archive:
             archive.extractall(folder, archive.namelist()[:: len(archive.namelist()) // 300])
-        for method in asked.methods:
-            found = results(method, folder, processes=asked.processes, times=asked.times)
-            differ = [next(k for k in x if x[k] != found[0][k]) for x in found if x != found[0]]
-            equal = len(found) - len(differ)
-            print(f"{method}: {equal} of {len(found)} repetitions are equal {differ}", flush=True)
+        for method in options.methods:
+            runs = results(method, folder, processes=options.processes, times=options.times)
+            differ = [next(k for k in x if x[k] != runs[0][k]) for x in runs if x != runs[0]]
+            equal = len(runs) - len(differ)
+            print(f"{method}: {equal} of {len(runs)} repetitions are equal {differ}", flush=True)
             code |= bool(differ)
     return code
 

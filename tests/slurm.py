@@ -59,9 +59,9 @@ class Cluster:
     def call(self, *words: str, folder: Path | None = None, check: bool = True) -> str:
         """Run a SLURM program; return its stdout."""
         environment = {**os.environ, **self.environment}
-        done = subprocess.run(words, env=environment, cwd=folder, capture_output=True, text=True)
-        assert not (check and done.returncode), done.stderr
-        return done.stdout
+        result = subprocess.run(words, env=environment, cwd=folder, capture_output=True, text=True)
+        assert not (check and result.returncode), result.stderr
+        return result.stdout
 
     @property
     def idle(self) -> int:
@@ -101,7 +101,7 @@ def cluster() -> Iterator[Cluster]:
             text += f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 CPUs=4 "
             text += f"RealMemory=1000 Port={free_port()}\n"
         config.write_text(text)
-        found = Cluster({"SLURM_CONF": str(config)})
+        instance = Cluster({"SLURM_CONF": str(config)})
         names = {"socket": "munge", "pid-file": "pid", "seed-file": "seed", "key-file": "key"}
         files = [f"--{x}={folder}/{name}" for x, name in (names | {"log-file": "l"}).items()]
         for line in (
@@ -109,17 +109,17 @@ def cluster() -> Iterator[Cluster]:
             ["slurmctld", "-D", "-i", "-c", "-f", str(config)],
             *(["slurmd", "-D", "-N", node, "-f", str(config)] for node in _NODES),
         ):
-            stack.callback(_end, _begun(line, folder, found))
+            stack.callback(_end, _start(line, folder, instance))
         end = time.monotonic() + 60
-        while found.idle < len(_NODES):
+        while instance.idle < len(_NODES):
             if time.monotonic() > end:
                 pytest.skip(f"SLURM does not start: {_last_words(folder)}")
             time.sleep(0.2)
-        yield found
+        yield instance
 
 
-def _begun(line: list[str], folder: Path, found: Cluster) -> subprocess.Popen[bytes]:
-    environment = {**os.environ, **found.environment}
+def _start(line: list[str], folder: Path, instance: Cluster) -> subprocess.Popen[bytes]:
+    environment = {**os.environ, **instance.environment}
     with (folder / "said").open("ab") as log:
         return subprocess.Popen(line, env=environment, stdout=log, stderr=log)
 
@@ -134,5 +134,5 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _last_words(folder: Path) -> str:
-    said = (folder / "said").read_text(errors="replace").splitlines()
-    return next((x for x in reversed(said) if "fatal" in x or "error" in x), "no reason given")
+    lines = (folder / "said").read_text(errors="replace").splitlines()
+    return next((x for x in reversed(lines) if "fatal" in x or "error" in x), "no reason given")

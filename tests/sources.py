@@ -104,10 +104,12 @@ def imagenet_train_tar(path: Path, members: list[tuple[str, bytes]]) -> Path:
         path,
         [
             (
-                f"{own}.tar",
-                tar_bytes((n.split("/", 1)[1], d) for n, d in members if n.split("/")[0] == own),
+                f"{class_name}.tar",
+                tar_bytes(
+                    (n.split("/", 1)[1], d) for n, d in members if n.split("/")[0] == class_name
+                ),
             )
-            for own in classes
+            for class_name in classes
         ],
     )
 

@@ -62,8 +62,10 @@ def imports(path: Path, *, top_level: bool = False) -> Iterator[str]:
 
 def floors_of(path: Path) -> set[str]:
     names = [name.split(".") for name in imports(path)]
-    own = {parts[1] if len(parts) > 1 else "__init__" for parts in names if parts[0] == "fastsiam"}
-    return {name if name in FLOORS else "__init__" for name in own}  # fastsiam.__version__
+    folders = {
+        parts[1] if len(parts) > 1 else "__init__" for parts in names if parts[0] == "fastsiam"
+    }
+    return {name if name in FLOORS else "__init__" for name in folders}  # fastsiam.__version__
 
 
 def test_imports_run_downwards() -> None:
@@ -92,6 +94,6 @@ def test_back_ends_and_torch_are_imported_in_their_own_modules() -> None:
     for floor, path in modules():
         named = {name.split(".")[0] for name in imports(path, top_level=True)}
         if named & {"nvidia", "ffcv"}:
-            own = path.relative_to(ROOT / "pipelines").parts[0] if floor == "pipelines" else ""
-            assert own.startswith(("dali", "ffcv")), path
+            top = path.relative_to(ROOT / "pipelines").parts[0] if floor == "pipelines" else ""
+            assert top.startswith(("dali", "ffcv")), path
         assert floor not in TORCH_FREE or not named & {"torch", "torchvision", "matplotlib"}, path

@@ -71,8 +71,8 @@ def test_another_users_and_another_groups_are_not(
     os.chown(cache.parent, 0, OTHER)
     assert not others_can_write(cache)
     cache.parent.chmod(0o775)
-    said = f"the group {OTHER} can write to {cache.parent} (`chmod g-w {cache.parent}`)"
-    assert others_can_write(cache) == said
+    message = f"the group {OTHER} can write to {cache.parent} (`chmod g-w {cache.parent}`)"
+    assert others_can_write(cache) == message
     os.chown(cache.parent, 0, 0)
     assert not others_can_write(cache)
 

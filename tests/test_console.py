@@ -28,12 +28,12 @@ class Screen:
         monkeypatch.setattr("fastsiam.console._shared", lambda can_draw: out)
         self.console = Console()
 
-    def shown(self) -> str:
+    def output(self) -> str:
         """Return the output since the last call."""
-        found = self.text.getvalue()
+        text = self.text.getvalue()
         self.text.seek(0)
         self.text.truncate()
-        return found
+        return text
 
 
 def test_quick_work_says_nothing_and_long_work_a_line_in_ten_seconds(
@@ -41,93 +41,96 @@ def test_quick_work_says_nothing_and_long_work_a_line_in_ten_seconds(
 ) -> None:
     now = [1000.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    with Console().tally("decoding images", 1200, done=200) as done:  # 200 by an earlier run
+    with Console().tally("decoding images", 1200, done=200) as counter:  # 200 by an earlier run
         for _ in range(49):
             now[0] += 0.1
-            done.add(2)
+            counter.add(2)
         assert capsys.readouterr().err == ""
         now[0] += 0.1
-        done.add(2)
+        counter.add(2)
         assert capsys.readouterr().err == "decoding images 300 of 1,200: 20/s, 45 s left\n"
         now[0] += 9.9
-        done.add(500)
+        counter.add(500)
         assert capsys.readouterr().err == ""
         now[0] += 0.1
-        done.add(150)
+        counter.add(150)
         assert capsys.readouterr().err == "decoding images 950 of 1,200: 50/s, 5 s left\n"
-    assert done.done == 950 and capsys.readouterr().err == ""
+    assert counter.done == 950 and capsys.readouterr().err == ""
 
 
 def test_a_terminal_has_a_bar_that_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = Screen(monkeypatch)
     threads = threading.active_count()
-    with screen.console.tally("listing /a [b], files", 10) as done:
-        done.add()
-        assert screen.shown() == ""
+    with screen.console.tally("listing /a [b], files", 10) as counter:
+        counter.add()
+        assert screen.output() == ""
         screen.now += 6
-        done.add()
-        assert "listing /a [b], files 2/10" in screen.shown()
-        done.add()  # at the same time
-        assert screen.shown() == "" and threading.active_count() == threads
+        counter.add()
+        assert "listing /a [b], files 2/10" in screen.output()
+        counter.add()  # at the same time
+        assert screen.output() == "" and threading.active_count() == threads
         screen.now += 1
-        done.add()
-        assert "files 4/10" in screen.shown()
-    assert screen.shown().endswith("\x1b[1A\x1b[2K")  # erased
+        counter.add()
+        assert "files 4/10" in screen.output()
+    assert screen.output().endswith("\x1b[1A\x1b[2K")  # erased
 
 
 def test_work_within_a_run_is_told_beside_its_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = Screen(monkeypatch)
     with screen.console.progress(100, 0):
         screen.console.advance(50, "loss -0.5")
-        assert "50/100" in screen.shown()
-        with tally("kNN: images", 10) as elsewhere, screen.console.tally("kNN: images", 10) as done:
+        assert "50/100" in screen.output()
+        with (
+            tally("kNN: images", 10) as elsewhere,
+            screen.console.tally("kNN: images", 10) as counter,
+        ):
             screen.now += 6
-            done.add(4)
-            found = screen.shown()
-            assert "50/100" in found and "kNN: images 4/10" in found
+            counter.add(4)
+            text = screen.output()
+            assert "50/100" in text and "kNN: images 4/10" in text
             assert elsewhere.done == 0
-        assert "kNN" not in screen.shown().rpartition("50/100")[2]
+        assert "kNN" not in screen.output().rpartition("50/100")[2]
 
 
 def test_lines_that_cannot_be_written_end_nothing() -> None:
     """On a full disk, and after the reader has closed the pipe."""
     for left in (False, True):
-        done = Forked(_say_and_stop, left).wait(60)
-        assert (done.returncode, done.stdout) == (0, "2")
+        result = Forked(_say_and_stop, left).wait(60)
+        assert (result.returncode, result.stdout) == (0, "2")
 
 
-def _say_and_stop(left: bool) -> None:
+def _say_and_stop(is_pipe: bool) -> None:
     """Print messages and progress and get a Ctrl-C, while standard error cannot be written."""
     reader, writer = os.pipe()
     os.close(reader)
-    os.dup2(writer if left else os.open("/dev/full", os.O_WRONLY), 2)
+    os.dup2(writer if is_pipe else os.open("/dev/full", os.O_WRONLY), 2)
     console = Console()
     with console.progress(2, 0), StopSignals(Place(0, 1, torch.device("cpu"))) as stop:
         console.say("first batch")
         console.warn("the disk is full")
         console.advance(2, "loss")
         os.kill(os.getpid(), signal.SIGINT)
-        with pytest.raises(Signalled) as asked:
+        with pytest.raises(Signalled) as caught:
             next(stop.over([1]))
-        os.write(1, str(asked.value.number).encode())
+        os.write(1, str(caught.value.number).encode())
 
 
 def test_lines_where_nothing_can_be_drawn(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def shown() -> str:
+    def progress_output() -> str:
         console = Console()
         with console.progress(4, 0):
             console.advance(1, "loss 0.5")
         return capsys.readouterr().err
 
     monkeypatch.setenv("FORCE_COLOR", "1")
-    assert shown() == "step 1: loss 0.5\n"
+    assert progress_output() == "step 1: loss 0.5\n"
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setenv("TERM", "dumb")
-    assert shown() == "step 1: loss 0.5\n"
+    assert progress_output() == "step 1: loss 0.5\n"
     monkeypatch.setenv("TERM", "xterm")
-    assert "step 1/4 loss 0.5" in shown()
+    assert "step 1/4 loss 0.5" in progress_output()
 
 
 def test_names_are_said_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
@@ -145,5 +148,5 @@ def test_a_status_is_a_line_in_a_log_and_a_spinner_in_a_terminal(
 
 
 def test_one_is_said_in_the_singular() -> None:
-    said = [counted(number, "epoch") for number in (1, 1.0, 0, 1.5, 24)]
-    assert said == ["1 epoch", "1 epoch", "0 epochs", "1.5 epochs", "24 epochs"]
+    texts = [counted(number, "epoch") for number in (1, 1.0, 0, 1.5, 24)]
+    assert texts == ["1 epoch", "1 epoch", "0 epochs", "1.5 epochs", "24 epochs"]

@@ -31,9 +31,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def example(name: str, data: Path, **settings: int) -> tuple[float, list[float]]:
     """Run an example; return its final loss and the numbers at the ends of its output lines."""
     main = runpy.run_path(str(ROOT / "docs" / "examples" / name))["main"]
-    with redirect_stdout(StringIO()) as said:
+    with redirect_stdout(StringIO()) as output:
         loss = main(str(data), crop=32, **settings)
-    return loss, [float(x) for x in re.findall(r" (-?\d+\.\d+)$", said.getvalue(), re.M)]
+    return loss, [float(x) for x in re.findall(r" (-?\d+\.\d+)$", output.getvalue(), re.M)]
 
 
 def test_plain_loop(data: Path) -> None:
@@ -58,7 +58,7 @@ def test_lightning_resumes_in_the_middle_of_an_epoch(images: Path, tmp_path: Pat
     names = runpy.run_path(str(ROOT / "docs" / "examples" / "lightning_module.py"))
     data, seen = str(images / "train"), []
 
-    class Noted(names["SimSiam"]):  # type: ignore[misc, name-defined, valid-type]
+    class RecordingSimSiam(names["SimSiam"]):  # type: ignore[misc, name-defined, valid-type]
         def training_step(self, batch: Batch, step: int) -> torch.Tensor:
             seen.append(batch.index.tolist())
             loss: torch.Tensor = super().training_step(batch, step)
@@ -71,13 +71,15 @@ def test_lightning_resumes_in_the_middle_of_an_epoch(images: Path, tmp_path: Pat
             max_epochs=2, logger=False, callbacks=[saving], enable_progress_bar=False,
             enable_model_summary=False, accelerator="cpu",
         )  # fmt: skip
-        trainer.fit(Noted(), names["Views"](data, "native", 32, batch=8), ckpt_path=resumed)
+        trainer.fit(
+            RecordingSimSiam(), names["Views"](data, "native", 32, batch=8), ckpt_path=resumed
+        )
         return list(seen)
 
-    whole = fit("first")
-    assert len(whole) == 6 and whole[:3] != whole[3:]
-    for done in (2, 3):
-        assert fit("resumed", tmp_path / "first" / f"step={done}.ckpt") == whole[done:]
+    reference = fit("first")
+    assert len(reference) == 6 and reference[:3] != reference[3:]
+    for steps in (2, 3):
+        assert fit("resumed", tmp_path / "first" / f"step={steps}.ckpt") == reference[steps:]
 
 
 def test_other_sets_are_taken_from_wheels(tmp_path: Path) -> None:
@@ -100,9 +102,9 @@ def test_other_sets_are_taken_from_wheels(tmp_path: Path) -> None:
                 file.writestr(name, gzip.compress(content))
     main = runpy.run_path(str(ROOT / "docs" / "examples" / "other_sets.py"))["main"]
     assert main(str(tmp_path), str(tmp_path / "sets")) == {"digits": (8, 2), "animals": (8, 1)}
-    found = sorted((tmp_path / "sets/animals").rglob("*.png"))
-    assert {path.parts[-2] for path in found} == {"bear", "bird"} and len(found) == 9
-    for path in found:
+    files = sorted((tmp_path / "sets/animals").rglob("*.png"))
+    assert {path.parts[-2] for path in files} == {"bear", "bird"} and len(files) == 9
+    for path in files:
         np.testing.assert_array_equal(np.asarray(Image.open(path)), images[int(path.stem)])
     digit = np.asarray(Image.open(next((tmp_path / "sets/digits").rglob("00000.png"))))
     assert digit.reshape(-1)[:17].tolist() == [round(i * 255 / 16) for i in range(17)]

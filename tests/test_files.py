@@ -126,18 +126,18 @@ def test_a_pipe_is_written_and_stays(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     with ThreadPoolExecutor(1) as thread:
-        read = thread.submit(pipe.read_text)
+        reading = thread.submit(pipe.read_text)
         with atomic_write(pipe) as temporary:
             temporary.write_text("through")
-        assert read.result() == "through"
+        assert reading.result() == "through"
     assert pipe.is_fifo()
 
 
 def test_a_pipe_without_a_name_is_written() -> None:
     """Such as /dev/stdout of a command that is piped into another."""
-    read, write = os.pipe()
-    with atomic_write(Path(f"/dev/fd/{write}")) as temporary:
+    read_end, write_end = os.pipe()
+    with atomic_write(Path(f"/dev/fd/{write_end}")) as temporary:
         temporary.write_text("through")
-    os.close(write)
-    with open(read) as file:
+    os.close(write_end)
+    with open(read_end) as file:
         assert file.read() == "through"

@@ -38,8 +38,8 @@ def unquoted(source: str) -> Iterator[str]:
 
 
 def test_paths_in_commands_are_quoted() -> None:
-    found = [f"{path}, {one}" for _, path in modules() for one in unquoted(path.read_text())]
-    assert not found, "\n".join(["not quoted (fastsiam.files.quoted):", *found])
+    errors = [f"{path}, {one}" for _, path in modules() for one in unquoted(path.read_text())]
+    assert not errors, "\n".join(["not quoted (fastsiam.files.quoted):", *errors])
 
 
 def test_what_is_quoted() -> None:

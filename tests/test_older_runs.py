@@ -37,9 +37,9 @@ def test_its_settings_are_read(small: TrainConfig, run: Path) -> None:
     assert (method.dim, method.predictor_dim, method.projector_layers) == (16, 4, 2)
     assert len(recorded.augment.views) == 2 and recorded.augment.crop == 16
     assert recorded.run.rank_timeout == 600  # the default of 0.2
-    own = {"data": str(small.data.root), "out": small.run.out, "max_steps": 0}
-    own |= {"rank_timeout": small.run.rank_timeout}
-    assert with_settings(recorded, **own) == small
+    local_settings = {"data": str(small.data.root), "out": small.run.out, "max_steps": 0}
+    local_settings |= {"rank_timeout": small.run.rank_timeout}
+    assert with_settings(recorded, **local_settings) == small
 
 
 def test_a_run_of_0_1_is_too_old(run: Path, small: TrainConfig) -> None:
@@ -49,8 +49,8 @@ def test_a_run_of_0_1_is_too_old(run: Path, small: TrainConfig) -> None:
     record["config"]["model"] = {"backbone": "resnet10", "dim": 16}
     file.write_text(json.dumps(record))
     for command in (["train", "--resume", str(run)], ["config", "--config", str(run)]):
-        said = fastsiam(*command, code=2).stderr
-        assert f"{file}: it was written by fastsiam 0.1, which is too old" in said
+        stderr = fastsiam(*command, code=2).stderr
+        assert f"{file}: it was written by fastsiam 0.1, which is too old" in stderr
     assert "which is too old" in fastsiam("report", str(run), code=1).stderr
     state = torch.load(checkpoints.last(run))
     torch.save(state | {"format": 1, "digest": None}, checkpoints.last(run))
@@ -69,9 +69,9 @@ def test_it_goes_on_as_it_would_have(small: TrainConfig, run: Path) -> None:
     trained(small, out=run)
     assert checkpoints.load(run).step == 12
     expected = [json.loads(x) for x in (OLD / "metrics-whole.jsonl").read_text().splitlines()]
-    found = read_metrics(run)
-    assert [line["kind"] for line in found] == [line["kind"] for line in expected]
-    for ours, theirs in zip(found, expected, strict=True):
+    lines = read_metrics(run)
+    assert [line["kind"] for line in lines] == [line["kind"] for line in expected]
+    for ours, theirs in zip(lines, expected, strict=True):
         if theirs["kind"] == "train":
             for name in ("loss", "z_std", "rank", "lr"):
                 assert ours[name] == pytest.approx(theirs[name], abs=2e-3), name
@@ -85,8 +85,8 @@ def test_another_run_goes_on_from_it_or_starts_from_its_weights(
     branch = trained(small, out=tmp_path / "branch", resume=run, max_steps=7)
     assert checkpoints.load(branch).step == 7
     trained(small, out=tmp_path / "fresh", init=run, max_steps=1)
-    said = capfd.readouterr().err
-    assert "starts from ResNet-10" in said and "randomly initialised:" not in said
+    stderr = capfd.readouterr().err
+    assert "starts from ResNet-10" in stderr and "randomly initialised:" not in stderr
 
 
 def test_it_is_evaluated_exported_and_shown(images: Path, run: Path) -> None:
@@ -98,5 +98,5 @@ def test_it_is_evaluated_exported_and_shown(images: Path, run: Path) -> None:
     fastsiam("report", str(run))
     page = (run / "report.html").read_text()
     assert "predictor-dim" in page or "predictor_dim" in page
-    read = load_pretrained(run)
-    assert read.epoch == 2 and read.network().features == 32
+    pretrained = load_pretrained(run)
+    assert pretrained.epoch == 2 and pretrained.network().features == 32

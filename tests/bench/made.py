@@ -14,7 +14,7 @@ from fastsiam.bench.records import Record, Row, Sample, Timing
 from tests.processes import Forked, until
 
 
-def made(
+def build_record(
     name: str = "a",
     case: str = "loader",
     *walls: float,
@@ -40,12 +40,12 @@ def bench(*arguments: str, code: int = 0) -> Result:
     """Run ``fastsiam bench ARGUMENTS`` and expect an exit code."""
     argv = ["fastsiam", "bench", *arguments]  # recorded as the command
     with mock.patch.object(sys, "argv", argv):
-        done = CliRunner(env={"COLUMNS": "200"}).invoke(cli.app, ["bench", *arguments])
-    assert done.exit_code == code, f"exit {done.exit_code}\n{done.output}\n{done.exc_info}"
-    return done
+        result = CliRunner(env={"COLUMNS": "200"}).invoke(cli.app, ["bench", *arguments])
+    assert result.exit_code == code, f"exit {result.exit_code}\n{result.output}\n{result.exc_info}"
+    return result
 
 
 def wait_for_text(path: Path, process: Forked, text: str = "") -> str:
     """Wait until a process has written ``text`` to a file; return the file's content."""
-    until(process, lambda: path.exists() and (found := path.read_text()) and text in found)
+    until(process, lambda: path.exists() and (content := path.read_text()) and text in content)
     return path.read_text()

@@ -12,7 +12,7 @@ from fastsiam.bench.config import GpuConfig
 from fastsiam.bench.expected import EXPECTED, Found, table
 from fastsiam.bench.gpu import stages
 from fastsiam.bench.records import Record
-from tests.bench.made import made
+from tests.bench.made import build_record
 from tests.conftest import ROOT
 
 
@@ -22,18 +22,18 @@ def test_the_docs_have_the_table() -> None:
 
 
 def test_figures_are_judged_by_the_device() -> None:
-    found = Found({"step-512": [rate("step", "default", 2300)]})
+    results = Found({"step-512": [rate("step", "default", 2300)]})
     row, h100 = "| step of ResNet-50, batch 512, compiled |", "2,000 to 2,600 images/s"
     for gpu, expected in {
         "NVIDIA H100 80GB HBM3": f"{row} {h100} | 2,300 images/s | as expected |",
         "NVIDIA H200": f"{row} 2,400 to 3,300 images/s | 2,300 images/s | below |",
         "": f"{row} {h100} | 2,400 to 3,300 images/s | 2,300 images/s |",
     }.items():
-        assert expected in " ".join(table(found, gpu=gpu).split())
+        assert expected in " ".join(table(results, gpu=gpu).split())
 
 
 def rate(case: str, name: str, images_per_second: float) -> Record:
-    return made(name, case, 8 / images_per_second)
+    return build_record(name, case, 8 / images_per_second)
 
 
 class Everything(Found):
@@ -61,7 +61,7 @@ def test_every_figure_is_found_in_stages_that_there_are(tmp_path: Path) -> None:
     assert Everything.asked <= {
         x.name for x in stages(GpuConfig(out=str(tmp_path)), gpu_bytes=8e10)
     }
-    found = Found({"s": [rate("sweep", f"dali, {x}", x) for x in (65, 90)]})
-    assert found.best("s", "dali") == pytest.approx(90) and isnan(found.best("s", "native"))
-    assert found.value("s", "dali, 65") == pytest.approx(65) == found.value("s", "")
+    results = Found({"s": [rate("sweep", f"dali, {x}", x) for x in (65, 90)]})
+    assert results.best("s", "dali") == pytest.approx(90) and isnan(results.best("s", "native"))
+    assert results.value("s", "dali, 65") == pytest.approx(65) == results.value("s", "")
     assert table(Found({}), gpu="H200").count("not measured") == len(EXPECTED)

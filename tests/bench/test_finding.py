@@ -9,11 +9,11 @@ import pytest
 
 from fastsiam.bench.finding import finding
 from fastsiam.bench.records import Record
-from tests.bench.made import made
+from tests.bench.made import build_record
 
 
 def one(case: str, name: str, speed: int, **more: Any) -> Record:
-    return made(name, case, 1.0, images=speed, cpu=1.0, config={"workers": 8}, **more)
+    return build_record(name, case, 1.0, images=speed, cpu=1.0, config={"workers": 8}, **more)
 
 
 def rows(loads: int, takes: int, trained: dict[str, int]) -> list[Record]:
@@ -29,17 +29,17 @@ def rows(loads: int, takes: int, trained: dict[str, int]) -> list[Record]:
 
 
 def test_the_finding_says_what_bounds_training() -> None:
-    said = finding(rows(400, 1600, {"torchvision": 400, "ffcv": 900, "dali": 1568}))
-    assert "delivers 400 images/s, the model can take 1,600" in said
-    assert "data-bound, training reaches 25%" in said and "decoding is 50%" in said
-    assert said.endswith("--pipeline dali reaches 98%.")
-    said = finding(rows(400, 10, {"torchvision": 10, "ffcv": 10}))
-    assert "the model is the bottleneck, and training reaches 100%" in said
-    assert said.endswith("a GPU would help most, then a smaller --backbone or --crop.")
-    said = finding(rows(400, 1600, {"torchvision": 400, "ffcv": 300}))
-    assert said.endswith("no other pipeline that can run here is faster.")
-    said = finding(rows(400, 1600, {"torchvision": 400}))
-    assert said.endswith("decoding is 50% of the loader's work.")  # no other pipeline was measured
+    text = finding(rows(400, 1600, {"torchvision": 400, "ffcv": 900, "dali": 1568}))
+    assert "delivers 400 images/s, the model can take 1,600" in text
+    assert "data-bound, training reaches 25%" in text and "decoding is 50%" in text
+    assert text.endswith("--pipeline dali reaches 98%.")
+    text = finding(rows(400, 10, {"torchvision": 10, "ffcv": 10}))
+    assert "the model is the bottleneck, and training reaches 100%" in text
+    assert text.endswith("a GPU would help most, then a smaller --backbone or --crop.")
+    text = finding(rows(400, 1600, {"torchvision": 400, "ffcv": 300}))
+    assert text.endswith("no other pipeline that can run here is faster.")
+    text = finding(rows(400, 1600, {"torchvision": 400}))
+    assert text.endswith("decoding is 50% of the loader's work.")  # no other pipeline was measured
     assert "No finding" in finding([])
 
 

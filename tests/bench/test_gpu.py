@@ -17,7 +17,7 @@ from fastsiam.bench.config import GpuConfig
 from fastsiam.bench.gpu import Outcome, Stage, perform, read_outcomes, stages
 from fastsiam.bench.records import read, write
 from fastsiam.errors import DataError
-from tests.bench.made import made, wait_for_text
+from tests.bench.made import build_record, wait_for_text
 from tests.commands import parse
 from tests.conftest import ROOT
 from tests.processes import Forked, fastsiam
@@ -49,8 +49,8 @@ def test_a_stage_with_skipped_tests(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     outcome = perform(tests, tmp_path, seconds=100)
     assert outcome.status == "partly" and outcome.said.endswith("needs a GPU")
     lines = (tmp_path / "logs" / "tests.txt").read_text().splitlines()
-    others = "\n".join(line for line in lines if not line.endswith("needs a GPU"))
-    outcome = perform(stage("tests", f"print({others!r})"), tmp_path, seconds=100)
+    other_lines = "\n".join(line for line in lines if not line.endswith("needs a GPU"))
+    outcome = perform(stage("tests", f"print({other_lines!r})"), tmp_path, seconds=100)
     assert outcome.status == "done" and "1 passed, 3 skipped" in outcome.said
 
 
@@ -118,10 +118,10 @@ def test_which_stages_run_and_in_which_order(
     monkeypatch.setattr(campaign, "perform", perform)
     properties = SimpleNamespace(name="GPU B", total_memory=0)
     monkeypatch.setattr("torch.cuda.get_device_properties", lambda _: properties)
-    first, *others = before
+    first, *other_stages = before
     for gpu, expected in (
         ("GPU B", ["other", "stopped", "new", "failed", "partly", "endless"]),
-        ("", [*others, first]),
+        ("", [*other_stages, first]),
     ):
         out, ran[:] = tmp_path / f"out{gpu}", []
         monkeypatch.setattr("torch.cuda.is_available", lambda gpu=gpu: bool(gpu))
@@ -129,14 +129,14 @@ def test_which_stages_run_and_in_which_order(
         state = {}
         for name, (status, device) in ((k, v) for k, v in before.items() if v):
             state[name] = {"status": status, "seconds": 1, "said": "earlier", "device": device}
-            write(out / "records" / f"{name}.json", [made(name)])
+            write(out / "records" / f"{name}.json", [build_record(name)])
         del state["unnamed"]["device"]
         (out / "state.json").write_text(json.dumps(state))
         page = campaign.run(GpuConfig(out=str(out), minutes=2)).read_text()
         assert ran == expected and page.count("failed now") == len(expected)
         repeated = {"failed", "partly", "stopped"} if gpu else set()
-        shown = {name for name in state if f"## {name}\n" in page}
-        assert shown == (set(state) - set(expected)) | repeated
+        sections = {name for name in state if f"## {name}\n" in page}
+        assert sections == (set(state) - set(expected)) | repeated
         after = {name: one.device for name, one in read_outcomes(out).items()}
         assert after == dict.fromkeys(before, gpu or "cpu")
 
@@ -167,8 +167,8 @@ def _run_one_for_ever(out: Path, pid: Path) -> None:
 def test_every_stage_is_a_command_that_there_is(tmp_path: Path) -> None:
     """Every option parses, and every stage of tests has all files of GPU tests."""
     bare = GpuConfig(out=str(tmp_path))
-    given = GpuConfig(out=str(tmp_path), cifar10="c", data="d")
-    for config, gpu_bytes in ((bare, 80e9), (given, 140e9), (given, 0.0)):
+    with_data = GpuConfig(out=str(tmp_path), cifar10="c", data="d")
+    for config, gpu_bytes in ((bare, 80e9), (with_data, 140e9), (with_data, 0.0)):
         table = stages(config, gpu_bytes=gpu_bytes)
         names = [one.name for one in table]
         assert len(set(names)) == len(names) and names[-1] == "cifar10"
@@ -180,7 +180,7 @@ def test_every_stage_is_a_command_that_there_is(tmp_path: Path) -> None:
         files = {str(path.relative_to(ROOT)) for path in (ROOT / "tests/gpu").glob("test_*.py")}
         assert len(tests) == 3 and all(files < set(arguments) for arguments in tests)
     gpus = ("NVIDIA H100 80GB HBM3", "NVIDIA H200")
-    folders = {stages(given, gpu_bytes=80e9, device=x)[-1].arguments[6] for x in gpus}
+    folders = {stages(with_data, gpu_bytes=80e9, device=x)[-1].arguments[6] for x in gpus}
     assert folders == {f"{tmp_path}/cifar10-{x.replace(' ', '-')}" for x in gpus}
 
 
@@ -192,10 +192,10 @@ def test_all_of_it_runs_on_a_cpu(tmp_path: Path) -> None:
     repeated = {"photometric-4096", "geometric-4096", "step-cifar10", "step-fp32", "train"}
     repeated |= {"step-graphs", "step-authors", "tests"}
     names = {one.name for one in stages(GpuConfig(), gpu_bytes=0)}
-    done = {"status": "done", "seconds": 1, "said": "", "device": "cpu"}
-    (tmp_path / "state.json").write_text(json.dumps(dict.fromkeys(sorted(repeated), done)))
-    said = fastsiam("bench", "gpu", "--device", "cpu", "--minutes", "20", "--out", str(tmp_path))
-    assert said.stdout == f"wrote {tmp_path / 'page.md'}\n"
+    outcome = {"status": "done", "seconds": 1, "said": "", "device": "cpu"}
+    (tmp_path / "state.json").write_text(json.dumps(dict.fromkeys(sorted(repeated), outcome)))
+    result = fastsiam("bench", "gpu", "--device", "cpu", "--minutes", "20", "--out", str(tmp_path))
+    assert result.stdout == f"wrote {tmp_path / 'page.md'}\n"
     outcomes = read_outcomes(tmp_path)
     assert set(outcomes) == names
     partly = {name for name, one in outcomes.items() if one.status == "partly"}

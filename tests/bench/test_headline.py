@@ -93,8 +93,8 @@ def test_a_call_stops_in_time_and_the_next_resumes(tmp_path: Path) -> None:
     assert [one["method"] for one in record["runs"]] == ["fastsiam", "simsiam"]
     for one in record["runs"]:
         assert one["seconds_to_goal"] == 0  # an untrained network is above 1%
-    whole = run(replace(config, minutes=5, goal=100, only=("fastsiam",)))
-    (curve,) = [one["curve"] for one in whole["runs"]]
+    finished_record = run(replace(config, minutes=5, goal=100, only=("fastsiam",)))
+    (curve,) = [one["curve"] for one in finished_record["runs"]]
     assert [point["epoch"] for point in curve] == [0, 1, 2, 3]
     seconds = [point["seconds"] for point in curve]
     assert seconds == sorted(seconds) and seconds[0] == 0 < seconds[1]

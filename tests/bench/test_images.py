@@ -34,16 +34,16 @@ def test_made_images_resemble_imagenet(tmp_path: Path) -> None:
 def test_images_are_taken_evenly_and_repeated(tmp_path: Path) -> None:
     data = write_images(tmp_path / "data" / "train", classes=3, each=4)
     config = BenchConfig(data=str(data.parent))
-    said: list[str] = []
-    some = take_images(config, 6, tmp_path / "some", said.append)
+    messages: list[str] = []
+    some = take_images(config, 6, tmp_path / "some", messages.append)
     assert some.count == 6 == len(open_store(some.folder, "train"))
-    kept = {path.read_bytes() for path in data.rglob("*.jpg")}
-    taken = [path.read_bytes() for path in some.folder.rglob("*.jpg")]
-    assert set(taken) <= kept and len(set(taken)) == 6
+    originals = {path.read_bytes() for path in data.rglob("*.jpg")}
+    copies = [path.read_bytes() for path in some.folder.rglob("*.jpg")]
+    assert set(copies) <= originals and len(set(copies)) == 6
     assert len(list(some.folder.iterdir())) == 3  # one for each class
-    more = take_images(config, 30, tmp_path / "more", said.append)
-    assert {path.read_bytes() for path in more.folder.rglob("*.jpg")} == kept
-    assert "12 of the 12 images" in said[-1]
+    more = take_images(config, 30, tmp_path / "more", messages.append)
+    assert {path.read_bytes() for path in more.folder.rglob("*.jpg")} == originals
+    assert "12 of the 12 images" in messages[-1]
 
 
 def test_forms_hold_the_same_images(tmp_path: Path) -> None:

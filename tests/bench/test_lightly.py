@@ -48,27 +48,27 @@ def test_a_run_leaves_weights_that_are_measured_as_ours(
 ) -> None:
     """The kNN monitor is that of ``train`` and agrees with ``eval knn`` on the saved weights."""
     out = tmp_path / "out"
-    done = bench(
+    result = bench(
         "lightly", "--recipe", "demo", "--method", method, "--data", str(data), "--out", str(out),
         "--width", "4", "--epochs", "2", "--batch", "8", "--seed", "3", "--workers", "0",
         "--device", "cpu", "--set", "knn_k=5", *SMALL.get(method, []),
     )  # fmt: skip
-    said = json.loads(done.stdout.splitlines()[-1])
-    assert said["method"] == method and said["images"] == 24 and said["steps"] == 6
-    assert said["loader"] == ("fastsiam" if method == "simsiam" else "lightly")
-    assert min(said[x] for x in ("seconds", "cpu_seconds", "images_per_second")) > 0
-    assert [one["epoch"] for one in said["knn"]] == [0, 2] and said["knn"][0]["seconds"] == 0
-    assert said["knn"][1]["seconds"] == said["seconds"] and len(said["losses"]) == 2
-    kept = json.loads((out / "result.json").read_text())
-    assert kept["losses"] == said["losses"] and kept["recipe"] == "demo"
-    assert TrainConfig.from_dict(kept["config"]).model.method.name == method
+    summary = json.loads(result.stdout.splitlines()[-1])
+    assert summary["method"] == method and summary["images"] == 24 and summary["steps"] == 6
+    assert summary["loader"] == ("fastsiam" if method == "simsiam" else "lightly")
+    assert min(summary[x] for x in ("seconds", "cpu_seconds", "images_per_second")) > 0
+    assert [one["epoch"] for one in summary["knn"]] == [0, 2] and summary["knn"][0]["seconds"] == 0
+    assert summary["knn"][1]["seconds"] == summary["seconds"] and len(summary["losses"]) == 2
+    record = json.loads((out / "result.json").read_text())
+    assert record["losses"] == summary["losses"] and record["recipe"] == "demo"
+    assert TrainConfig.from_dict(record["config"]).model.method.name == method
     trained = load_pretrained(out / "backbone.pt")
     assert (trained.model.backbone, trained.model.width, trained.epoch) == ("resnet10", 4, 2.0)
     assert trained.input is not None and trained.input.crop == 32
     moved = trained.state["backbone.bn1.running_mean"]
     assert moved.shape == (4,) and moved.abs().max() > 0
-    found = evaluate_knn(out / "backbone.pt", KnnConfig(data=str(data), k=(5,)), CPU)
-    assert said["knn"][-1]["top1"] == found.results[0]["top1"]
+    knn_record = evaluate_knn(out / "backbone.pt", KnnConfig(data=str(data), k=(5,)), CPU)
+    assert summary["knn"][-1]["top1"] == knn_record.results[0]["top1"]
 
 
 def test_a_stopped_run_goes_on(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,7 +81,7 @@ def test_a_stopped_run_goes_on(data: Path, tmp_path: Path, monkeypatch: pytest.M
         data=data, width=4, epochs=3, batch=8, workers=0, device="cpu", knn_every=1, seed=2**40,
         out=tmp_path / "whole",
     )  # fmt: skip
-    whole = lightly.train(config, "demo")
+    reference = lightly.train(config, "demo")
     config = with_settings(config, out=tmp_path / "stopped")
     real = lightly._train_epoch
 
@@ -97,9 +97,9 @@ def test_a_stopped_run_goes_on(data: Path, tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(FastSiamError, match=r"other settings \(lr: .* -> .*\): pass another --out"):
         lightly.train(with_settings(config, lr=0.123), "demo")
     resumed = lightly.train(config, "demo")
-    assert resumed["losses"] == whole["losses"] and len(whole["losses"]) == 3
-    assert [one["top1"] for one in resumed["knn"]] == [one["top1"] for one in whole["knn"]]
-    states = [load_pretrained(Path(one["weights"])).state for one in (whole, resumed)]
+    assert resumed["losses"] == reference["losses"] and len(reference["losses"]) == 3
+    assert [one["top1"] for one in resumed["knn"]] == [one["top1"] for one in reference["knn"]]
+    states = [load_pretrained(Path(one["weights"])).state for one in (reference, resumed)]
     for name, weight in states[0].items():
         assert torch.equal(weight, states[1][name]), name
     assert {x.name for x in (tmp_path / "stopped").iterdir()} == {"backbone.pt", "result.json"}

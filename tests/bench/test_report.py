@@ -17,7 +17,7 @@ from fastsiam.bench.records import Record, write
 from fastsiam.bench.report import renew, write_report
 from fastsiam.bench.tables import caption, table
 from fastsiam.errors import DataError
-from tests.bench.made import made
+from tests.bench.made import build_record
 from tests.conftest import ROOT
 
 IMAGES = 100
@@ -25,12 +25,12 @@ HOSTILE = "</td><script>x()</script>$\\frac{$ | & '\""
 
 
 def measured(case: str, name: str, seconds: float = 1.0, **more: Any) -> Record:
-    return made(name, case, seconds, images=IMAGES, **more)
+    return build_record(name, case, seconds, images=IMAGES, **more)
 
 
-def loading(pipeline: str, what: str) -> Record:
-    ceiling, facts = ("bare decoding", 4 * IMAGES), {"what": what, "stored": "original"}
-    name = f"{pipeline} {what}"
+def loading(pipeline: str, output: str) -> Record:
+    ceiling, facts = ("bare decoding", 4 * IMAGES), {"what": output, "stored": "original"}
+    name = f"{pipeline} {output}"
     return measured("loader", name, pipeline=pipeline, ceiling=ceiling, facts=facts)
 
 
@@ -53,9 +53,9 @@ def saved(path: Path, records: list[Record]) -> Path:
 
 def test_the_page_is_whole_and_alone(tmp_path: Path) -> None:
     records = one_of_each()
-    written = write_report([saved(tmp_path / "run.json", records)], tmp_path / "out")
-    assert sorted(written) == sorted((tmp_path / "out").iterdir())
-    pictures = [path for path in written if path.suffix == ".png"]
+    files = write_report([saved(tmp_path / "run.json", records)], tmp_path / "out")
+    assert sorted(files) == sorted((tmp_path / "out").iterdir())
+    pictures = [path for path in files if path.suffix == ".png"]
     assert {path.stem for path in pictures} == {one.case for one in records}
     text = (tmp_path / "out" / "index.html").read_text()
     assert not re.search(r'(src|href)\s*=(?!"data:image/png;base64,)', text)
@@ -85,7 +85,7 @@ def test_bars_have_their_ceiling_and_their_shares() -> None:
 
 
 def test_a_caption_names_a_number_of_images_that_all_records_have() -> None:
-    records = [made(images=8), made("b", images=16)]
+    records = [build_record(images=8), build_record("b", images=16)]
     assert caption(records[:1]).startswith("8 images per repeat, ")
     assert "images per repeat" not in caption(records)
 
@@ -104,8 +104,8 @@ def test_tables_in_a_text_are_renewed_and_nothing_else(tmp_path: Path) -> None:
         )
 
     readme.write_text(text("| old |\n", ""))
-    made = (f"\n{caption([x])}; `{x.command}`\n\n{table([x])}\n\n" for x in records)
-    expected = text(*made)
+    tables = (f"\n{caption([x])}; `{x.command}`\n\n{table([x])}\n\n" for x in records)
+    expected = text(*tables)
     for _ in range(2):
         assert renew(readme, tmp_path) == ["results/a.json step", "b.json"]
         assert readme.read_text() == expected
@@ -194,10 +194,10 @@ WITH_TABLES = [page for page in PAGES if re.search("<!-- (bench|study|soak):", p
 
 
 def test_every_record_stands_on_a_page() -> None:
-    shown = " ".join(page.read_text() for page in PAGES)
+    text = " ".join(page.read_text() for page in PAGES)
     results = ROOT / "bench" / "results"
     for file in [*results.glob("*.json"), *results.glob("study/**/*.json")]:
-        assert str(file.relative_to(results)) in shown, file
+        assert str(file.relative_to(results)) in text, file
 
 
 def test_published_tables_are_those_of_the_records(tmp_path: Path) -> None:

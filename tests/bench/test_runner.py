@@ -51,14 +51,14 @@ def build_ranks(*, failing: int = -1) -> dict[str, Task]:
 
 
 def build_busy() -> Task:
-    held: list[Any] = []
+    memory: list[Any] = []
 
     def work() -> None:
         began = time.process_time()
         while time.process_time() - began < 0.1:
             pass
-        if not held:
-            held.append(np.ones(50_000_000, np.uint8))
+        if not memory:
+            memory.append(np.ones(50_000_000, np.uint8))
 
     return Task(work, 1, before=lambda: time.sleep(1.5))
 
@@ -91,8 +91,8 @@ def test_runners_take_turns(apart: bool, tmp_path: Path) -> None:
     assert [one.name for one in records] == ["a", "b", "c"]
     assert all(one.n == 2 and one.images == 10 and one.ceiling == "b" for one in records)
     pids = [one.facts.pop("pid") for one in records]
-    said = {"said": "b"} | ({"apart": True} if apart else {})
-    assert records[1].facts == said and records[1].share_of_ceiling == 1
+    expected = {"said": "b"} | ({"apart": True} if apart else {})
+    assert records[1].facts == expected and records[1].share_of_ceiling == 1
     assert failed["fails"] == "the thing is missing" and "killed or crashed" in failed["dies"]
     assert not any(map(psutil.pid_exists, pids))
 
@@ -121,9 +121,9 @@ def test_a_fresh_process_has_not_imported_torch() -> None:
 @pytest.mark.alone
 def test_time_and_memory_are_those_of_the_runner() -> None:
     with closing(Runner("work", build_busy)) as runner:
-        found = runner.run("work")
-        assert 0.05 <= found.cpu < 1.5 and 0.1 <= found.wall < 1.5  # preparation is not timed
-        assert 50e6 < found.host < 50e6 + host_memory() + 100e6
+        sample = runner.run("work")
+        assert 0.05 <= sample.cpu < 1.5 and 0.1 <= sample.wall < 1.5  # preparation is not timed
+        assert 50e6 < sample.host < 50e6 + host_memory() + 100e6
 
 
 def test_processor_time_of_living_children_counts() -> None:

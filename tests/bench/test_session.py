@@ -20,7 +20,7 @@ from fastsiam.bench.records import read
 from fastsiam.bench.session import _how, run, session
 from fastsiam.errors import BackendError, FastSiamError
 from fastsiam.pipelines.backends import BACKENDS
-from tests.bench.made import bench, made, wait_for_text
+from tests.bench.made import bench, build_record, wait_for_text
 from tests.processes import Forked, fastsiam
 
 
@@ -42,9 +42,9 @@ def test_where_nothing_is_measured_the_reasons_are_above(
     for case, changes in (("step", {"variants": ("fp16",)}), ("sweep", engine)):
         with pytest.raises(BackendError, match="nothing could be measured; the reasons are above"):
             run(case, replace(little, **changes))
-    said = capsys.readouterr().err
-    assert "fp16: not measured: needs a GPU" in said
-    assert "jpeg-engine does not affect torchvision, native" in said
+    stderr = capsys.readouterr().err
+    assert "fp16: not measured: needs a GPU" in stderr
+    assert "jpeg-engine does not affect torchvision, native" in stderr
 
 
 @pytest.mark.parametrize(
@@ -60,15 +60,15 @@ def test_other_views_are_not_compared_with_libraries(
 @pytest.mark.dali
 def test_bench_alone_measures_all(little: BenchConfig, tmp_path: Path) -> None:
     file = tmp_path / "out.json"
-    done = bench(
+    result = bench(
         "--pipelines", "native,memory", "--data", little.data, "--recipe", "demo",
         "--batch", "8", "--images", "24", "--workers", "1", "--repeats", "1", "--device", "cpu",
         "--json", str(file), "--stored", "original,pixels256",
     )  # fmt: skip
-    last = done.stdout.splitlines()[-1]
+    last = result.stdout.splitlines()[-1]
     assert "torchvision's loader delivers" in last
     assert "--workers auto would choose about 1 of 1 loader threads" in last
-    assert not Path(next(w for w in done.stderr.split() if "fastsiam-bench-" in w)[:-1]).exists()
+    assert not Path(next(w for w in result.stderr.split() if "fastsiam-bench-" in w)[:-1]).exists()
     records = read(file)
     assert records[0].command.startswith("fastsiam bench --")
     assert all(one.n == 1 and one.host_bytes > 0 for one in records)
@@ -108,7 +108,7 @@ def test_what_is_printed_below_a_table_is_how_it_was_measured() -> None:
         ("storage", {"apart": True}, "next one starts (A A B B C C ...).", "page cache."),
         ("startup", {}, "Each repeat starts a new process.", "cold cache."),
     ):
-        text = _how([made("a", case, facts=facts)])
+        text = _how([build_record("a", case, facts=facts)])
         assert turns in text and "above 15% it" in text and text.endswith(end)
 
 
@@ -125,35 +125,38 @@ def test_workers_load_equally_many_batches(
         return Images(folder, count, "")
 
     monkeypatch.setattr("fastsiam.bench.session.take_images", take)
-    with session(BenchConfig(workers=workers, device="cpu")) as own:
-        own.device = device
-        assert own.images(own.loaded_batch).count == batches * own.loaded_batch
+    with session(BenchConfig(workers=workers, device="cpu")) as bench_session:
+        bench_session.device = device
+        assert (
+            bench_session.images(bench_session.loaded_batch).count
+            == batches * bench_session.loaded_batch
+        )
 
 
 def test_a_signal_leaves_nothing_behind(tmp_path: Path) -> None:
     """Nor does a second signal: `timeout` signals the process and then its group."""
-    temporary, said = tmp_path / "tmp", tmp_path / "said"
-    temporary.mkdir()
-    process = Forked(_measure_for_ever, said, environment={"TMPDIR": str(temporary)})
+    temporary_folder, log = tmp_path / "tmp", tmp_path / "said"
+    temporary_folder.mkdir()
+    process = Forked(_measure_for_ever, log, environment={"TMPDIR": str(temporary_folder)})
     try:
-        wait_for_text(said, process, "\nmeasuring")
+        wait_for_text(log, process, "\nmeasuring")
         started = psutil.Process(process.pid).children(recursive=True)
-        assert started and any(temporary.glob("fastsiam-bench-*"))
+        assert started and any(temporary_folder.glob("fastsiam-bench-*"))
     finally:
         process.send(signal.SIGHUP)
         process.send(signal.SIGTERM)
         code = process.wait(60).returncode
     assert code == 128 + signal.SIGHUP
-    assert "Traceback" not in said.read_text()
-    assert not any(temporary.glob("fastsiam-bench-*"))
+    assert "Traceback" not in log.read_text()
+    assert not any(temporary_folder.glob("fastsiam-bench-*"))
     assert not psutil.wait_procs(started, timeout=30)[1]
 
 
-def _measure_for_ever(said: Path) -> None:
+def _measure_for_ever(log: Path) -> None:
     from fastsiam.cli import main
 
     tempfile.tempdir = None  # the parent's value may be cached
-    os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT), 2)
+    os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT), 2)
     sys.argv = [
         "fastsiam", "bench", "photometric", "--recipe", "demo", "--batch", "8",
         "--repeats", "100000", "--device", "cpu",
@@ -166,12 +169,12 @@ def test_wrong_usage(tmp_path: Path) -> None:
     assert "No such command" in bench("fast", code=2).output
     missing = fastsiam("bench", "decode", "--data", str(tmp_path / "none"), code=1).stderr
     assert missing.splitlines()[-1].startswith("error: ") and "Traceback" not in missing
-    said = fastsiam("bench", "machine", "--json", str(tmp_path), code=1).stderr
-    assert said.startswith(f"error: cannot write {tmp_path}: Is a directory; ")
-    said = bench("lightly", "--recipe", "demo", code=2).output
-    assert "pass a folder for the weights" in said
-    said = bench("lightly", "--recipe", "demo", "--loader", "tar", code=2).output
-    assert "--loader must be lightly or fastsiam" in said
+    message = fastsiam("bench", "machine", "--json", str(tmp_path), code=1).stderr
+    assert message.startswith(f"error: cannot write {tmp_path}: Is a directory; ")
+    message = bench("lightly", "--recipe", "demo", code=2).output
+    assert "pass a folder for the weights" in message
+    message = bench("lightly", "--recipe", "demo", "--loader", "tar", code=2).output
+    assert "--loader must be lightly or fastsiam" in message
 
 
 def test_bad_settings_are_refused() -> None:

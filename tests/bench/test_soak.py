@@ -70,8 +70,8 @@ def test_differences_damage_and_leftovers(small: TrainConfig, tmp_path: Path) ->
 
     *before, fourth = lines[:4]
     assert difference(*lines) == ""
-    found = difference(*before, fourth | {"loss": fourth["loss"] + 1e-7}, *lines[4:])
-    assert found.startswith("line 4: ")
+    message = difference(*before, fourth | {"loss": fourth["loss"] + 1e-7}, *lines[4:])
+    assert message.startswith("line 4: ")
     assert difference(*lines[:-1]).startswith("line 13: None for ")
     assert difference(*before, fourth | {"seconds": 1e9}, *lines[4:]) == ""
     assert difference({"kind": "alarm", "step": 0, "epoch": 0.0, "name": "disk"}, *lines) == ""
@@ -100,8 +100,8 @@ def test_a_run_is_a_command_of_the_program(tmp_path: Path) -> None:
         run = Run(tmp_path / "run", tmp_path, pipeline, steps=300, ranks=4, seed=1)
         parse(run.command[3:])
         words = run.command
-        given = [words[i + 1] for i, word in enumerate(words) if word == "--set"]
-        settings = parse_assignments(given)
+        assignments = [words[i + 1] for i, word in enumerate(words) if word == "--set"]
+        settings = parse_assignments(assignments)
     assert settings["epochs"] == "1" and settings["gpus"] == "4"
 
 
@@ -125,8 +125,8 @@ def test_every_fault_comes_as_often_as_the_others(
     work = Soak(SoakConfig(seed=4), tmp_path, math.inf)
     monkeypatch.setattr(work, "_finish", lambda *_: 0)
     monkeypatch.setattr(work, "_note", lambda *_: None)
-    done = work._hurt(run, random.Random(0))
-    assert all(done.count(x.name) == (0 if x.target == "worker" else 3) for x in FAULTS)
+    injected_names = work._hurt(run, random.Random(0))
+    assert all(injected_names.count(x.name) == (0 if x.target == "worker" else 3) for x in FAULTS)
 
 
 def test_a_finding_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

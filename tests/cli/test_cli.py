@@ -37,8 +37,8 @@ def test_help_does_not_import_torch() -> None:
     script = (
         "import sys; from cli import main\ntry: main()\nfinally: assert 'torch' not in sys.modules"
     )
-    done = python(script, "train", "--help")
-    assert done.returncode == 0 and "--lr" in done.stdout, done.stderr
+    result = python(script, "train", "--help")
+    assert result.returncode == 0 and "--lr" in result.stdout, result.stderr
 
 
 @pytest.mark.parametrize(
@@ -51,20 +51,20 @@ def test_help_does_not_import_torch() -> None:
     ],
 )
 def test_wrong_usage_exits_2(arguments: list[str], message: str) -> None:
-    done = fastsiam("train", *arguments, code=2)
-    assert message in re.sub(r"[│\s]+", " ", done.stderr)
-    assert "Traceback" not in done.stderr
+    result = fastsiam("train", *arguments, code=2)
+    assert message in re.sub(r"[│\s]+", " ", result.stderr)
+    assert "Traceback" not in result.stderr
 
 
 def without_output(*arguments: str, **environment: str) -> str:
     """Run a command with its standard output on a full disk; return its standard error."""
     with open("/dev/full", "w") as full:
-        done = subprocess.run(
+        result = subprocess.run(
             [sys.executable, "-m", "fastsiam", *arguments],
             stdout=full, stderr=subprocess.PIPE, text=True, env={**os.environ, **environment},
         )  # fmt: skip
-    assert done.returncode == 1, done.stderr
-    return done.stderr
+    assert result.returncode == 1, result.stderr
+    return result.stderr
 
 
 def test_output_is_kept_as_it_is() -> None:
@@ -85,8 +85,8 @@ def test_output_whose_reader_has_ended_is_dropped() -> None:
     os.close(reader)
     with open(writer, "w") as pipe:
         command = [sys.executable, "-m", "fastsiam", "--version"]
-        done = subprocess.run(command, stdout=pipe, stderr=subprocess.PIPE)
-    assert (done.returncode, done.stderr) == (1, b"")
+        result = subprocess.run(command, stdout=pipe, stderr=subprocess.PIPE)
+    assert (result.returncode, result.stderr) == (1, b"")
 
 
 def test_interrupted_before_the_first_step_it_says_so(
@@ -95,11 +95,11 @@ def test_interrupted_before_the_first_step_it_says_so(
     interrupted = Mock(side_effect=KeyboardInterrupt)
     monkeypatch.setattr("fastsiam.train.command.preflight", interrupted)
     monkeypatch.setattr(sys, "argv", ["fastsiam", "train", "--out", str(tmp_path / "run")])
-    with pytest.raises(SystemExit) as ending:
+    with pytest.raises(SystemExit) as caught:
         cli._run()
-    assert ending.value.code == 130
-    said = capsys.readouterr().err
-    assert said == "SIGINT: stopped before the first step; there is nothing to save\n"
+    assert caught.value.code == 130
+    stderr = capsys.readouterr().err
+    assert stderr == "SIGINT: stopped before the first step; there is nothing to save\n"
 
 
 def test_interrupted_while_it_is_imported_it_says_nothing() -> None:
@@ -111,8 +111,8 @@ def test_interrupted_while_it_is_imported_it_says_nothing() -> None:
         "sys.meta_path.insert(0, Interrupt())\n"
         "runpy.run_module('fastsiam', run_name='__main__', alter_sys=True)\n"
     )
-    done = python(script)
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+    result = python(script)
+    assert (result.returncode, result.stdout, result.stderr) == (130, "", "")
 
 
 @pytest.mark.parametrize(
@@ -137,10 +137,10 @@ def test_an_error_is_one_line(
     if kind == "truncated":
         bad = images / "train" / "class1" / "004.jpg"
         bad.write_bytes(bad.read_bytes()[:300])
-    said = fastsiam("train", *flags(with_settings(small, **wrong[kind])), code=1).stderr
-    lines = [line for line in said.splitlines() if line.startswith("error")]
-    assert len(lines) == 1 and re.search(message, lines[0]), said
-    assert "Traceback" not in said
+    stderr = fastsiam("train", *flags(with_settings(small, **wrong[kind])), code=1).stderr
+    lines = [line for line in stderr.splitlines() if line.startswith("error")]
+    assert len(lines) == 1 and re.search(message, lines[0]), stderr
+    assert "Traceback" not in stderr
 
 
 @pytest.mark.parametrize("command", [
@@ -148,8 +148,10 @@ def test_an_error_is_one_line(
     "train --out x --data . --gpus 1 --device cpu --init",
 ])  # fmt: skip
 def test_an_input_of_another_machine_is_refused(command: str) -> None:
-    said = fastsiam(*command.split(), "s3://b/run", code=1).stderr
-    assert said.startswith("error: cannot read s3://b/run: only --data and --source can be remote")
+    stderr = fastsiam(*command.split(), "s3://b/run", code=1).stderr
+    assert stderr.startswith(
+        "error: cannot read s3://b/run: only --data and --source can be remote"
+    )
 
 
 @pytest.mark.parametrize("command", [
@@ -159,8 +161,8 @@ def test_a_tilde_that_no_shell_expanded_is_refused(
     command: str, images: Path, tmp_path: Path
 ) -> None:
     environment = {"FASTSIAM_DATA": str(images), "HOME": "/home/me"}
-    said = fastsiam(*command.split(), folder=tmp_path, environment=environment, code=1).stderr
-    assert said.endswith(" (the shell did not expand ~: pass /home/me/run)\n")
+    stderr = fastsiam(*command.split(), folder=tmp_path, environment=environment, code=1).stderr
+    assert stderr.endswith(" (the shell did not expand ~: pass /home/me/run)\n")
     assert not (tmp_path / "~").exists()
 
 
@@ -175,18 +177,18 @@ def test_a_tilde_that_no_shell_expanded_is_refused(
 def test_a_part_of_a_launchers_variables_is_refused(
     variables: dict[str, str], missing: str, small: TrainConfig
 ) -> None:
-    said = fastsiam("train", *flags(small), environment=variables, code=1).stderr
-    assert f"error: {missing}" in said and "Traceback" not in said
+    stderr = fastsiam("train", *flags(small), environment=variables, code=1).stderr
+    assert f"error: {missing}" in stderr and "Traceback" not in stderr
 
 
 def test_how_errors_end_the_program(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Notes follow the message, signals set their own exit code, bugs keep their traceback."""
-    noted = FastSiamError("no such thing")
-    noted.add_note("saved last.pt at step 7")
+    with_note = FastSiamError("no such thing")
+    with_note.add_note("saved last.pt at step 7")
     for error, code, line in (
-        (noted, 1, "error: no such thing (saved last.pt at step 7)\n"),
+        (with_note, 1, "error: no such thing (saved last.pt at step 7)\n"),
         (FastSiamError("no /a\nb\x1b[1m/é"), 1, "error: no /a\\nb\\x1b[1m/é\n"),
         (Interrupted("SIGTERM: stopped", exit_code=143), 143, "SIGTERM: stopped\n"),
     ):
@@ -215,8 +217,8 @@ def test_bench_alone_and_with_options_means_all(monkeypatch: pytest.MonkeyPatch)
 def test_eval_knn_prints_its_protocol(small: TrainConfig, tmp_path: Path) -> None:
     run, out = train_here(small, "imagenet"), tmp_path / "knn.json"
     votes = ["--k", "7", "--temperature", "0.1"]
-    done = fastsiam("eval", "knn", str(run), "--baselines", *votes, "--json", str(out))
-    lines = done.stdout.splitlines()
+    result = fastsiam("eval", "knn", str(run), "--baselines", *votes, "--json", str(out))
+    lines = result.stdout.splitlines()
     networks = [line.split(":")[0] for line in lines]
     assert networks == ["raw pixels", "untrained network", "after 4 epochs"]
     assert all("(k 7, T 0.1, bank 24)" in line for line in lines)
@@ -227,8 +229,8 @@ def test_eval_knn_prints_its_protocol(small: TrainConfig, tmp_path: Path) -> Non
     assert again.stdout.splitlines() == lines[2:]
     assert "is not a run folder" in fastsiam("eval", "knn", str(tmp_path), code=1).stderr
     out.unlink()
-    said = without_output("eval", "knn", str(run), *votes, "--json", str(out))
-    assert UNWRITABLE in said and "Traceback" not in said
+    stderr = without_output("eval", "knn", str(run), *votes, "--json", str(out))
+    assert UNWRITABLE in stderr and "Traceback" not in stderr
     assert json.loads(out.read_text())["trained"] == record["trained"]
 
 
@@ -241,13 +243,13 @@ def test_info_lists_versions_pipelines_and_kernels(
     monkeypatch.setenv(library.CHOICE, oldest)
     path = tmp_path / "info.json"
     monkeypatch.setattr(sys, "argv", ["fastsiam", "info", "--json", str(path)])
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as caught:
         cli.main()
-    assert not ended.value.code
-    said = capsys.readouterr().out
-    assert re.search(rf"^kernels +{oldest}$", said, re.MULTILINE)
-    assert re.search(rf"^JPEG decoder +{re.escape(library.decoder_name())}$", said, re.MULTILINE)
-    assert torch.__version__ in said and "--pipeline memory" in said
+    assert not caught.value.code
+    stdout = capsys.readouterr().out
+    assert re.search(rf"^kernels +{oldest}$", stdout, re.MULTILINE)
+    assert re.search(rf"^JPEG decoder +{re.escape(library.decoder_name())}$", stdout, re.MULTILINE)
+    assert torch.__version__ in stdout and "--pipeline memory" in stdout
     record = json.loads(path.read_text())
     assert record["pipelines"].keys() == set(get_args(Pipeline))
     assert record["cores"] >= 1

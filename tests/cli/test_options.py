@@ -53,9 +53,9 @@ def refused(*arguments: str) -> str:
 
 def help_of(*command: str) -> str:
     arguments = command if "--help-all" in command else [*command, "--help"]
-    done = CliRunner(env={"COLUMNS": "80"}).invoke(cli.app, arguments)
-    assert done.exit_code == 0
-    return done.output
+    result = CliRunner(env={"COLUMNS": "80"}).invoke(cli.app, arguments)
+    assert result.exit_code == 0
+    return result.output
 
 
 def test_older_versions_of_typer_find_no_types_but_the_options() -> None:
@@ -73,27 +73,29 @@ def test_the_help_of_train_has_every_option_in_its_section_with_its_default() ->
     for one in options:
         section = text[text.index(f"\n{one.section}\n") :].split("\n\n")[0]
         assert re.search(rf"^  --{one.flag}\b", section, re.MULTILINE), one.name
-    said = "".join(text.split())
+    help_text = "".join(text.split())
     for option, default in (("crop", "224"), ("sync-bn", "sync-bn"), ("knn-every", "10")):
-        found = re.search(rf"--{option}.*?\[default:([^\]]+)\]", said)
-        assert found and found.group(1) == default
-    assert "[default:0.1;atleast0andatmost0.5]" in said
+        match = re.search(rf"--{option}.*?\[default:([^\]]+)\]", help_text)
+        assert match and match.group(1) == default
+    assert "[default:0.1;atleast0andatmost0.5]" in help_text
     short = help_of("train", "--recipe", "cifar10", "--method", "byol")
     assert len(re.findall(r"^  --[\w-]+ ", short, re.MULTILINE)) == 30
-    said = "".join(short.split())
-    assert "--crop" in said and "[default:32]" in said and "--hue" not in said
+    help_text = "".join(short.split())
+    assert "--crop" in help_text and "[default:32]" in help_text and "--hue" not in help_text
 
 
 def test_the_help_describes_a_shared_option_for_each_method() -> None:
     """The chosen method's text, or one text per method if the chosen one lacks the option."""
-    said = "".join(help_of("train", "--help-all").split())
-    assert "--cropINTEGER[,...]Sideofaview" in said and "--viewsINTEGERNumber" in said
+    help_text = "".join(help_of("train", "--help-all").split())
+    assert "--cropINTEGER[,...]Sideofaview" in help_text and "--viewsINTEGERNumber" in help_text
     for text in ("tokeepasnegatives.[default:65536]", "tobalancesmallbatches;0:none.[default:0]"):
-        assert text in said
-    assert said.count("--symmetric/--no-symmetric") == 1
-    said = "".join(help_of("train", "--method", "mocov2", "--help-all").split())
-    assert said.count("--queueINTEGER") == 1 and "tokeepasnegatives.[default:65536]" in said
-    assert "Usebothviewsasqueries" in said and "Predicteachviewfromtheother" not in said
+        assert text in help_text
+    assert help_text.count("--symmetric/--no-symmetric") == 1
+    help_text = "".join(help_of("train", "--method", "mocov2", "--help-all").split())
+    assert (
+        help_text.count("--queueINTEGER") == 1 and "tokeepasnegatives.[default:65536]" in help_text
+    )
+    assert "Usebothviewsasqueries" in help_text and "Predicteachviewfromtheother" not in help_text
 
 
 @pytest.mark.parametrize("group", [(), ("convert",), ("eval",), ("bench",)])
@@ -118,8 +120,8 @@ def test_settings_survive_the_command_line_and_files(recipe: str, tmp_path: Path
         assert parse(*flags(config, recipe)) == (recipe, config)
         assert TrainConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
         file.write_text(to_toml(config, recipe=recipe), encoding="utf-8")
-        read = merge(read_settings(file))
-        assert (read.recipe, TrainConfig.from_flags(read.flags)) == (recipe, config)
+        merged = merge(read_settings(file))
+        assert (merged.recipe, TrainConfig.from_flags(merged.flags)) == (recipe, config)
 
 
 def test_a_method_brings_its_own_options_and_defaults(
@@ -134,13 +136,13 @@ def test_a_method_brings_its_own_options_and_defaults(
         assert config.model.method == BarlowTwinsConfig(redundancy=0.1)
     assert parse(*chosen, "--dim", "9")[1].model.method == BarlowTwinsConfig(dim=9)
     assert isinstance(parse("--dim", "9")[1].model.method, SimSiamConfig)
-    said = refused(*chosen, "--predictor-dim", "4")
-    assert "predictor-dim is not a setting of barlow-twins" in said
+    message = refused(*chosen, "--predictor-dim", "4")
+    assert "predictor-dim is not a setting of barlow-twins" in message
     assert "compares two views of each image, not 3" in refused(*chosen, "--views", "3")
     file = tmp_path / "my.toml"
     file.write_text('[model]\nmethod = "barlow-twins"\nredundancy = 0.2\n')
-    own = parse("--config", str(file))[1].model.method
-    assert own == BarlowTwinsConfig(redundancy=0.2)
+    method = parse("--config", str(file))[1].model.method
+    assert method == BarlowTwinsConfig(redundancy=0.2)
     usual = parse("--config", str(file), "--method", "simsiam")[1]
     assert usual == RECIPES["imagenet"]()
     monkeypatch.undo()
@@ -156,8 +158,8 @@ def test_an_option_without_effect_is_refused(tmp_path: Path) -> None:
     ):
         assert message in refused(*arguments)
     for command in (["eval", "knn", str(OLD)], ["features", str(OLD)]):
-        done = CliRunner().invoke(cli.app, [*command, "--rendezvous", "node1"])
-        assert done.exit_code == 2 and "pass --nodes too" in " ".join(done.output.split())
+        result = CliRunner().invoke(cli.app, [*command, "--rendezvous", "node1"])
+        assert result.exit_code == 2 and "pass --nodes too" in " ".join(result.output.split())
     file = tmp_path / "my.toml"
     file.write_text('rendezvous = "node1"\nnodes = 4\nsync_bn_ranks = 2\ninit = "a.pt"\n')
     parse("--config", str(file), "--nodes", "1", "--no-sync-bn")
@@ -180,20 +182,20 @@ def test_flag_beats_file_beats_recipe_in_any_order(tmp_path: Path) -> None:
     assert (flags["method"], flags["dim"]) == ("byol", 64)
     assert parse("--recipe", "imagenet", "--method", "simsiam", *named)[1] == RECIPES["imagenet"]()
     file.write_text("optim:\n  lr: -1\n")
-    said = refused("--config", str(file))
-    assert f"lr must be above 0, not -1.0 (with the settings of {file})" in said
+    message = refused("--config", str(file))
+    assert f"lr must be above 0, not -1.0 (with the settings of {file})" in message
     assert parse("--config", str(file), "--lr", "1")[1].optim.lr == 1
 
 
 def test_set_gives_any_setting() -> None:
     texts = ["lr-end=1e-3", "mean=[0.5, 0.5, 1]", "crop=96,64", "optimizer=lars", "tf32=false"]
-    given = [word for text in texts for word in ("--set", text)]
+    arguments = [word for text in texts for word in ("--set", text)]
     expected = with_settings(
         RECIPES["cifar10"](),
         **{"lr_end": 1e-3, "mean": (0.5, 0.5, 1.0), "crop": "96,64", "optimizer": "lars"},
         tf32=False,
     )
-    assert parse("--recipe", "cifar10", *given)[1] == expected
+    assert parse("--recipe", "cifar10", *arguments)[1] == expected
     assert parse("--set", "lr=3", "--lr", "4")[1].optim.lr == 4
     assert parse("--set", "method=byol")[1].model.method == BYOLConfig()
     assert "unknown setting 'lrr'; did you mean lr?" in refused("--set", "lrr=1")
@@ -205,7 +207,7 @@ def test_set_gives_any_setting() -> None:
 
 
 @pytest.fixture
-def begun(small: TrainConfig) -> TrainConfig:
+def stopped_run(small: TrainConfig) -> TrainConfig:
     """Settings of a 12-step run that was stopped after step 6."""
     config = with_settings(small, knn_every=0, lr=0.25)
     train_here(with_settings(config, max_steps=6), "demo")
@@ -213,7 +215,7 @@ def begun(small: TrainConfig) -> TrainConfig:
 
 
 def test_the_settings_of_a_run_that_continues(
-    begun: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stopped_run: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run is named by its folder or a checkpoint; files and options override its settings."""
     run, file, last = tmp_path / "run", tmp_path / "my.toml", checkpoints.last(tmp_path / "run")
@@ -222,13 +224,13 @@ def test_the_settings_of_a_run_that_continues(
         recipe, config = parse("--resume", str(name), "--workers", "1")
         assert recipe == "demo" and Path(config.run.out).resolve() == run
         expected = {"max_steps": 6, "workers": 1, "resume": str(name), "out": config.run.out}
-        assert config == with_settings(begun, **expected)
+        assert config == with_settings(stopped_run, **expected)
     with monkeypatch.context() as context:
         context.chdir(last.parent)
         assert Path(parse("--resume", "last.pt")[1].run.out).resolve() == run
     file.write_text('[run]\nout = ""\nlog_every = 9\nresume = "auto"\n')
     config = parse("--config", str(file), "--resume", str(run))[1]
-    resumed = with_settings(begun, max_steps=6, resume=str(run), out=str(run))
+    resumed = with_settings(stopped_run, max_steps=6, resume=str(run), out=str(run))
     assert config == with_settings(resumed, log_every=9)
     file.write_text(f'[run]\nresume = "{run}"\n')
     assert parse("--config", str(file))[1] == resumed
@@ -236,49 +238,54 @@ def test_the_settings_of_a_run_that_continues(
 
     for path in (run, run / "config.json"):  # a new run with these settings gets another folder
         recipe, config = parse("--config", str(path), "--lr", "0.125")
-        assert (recipe, config) == ("demo", with_settings(begun, max_steps=6, lr=0.125, out=""))
+        assert (recipe, config) == (
+            "demo",
+            with_settings(stopped_run, max_steps=6, lr=0.125, out=""),
+        )
     old = parse("--config", str(ROOT / "tests" / "data" / "run-0.2"))[1]
     assert (old.augment.crop, old.model.width, old.run.out) == (16, 4, "")
 
     branch = tmp_path / "branch"  # keeps its own rate and length, unlike the run's
-    own = {"lr": 0.125, "extend": 9, "resume": str(run), "out": str(branch)}
-    record = {"recipe": "demo", "config": with_settings(begun, **own).to_dict()}
+    changes = {"lr": 0.125, "extend": 9, "resume": str(run), "out": str(branch)}
+    record = {"recipe": "demo", "config": with_settings(stopped_run, **changes).to_dict()}
     branch.mkdir()
     (branch / "config.json").write_text(json.dumps(record))
     config = parse("--resume", str(run), "--out", str(branch))[1]
-    assert config == with_settings(begun, max_steps=6, **own)
+    assert config == with_settings(stopped_run, max_steps=6, **changes)
     file.write_text(f'resume = "{run}"\nout = "{branch}"\n')
     assert parse("--config", str(file))[1] == config
 
-    whole = (run / "config.json").read_text()  # a new branch does not inherit extend
-    record["config"] = with_settings(begun, epochs=9, extend=9).to_dict()
+    original = (run / "config.json").read_text()  # a new branch does not inherit extend
+    record["config"] = with_settings(stopped_run, epochs=9, extend=9).to_dict()
     (run / "config.json").write_text(json.dumps(record))
-    for given, epochs in (([], 9), (["--epochs", "7"], 7), (["--epochs", "11"], 11)):
-        config = parse("--resume", str(run), "--out", str(tmp_path / "other"), *given)[1]
+    for arguments, epochs in (([], 9), (["--epochs", "7"], 7), (["--epochs", "11"], 11)):
+        config = parse("--resume", str(run), "--out", str(tmp_path / "other"), *arguments)[1]
         assert (config.optim.epochs, config.run.extend) == (epochs, 0)
     file.write_text(f'resume = "{run}"\nout = "{tmp_path / "other"}"\nepochs = 7\n')
     config = parse("--config", str(file))[1]
     assert (config.optim.epochs, config.run.extend) == (7, 0)
     assert parse("--resume", str(run))[1].run.extend == 9
-    (run / "config.json").write_text(whole)
+    (run / "config.json").write_text(original)
 
     (run / "config.json").unlink()  # the checkpoint also has the settings
     assert parse("--resume", str(run))[1] == resumed
     alone = Path(shutil.copy(last, tmp_path / "alone.pt"))
     config = parse("--resume", str(alone))[1]
-    assert config == with_settings(begun, max_steps=6, resume=str(alone), out="")
+    assert config == with_settings(stopped_run, max_steps=6, resume=str(alone), out="")
     (run / "config.json").write_text("{")
     assert "config.json: " in refused("--resume", str(run))
 
 
-def test_a_run_continues_by_its_folder_alone(begun: TrainConfig, tmp_path: Path) -> None:
+def test_a_run_continues_by_its_folder_alone(stopped_run: TrainConfig, tmp_path: Path) -> None:
     run, folder = str(tmp_path / "run"), tmp_path / "run"
     state = checkpoints.last(folder).read_bytes()
     fastsiam("train", "--resume", run, "--extend", "5", "--max-steps", "9")
     expected = history(folder)
-    said = fastsiam("train", "--resume", run).stderr
-    assert f"{run}/checkpoints/last.pt is at step 9 of 15; pass --max-steps 0 to continue\n" in said
-    assert "stopped by" not in said
+    stderr = fastsiam("train", "--resume", run).stderr
+    assert (
+        f"{run}/checkpoints/last.pt is at step 9 of 15; pass --max-steps 0 to continue\n" in stderr
+    )
+    assert "stopped by" not in stderr
     # Killed before it saved: config.json has the longer schedule, the checkpoint does not.
     checkpoints.last(folder).write_bytes(state)
     fastsiam_on_ranks(2, "train", "--resume", run)
@@ -288,38 +295,38 @@ def test_a_run_continues_by_its_folder_alone(begun: TrainConfig, tmp_path: Path)
 
 
 def test_what_is_no_run_is_one_line(tmp_path: Path) -> None:
-    said = fastsiam("train", "--resume", str(tmp_path / "none"), code=1).stderr
-    assert said == f"error: no checkpoint at {tmp_path / 'none'}\n"
+    stderr = fastsiam("train", "--resume", str(tmp_path / "none"), code=1).stderr
+    assert stderr == f"error: no checkpoint at {tmp_path / 'none'}\n"
     (tmp_path / "photos").mkdir()
-    said = fastsiam("train", "--resume", str(tmp_path / "photos"), code=1).stderr
-    assert said == (
+    stderr = fastsiam("train", "--resume", str(tmp_path / "photos"), code=1).stderr
+    assert stderr == (
         f"error: {tmp_path / 'photos'} is not a run folder: it has neither config.json nor "
         "checkpoints/last.pt\n"
     )
 
 
-def test_views_shows_what_a_run_sees(begun: TrainConfig, tmp_path: Path) -> None:
+def test_views_shows_what_a_run_sees(stopped_run: TrainConfig, tmp_path: Path) -> None:
     draws, sheet = tmp_path / "draws.json", tmp_path / "v.png"
-    shown = ["views", "--images", "2", "--out", str(sheet), "--json", str(draws)]
-    done = fastsiam(*shown, "--config", str(tmp_path / "run"))
-    assert "2 views of 2 images, pipeline memory, epoch 0, seed 0" in done.stdout
+    command = ["views", "--images", "2", "--out", str(sheet), "--json", str(draws)]
+    result = fastsiam(*command, "--config", str(tmp_path / "run"))
+    assert "2 views of 2 images, pipeline memory, epoch 0, seed 0" in result.stdout
     of_run = json.loads(draws.read_text())
     assert len(of_run) == 2 and all(Path(image["path"]).exists() for image in of_run)
     assert of_run[0]["views"][0]["box"] != of_run[0]["views"][1]["box"]
     file = tmp_path / "my.toml"
-    file.write_text(f'[data]\ndata = "{begun.data.data}"\n[augment]\ncrop = 16\n')
-    done = fastsiam(*shown, "--config", str(file))
-    assert "pipeline auto" not in done.stdout and json.loads(draws.read_text()) == of_run
+    file.write_text(f'[data]\ndata = "{stopped_run.data.data}"\n[augment]\ncrop = 16\n')
+    result = fastsiam(*command, "--config", str(file))
+    assert "pipeline auto" not in result.stdout and json.loads(draws.read_text()) == of_run
     changed = ["--flip-p", "1,0,1", "--seed", "5", "--views", "3", "--crop", "300"]
     changed += ["--config", str(tmp_path / "run"), "--pipeline"]
-    done = fastsiam(*shown, *changed, "torchvision,memory")
-    assert "pipeline torchvision, memory, epoch 0, seed 5" in done.stdout
+    result = fastsiam(*command, *changed, "torchvision,memory")
+    assert "pipeline torchvision, memory, epoch 0, seed 5" in result.stdout
     flips = [[view["flip"] for view in image["views"]] for image in json.loads(draws.read_text())]
     assert flips == [[True, False, True]] * 2
     with Image.open(sheet) as picture:
         assert picture.width > 300 and len(picture.getcolors(10**6) or []) > 500
-    done = fastsiam(*shown, *changed, "torchvision,disk", code=2)
-    assert "pipeline must be one of auto, torchvision, native, ffcv, dali" in done.stderr
+    result = fastsiam(*command, *changed, "torchvision,disk", code=2)
+    assert "pipeline must be one of auto, torchvision, native, ffcv, dali" in result.stderr
 
 
 def test_config_prints_what_train_reads(tmp_path: Path) -> None:

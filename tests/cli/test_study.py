@@ -45,10 +45,10 @@ def test_images_are_checked_before_a_run_begins(images: Path, tmp_path: Path) ->
 def test_a_table_of_nothing_yet_its_record_and_its_picture(tmp_path: Path) -> None:
     file, picture = tmp_path / "record.json", tmp_path / "pictures" / "predictor.png"
     out = ["--out", str(tmp_path / "out")]
-    shown = fastsiam("study", "table", "predictor", *out, "--json", str(file)).stdout
-    assert "no predictor" in shown and "seeds to judge by: 0; it takes two" in shown
+    stdout = fastsiam("study", "table", "predictor", *out, "--json", str(file)).stdout
+    assert "no predictor" in stdout and "seeds to judge by: 0; it takes two" in stdout
     assert [row["paper"] for row in json.loads(file.read_text())["rows"]] == [67.7, 0.1, 1.5, 68.1]
-    assert fastsiam("study", "table", "predictor", "--record", str(file)).stdout == shown
+    assert fastsiam("study", "table", "predictor", "--record", str(file)).stdout == stdout
     also = ["--markdown", "--picture", str(picture)]
     page = fastsiam("study", "table", "predictor", "--record", str(file), *also).stdout
     assert "| no predictor " in page

@@ -32,9 +32,9 @@ def test_the_papers_protocol_where_data_are_enough(
     settled = config.settled(images)
     assert (settled.optimizer, settled.global_batch, settled.rates) == (optimizer, batch, rates)
     assert settled.settled(images) == settled
-    why = "--lrs is given" if config.lrs else f"{images:,} images x {config.epochs} epochs are "
-    why = f"{optimizer.upper()}: {why}"
-    assert config.explain_auto(images).startswith(why if config.optimizer == "auto" else "")
+    reason = "--lrs is given" if config.lrs else f"{images:,} images x {config.epochs} epochs are "
+    reason = f"{optimizer.upper()}: {reason}"
+    assert config.explain_auto(images).startswith(reason if config.optimizer == "auto" else "")
     assert not settled.explain_auto(images)
 
 

@@ -92,12 +92,12 @@ def test_values_are_converted() -> None:
 
 
 def test_a_subclass_inherits_settings_and_may_change_a_default() -> None:
-    own = settings_of(Larger)
-    assert [*own] == [*settings_of(Group), "more"]
-    assert (own["rate"].default, own["rate"].help) == (0.25, "A rate.")
-    sections = own["rate"].section, own["more"].section
+    settings = settings_of(Larger)
+    assert [*settings] == [*settings_of(Group), "more"]
+    assert (settings["rate"].default, settings["rate"].help) == (0.25, "A rate.")
+    sections = settings["rate"].section, settings["more"].section
     assert sections == ("Group: of settings for this test", "Larger: a group with one more")
-    assert own["rate"].option and not own["more"].option
+    assert settings["rate"].option and not settings["more"].option
     with pytest.raises(ValueError, match="rate is above share"):
         Larger(share=0.2)
 
@@ -110,6 +110,6 @@ def test_every_field_is_a_setting_with_a_help() -> None:
         *(BenchConfig, GpuConfig, SoakConfig),
     ]
     for group in [*train, *jobs, *METHOD_CONFIGS.values()]:
-        assert {own.name for own in fields(group)} == settings_of(group).keys()
+        assert {group_field.name for group_field in fields(group)} == settings_of(group).keys()
         for one in settings_of(group).values():
             assert one.help.endswith((".", ").", ".)")) and "\n" not in one.help, one.name

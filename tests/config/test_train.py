@@ -27,7 +27,7 @@ PAPER = TrainConfig()
 
 
 def test_every_flag_is_a_field_and_the_other_way_round() -> None:
-    methods = [replace(PAPER, model=ModelConfig(method=own())) for own in METHOD_CONFIGS.values()]
+    methods = [replace(PAPER, model=ModelConfig(method=kind())) for kind in METHOD_CONFIGS.values()]
     assert train_settings().keys() == {name for config in methods for name in config.to_flags()}
 
 
@@ -118,9 +118,9 @@ def test_unknown_settings_are_refused_by_name(sections: Any, message: str) -> No
 def test_a_method_cannot_share_a_setting_with_another_section(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = make_dataclass(
+    method_config = make_dataclass(
         "Own", [(name, float, setting(0.25, "Its own."))], bases=(MethodConfig,), frozen=True
     )
-    monkeypatch.setitem(METHOD_CONFIGS, "own", own)
+    monkeypatch.setitem(METHOD_CONFIGS, "own", method_config)
     with pytest.raises(ValueError, match=f"a method cannot have a setting {name}: "):
         all_settings()

@@ -91,9 +91,9 @@ def test_the_quota_of_a_container_counts(
     kernels.cores._quotas.cache_clear()
 
 
-def take(monkeypatch: pytest.MonkeyPatch, *, gpu: int, of: int, beside: bool = True) -> None:
+def take(monkeypatch: pytest.MonkeyPatch, *, gpu: int, of: int, beside_gpu: bool = True) -> None:
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(of))
-    cores.take_cores(torch.device("cuda", gpu), beside_gpu=beside)
+    cores.take_cores(torch.device("cuda", gpu), beside_gpu=beside_gpu)
 
 
 @pytest.mark.parametrize(

@@ -61,8 +61,8 @@ def check_same_training(together: list[Any], alone: dict[str, Any]) -> None:
 
 def test_without_joint_statistics_the_result_differs() -> None:
     """BN over half batches is far off, so the test above would detect a SyncBN without effect."""
-    whole, halves = rank_jobs.steps(0, 1), rank_jobs.steps(0, 1, accumulate=2)
-    assert (whole["gradient"][0] - halves["gradient"][0]).abs().max() > 1e-2
+    one_batch, halves = rank_jobs.steps(0, 1), rank_jobs.steps(0, 1, accumulate=2)
+    assert (one_batch["gradient"][0] - halves["gradient"][0]).abs().max() > 1e-2
 
 
 def test_without_sync_bn_what_layers_keep_is_sent_to_all_ranks(ranks: Ranks) -> None:
@@ -86,13 +86,13 @@ def check_joint_bn(parts: list[Any]) -> None:
     out = torch.cat([plain(view) for view in joint.chunk(2)])
     (out * target).sum().backward()
 
-    def whole(name: str) -> Tensor:
+    def joined(name: str) -> Tensor:
         views = zip(*(part[name].chunk(2) for part in parts), strict=True)
         return torch.cat([torch.cat(view) for view in views])
 
     assert joint.grad is not None
-    torch.testing.assert_close(whole("out"), out.detach(), atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(whole("input_gradient"), joint.grad, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(joined("out"), out.detach(), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(joined("input_gradient"), joint.grad, atol=1e-5, rtol=1e-4)
     for name, parameter in (("weight", plain.weight), ("bias", plain.bias)):
         total = sum(part[f"{name}_gradient"] for part in parts)
         torch.testing.assert_close(total, parameter.grad, atol=1e-4, rtol=1e-4)

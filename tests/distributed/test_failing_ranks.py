@@ -65,13 +65,13 @@ def check_failing_run(config: TrainConfig, fault: str, code: int, said: str) -> 
     if fault in TIMEOUTS:
         config = with_settings(config, rank_timeout=TIMEOUTS[fault])
     fails = faulty(FAULT=fault, FAULT_RANK="1")
-    done = fastsiam("train", *flags(config), code=code, timeout=PATIENCE, environment=fails)
-    written = done.stderr
-    assert len(re.findall(said, written)) == 1, written
-    assert written.count("Traceback") == (fault == "error")
+    result = fastsiam("train", *flags(config), code=code, timeout=PATIENCE, environment=fails)
+    stderr = result.stderr
+    assert len(re.findall(said, stderr)) == 1, stderr
+    assert stderr.count("Traceback") == (fault == "error")
 
 
-class Left(Exception):
+class RankExit(Exception):
     """Replaces the exit of a rank in these tests."""
 
 
@@ -96,17 +96,17 @@ def test_a_rank_leaves_at_once(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """A failed rank calls ``os._exit`` with the exit code that the interpreter would have used."""
-    app, leave = Mock(side_effect=ending), Mock(side_effect=Left)
+    app, leave = Mock(side_effect=ending), Mock(side_effect=RankExit)
     monkeypatch.setattr(cli, "app", app)
     monkeypatch.setattr(cli, "begin", lambda: None)
     monkeypatch.setattr(os, "_exit", leave)
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("LOCAL_RANK", "3")
-    with pytest.raises(Left):
+    with pytest.raises(RankExit):
         cli.main()
     leave.assert_called_once_with(code)
-    written = capsys.readouterr().err
-    assert (printed in written) if printed else not written
+    stderr = capsys.readouterr().err
+    assert (printed in stderr) if printed else not stderr
     app.side_effect = SystemExit(0)  # a rank that succeeded exits normally
     with pytest.raises(SystemExit):
         cli.main()
@@ -163,11 +163,11 @@ def test_the_exit_code_is_the_first_failures(
 
     torch's agent sends SIGTERM first, and SIGKILL after half a minute.
     """
-    given: Any = {
+    errors: Any = {
         rank: SimpleNamespace(exitcode=exit, timestamp=at) for rank, (exit, at) in failures.items()
     }
-    assert _exit_code(given) == code
-    said = capsys.readouterr().err
-    assert said.startswith(f"error: rank {killed} was killed by SIG") if killed else not said
+    assert _exit_code(errors) == code
+    stderr = capsys.readouterr().err
+    assert stderr.startswith(f"error: rank {killed} was killed by SIG") if killed else not stderr
     monkeypatch.setattr(sys, "stderr", Mock(write=failing(errno.ENOSPC)))
-    assert _exit_code(given) == code
+    assert _exit_code(errors) == code

@@ -54,9 +54,9 @@ def on_two(*arguments: str, **environment: str) -> list[subprocess.CompletedProc
 
 
 def test_two_machines_are_as_one(config: TrainConfig, tmp_path: Path) -> None:
-    done = on_two("train", *flags(config))
-    assert [one.returncode for one in done] == [0, 0], done
-    assert any("on 2 x CPU" in one.stderr for one in done)
+    results = on_two("train", *flags(config))
+    assert [one.returncode for one in results] == [0, 0], results
+    assert any("on 2 x CPU" in one.stderr for one in results)
     assert history(tmp_path / "run") == undisturbed(config, tmp_path / "whole")
     assert len(history(tmp_path / "run")) == 12
 
@@ -68,31 +68,31 @@ def test_an_evaluation_on_two_machines(config: TrainConfig, tmp_path: Path) -> N
     alone, together = tmp_path / "alone.json", tmp_path / "together.json"
     fastsiam("eval", "knn", str(run), "--device", "cpu", "--json", str(alone))
     where = ["--nodes", "2", "--rendezvous", config.run.rendezvous, "--json", str(together)]
-    done = on_two("eval", "knn", str(run), "--device", "cpu", *where)
-    assert [one.returncode for one in done] == [0, 0], done
+    results = on_two("eval", "knn", str(run), "--device", "cpu", *where)
+    assert [one.returncode for one in results] == [0, 0], results
     one, other = (json.loads(path.read_text()) for path in (alone, together))
     assert [x["top1"] for x in one["results"]] == [x["top1"] for x in other["results"]]
     assert one["results"]
 
 
 def test_an_error_on_one_machine_ends_the_run(config: TrainConfig) -> None:
-    done = on_two("train", *flags(config), **faulty(FAULT="error", FAULT_RANK="1"))
-    assert sorted(one.returncode for one in done) == [1, RANK_LOST], done
-    said = "".join(one.stderr for one in done)
-    assert said.count("ZeroDivisionError") == 1 and "ChildFailedError" not in said
+    results = on_two("train", *flags(config), **faulty(FAULT="error", FAULT_RANK="1"))
+    assert sorted(one.returncode for one in results) == [1, RANK_LOST], results
+    stderr = "".join(one.stderr for one in results)
+    assert stderr.count("ZeroDivisionError") == 1 and "ChildFailedError" not in stderr
 
 
 def test_a_machine_that_never_comes_is_one_line(config: TrainConfig) -> None:
     config = with_settings(config, rendezvous_timeout=1.0)
-    done = fastsiam("train", *flags(config), code=RANK_LOST)
-    assert done.stderr == (
+    result = fastsiam("train", *flags(config), code=RANK_LOST)
+    assert result.stderr == (
         f"error: fewer than 2 machines joined --rendezvous {config.run.rendezvous} within 1 s; "
         "run the same command on each machine, or pass a longer --rendezvous-timeout\n"
     )
     elsewhere = with_settings(config, rendezvous="192.0.2.1:29500")  # RFC 5737: reserved
-    done = fastsiam("train", *flags(elsewhere), code=RANK_LOST)
-    assert "error: no connection to --rendezvous 192.0.2.1:29500 (" in done.stderr
-    assert "Traceback" not in done.stderr
+    result = fastsiam("train", *flags(elsewhere), code=RANK_LOST)
+    assert "error: no connection to --rendezvous 192.0.2.1:29500 (" in result.stderr
+    assert "Traceback" not in result.stderr
 
 
 def test_the_same_command_is_wanted_on_each(small: TrainConfig, tmp_path: Path) -> None:
@@ -109,18 +109,18 @@ def test_the_same_command_is_wanted_on_each(small: TrainConfig, tmp_path: Path) 
         of_rank = [flags(with_settings(small, **x)) for x in ({}, change)]
 
         def begin(*_: str, environment: Mapping[str, str], of_rank: Any = of_rank) -> Forked:
-            own = of_rank[int(environment["RANK"])]
-            return command("train", *own, environment=environment)
+            arguments = of_rank[int(environment["RANK"])]
+            return command("train", *arguments, environment=environment)
 
-        done = fastsiam_on_ranks(2, code=RANK_LOST, begin=begin)
-        assert (done[1].returncode, message in done[1].stderr) == (1, True), done
+        results = fastsiam_on_ranks(2, code=RANK_LOST, begin=begin)
+        assert (results[1].returncode, message in results[1].stderr) == (1, True), results
 
 
 def test_settings_of_machines_that_cannot_work(config: TrainConfig, small: TrainConfig) -> None:
-    done = fastsiam("train", *flags(with_settings(config, out="")), code=2)
-    assert "several machines need --out" in done.stderr
-    done = fastsiam("train", *flags(with_settings(config, nodes="1:3")), code=2)
-    assert "batch 8 is not divisible by 3 ranks" in done.stderr
+    result = fastsiam("train", *flags(with_settings(config, out="")), code=2)
+    assert "several machines need --out" in result.stderr
+    result = fastsiam("train", *flags(with_settings(config, nodes="1:3")), code=2)
+    assert "batch 8 is not divisible by 3 ranks" in result.stderr
 
 
 @pytest.mark.slow
@@ -153,7 +153,7 @@ def test_a_machine_is_lost_and_another_joins(config: TrainConfig, tmp_path: Path
 
     Losing a machine uses the only restart; joining uses none.
     """
-    run, whole = tmp_path / "run", tmp_path / "whole"
+    run, reference = tmp_path / "run", tmp_path / "whole"
     config = with_settings(config, nodes="1:2", max_restarts=1, epochs=8, lr=0.1)  # 24 steps
     arguments = ["train", *flags(config)]
     alone = faulty(FAULT="wait", FAULT_RANK="0", FAULT_WORLD="1", FAULT_AT="6")
@@ -165,14 +165,14 @@ def test_a_machine_is_lost_and_another_joins(config: TrainConfig, tmp_path: Path
     before = len(history(run))
     until(stays, lambda: len(history(run)) >= 8)  # on one rank
     comes = Forked(_soon, *arguments)
-    done = [one.wait(240) for one in (stays, comes)]
-    assert [one.returncode for one in done] == [0, 0], done
-    assert 3 <= before < 12 and "restart 1 of 1" in done[0].stderr, done
-    said = done[0].stderr + done[1].stderr
-    assert "on 1 x CPU" in said and said.count("on 2 x CPU") == 2, said
-    assert len(history(run)) == len(undisturbed(config, whole)) == 24
-    assert history(run)[:3] == history(whole)[:3]
-    for one, other in zip(history(run), history(whole), strict=True):
+    results = [one.wait(240) for one in (stays, comes)]
+    assert [one.returncode for one in results] == [0, 0], results
+    assert 3 <= before < 12 and "restart 1 of 1" in results[0].stderr, results
+    stderr = results[0].stderr + results[1].stderr
+    assert "on 1 x CPU" in stderr and stderr.count("on 2 x CPU") == 2, stderr
+    assert len(history(run)) == len(undisturbed(config, reference)) == 24
+    assert history(run)[:3] == history(reference)[:3]
+    for one, other in zip(history(run), history(reference), strict=True):
         assert one[:2] == other[:2] and one[5] == other[5]  # step, epoch, learning rate
         assert one[2:4] == pytest.approx(other[2:4], abs=1e-3)  # loss, std
 
@@ -229,10 +229,10 @@ def test_a_cable_is_pulled_out(
         for one in launchers:
             one.kill()
             one.wait()
-    said = [log.read_text() for log in logs]
-    assert codes == [0, RANK_LOST], said
-    assert "restart 1 of 1, from the last checkpoint" in said[0], said
-    assert f"error: no connection to --rendezvous {here.address}:29500" in said[1], said
+    messages = [log.read_text() for log in logs]
+    assert codes == [0, RANK_LOST], messages
+    assert "restart 1 of 1, from the last checkpoint" in messages[0], messages
+    assert f"error: no connection to --rendezvous {here.address}:29500" in messages[1], messages
     assert len(history(tmp_path / "run")) == 12
 
 

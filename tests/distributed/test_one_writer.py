@@ -17,7 +17,7 @@ _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 _CHANGES = {"os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.truncate", "os.link"}
 
 
-def watched(run: Path, log: Path, arguments: tuple[str, ...]) -> None:
+def train_and_log(run: Path, log: Path, arguments: tuple[str, ...]) -> None:
     """Run as a rank and log each write or change in the run's folder."""
     import torch
 
@@ -25,14 +25,16 @@ def watched(run: Path, log: Path, arguments: tuple[str, ...]) -> None:
 
     file = os.open(log, os.O_WRONLY | os.O_CREAT)
 
-    def note(event: str, given: tuple[Any, ...]) -> None:
-        writes = event in _CHANGES or (event == "open" and given[2] & _WRITING)
-        if writes and str(given[0]).startswith(str(run)):
-            os.write(file, f"{given[0]}\n".encode())
+    def note(event: str, arguments: tuple[Any, ...]) -> None:
+        writes = event in _CHANGES or (event == "open" and arguments[2] & _WRITING)
+        if writes and str(arguments[0]).startswith(str(run)):
+            os.write(file, f"{arguments[0]}\n".encode())
 
-    def save(what: object, path: Any) -> None:  # C++ opens this file, so Python does not audit it
+    def save(
+        content: object, path: Any
+    ) -> None:  # C++ opens this file, so Python does not audit it
         sys.audit("open", str(path), "wb", os.O_WRONLY)
-        torch_save(what, path)
+        torch_save(content, path)
 
     torch_save = torch.save
     vars(torch)["save"] = save
@@ -46,7 +48,7 @@ def test_only_rank_0_writes(small: TrainConfig, tmp_path: Path) -> None:
 
     def begin(*arguments: str, environment: Mapping[str, str]) -> Forked:
         log = tmp_path / f"rank{environment['RANK']}"
-        return Forked(watched, run, log, arguments, environment=environment)
+        return Forked(train_and_log, run, log, arguments, environment=environment)
 
     config = with_settings(small, epochs=2, save_every=2, knn_every=1)
     fastsiam_on_ranks(2, "train", *flags(config), begin=begin)
@@ -55,5 +57,5 @@ def test_only_rank_0_writes(small: TrainConfig, tmp_path: Path) -> None:
         for log in ("rank0", "rank1")
     )
     assert not second
-    written = {"lock", "config.json", "metrics.jsonl", "checkpoints/last.pt.tmp"}
-    assert {name for name in written if any(x.startswith(name) for x in first)} == written
+    expected = {"lock", "config.json", "metrics.jsonl", "checkpoints/last.pt.tmp"}
+    assert {name for name in expected if any(x.startswith(name) for x in first)} == expected

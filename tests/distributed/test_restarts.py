@@ -43,12 +43,12 @@ def test_a_rank_is_killed_and_the_run_goes_on(
     faults = once(tmp_path, FAULT="SIGKILL", FAULT_RANK=rank, FAULT_AT=where)
     disturbed = command("train", *flags(config), "--max-restarts", "1", environment=faults)
     fastsiam_on_ranks(2, "train", *flags(config), "--out", str(tmp_path / "whole"))
-    done = disturbed.wait(300)
-    assert done.returncode == 0, done.stderr
+    result = disturbed.wait(300)
+    assert result.returncode == 0, result.stderr
     # On a busy machine the launcher may first see the exit of the other rank.
     named = rf"failed \(exitcode: (-9\) local_rank: {rank}|{RANK_LOST}\) local_rank: \d) \(pid"
-    assert re.search(named, done.stderr), done.stderr
-    assert "restart 1 of 1, from the last checkpoint\n" in done.stderr
+    assert re.search(named, result.stderr), result.stderr
+    assert "restart 1 of 1, from the last checkpoint\n" in result.stderr
     assert (tmp_path / "fault").exists() and len(history(tmp_path / "whole")) == 12
     assert history(tmp_path / "run") == history(tmp_path / "whole")
 
@@ -62,10 +62,10 @@ def once(folder: Path, **faults: str) -> dict[str, str]:
 def test_a_rank_hangs_and_the_run_goes_on(config: TrainConfig, tmp_path: Path) -> None:
     faults = once(tmp_path, FAULT="hang", FAULT_RANK="1")
     arguments = flags(with_settings(config, rank_timeout=10.0, max_restarts=1))
-    done = command("train", *arguments, environment=faults).wait(300)
-    assert done.returncode == 0, done.stderr
-    assert "another rank did not answer within --rank-timeout; " in done.stderr
-    assert "restart 1 of 1, from the last checkpoint\n" in done.stderr
+    result = command("train", *arguments, environment=faults).wait(300)
+    assert result.returncode == 0, result.stderr
+    assert "another rank did not answer within --rank-timeout; " in result.stderr
+    assert "restart 1 of 1, from the last checkpoint\n" in result.stderr
     assert [step for step, *_ in history(tmp_path / "run")] == list(range(1, 13))
 
 
@@ -92,22 +92,22 @@ def test_on_another_number_of_ranks_it_is_the_same_run(
 ) -> None:
     """With three or more ranks, rounding of a sum depends on its position in the all-reduce."""
     config = with_settings(small, batch=12, knn_every=0)  # 8 steps
-    whole = tmp_path / "whole"
-    fastsiam_on_ranks(first, "train", *flags(config), "--out", str(whole))
-    assert len(history(whole)) == 8
+    reference = tmp_path / "whole"
+    fastsiam_on_ranks(first, "train", *flags(config), "--out", str(reference))
+    assert len(history(reference)) == 8
     parts = 1 + len(then[0])
-    begun = tmp_path / "begun"
+    first_run = tmp_path / "begun"
     start = flags(with_settings(config, max_steps=8 // parts))
-    fastsiam_on_ranks(first, "train", *start, "--out", str(begun))
+    fastsiam_on_ranks(first, "train", *start, "--out", str(first_run))
     for worlds in then:
-        run = Path(shutil.copytree(begun, tmp_path / f"then {worlds}"))
+        run = Path(shutil.copytree(first_run, tmp_path / f"then {worlds}"))
         for number, world in enumerate(worlds, start=2):
             arguments = flags(with_settings(config, max_steps=8 * number // parts))
             fastsiam_on_ranks(world, "train", *arguments, "--out", str(run))
         if worlds == [first]:
-            assert history(run) == history(whole)
+            assert history(run) == history(reference)
             continue
-        for one, other in zip(history(run), history(whole), strict=True):
+        for one, other in zip(history(run), history(reference), strict=True):
             assert one[:2] == other[:2] and one[5] == other[5]  # step, epoch, learning rate
             assert one[2:4] == pytest.approx(other[2:4], abs=2e-3)  # loss, std
 

@@ -42,9 +42,9 @@ OPTIONS = {
 def options(script: str) -> dict[str, str]:
     lines = re.findall(r"^#SBATCH (--.+)$", script, re.M)
     assert len(lines) == script.count("#SBATCH")
-    found = [word.removeprefix("--").partition("=") for x in lines for word in shlex.split(x)]
-    assert len({name for name, _, _ in found}) == len(found)
-    return {name: value for name, _, value in found}
+    directives = [word.removeprefix("--").partition("=") for x in lines for word in shlex.split(x)]
+    assert len({name for name, _, _ in directives}) == len(directives)
+    return {name: value for name, _, value in directives}
 
 
 @pytest.mark.parametrize(
@@ -57,13 +57,15 @@ def options(script: str) -> dict[str, str]:
 def test_sbatch_takes_it(run: dict[str, object], job: SlurmConfig, small: TrainConfig) -> None:
     script = slurm_script("imagenet", with_settings(small, device="auto", **run), job)
     subprocess.run(["bash", "-n"], input=script, text=True, check=True)
-    asked = options(script)
-    for name, value in asked.items():
+    directives = options(script)
+    for name, value in directives.items():
         assert re.fullmatch(OPTIONS[name], value), (name, value)
     ranks = int(str(run.get("gpus", 1)))
-    assert asked["ntasks-per-node"] == "1" and asked["gpus-per-node"] == str(ranks)
-    assert asked["cpus-per-task"] == str(12 * ranks) and asked["nodes"] == str(run.get("nodes", 1))
-    assert asked["signal"] == f"USR1@{job.warning}" and "requeue" in asked
+    assert directives["ntasks-per-node"] == "1" and directives["gpus-per-node"] == str(ranks)
+    assert directives["cpus-per-task"] == str(12 * ranks) and directives["nodes"] == str(
+        run.get("nodes", 1)
+    )
+    assert directives["signal"] == f"USR1@{job.warning}" and "requeue" in directives
     on_cpu = slurm_script("imagenet", with_settings(small, **run), job)
     assert "gpus-per-node" not in options(on_cpu)
     elastic = slurm_script("imagenet", with_settings(small, **SEVERAL | {"nodes": "2:4"}), job)
@@ -78,9 +80,9 @@ def test_its_command_is_the_run(run: dict[str, object], small: TrainConfig) -> N
     (line,) = re.findall(r"^srun .* -m fastsiam train (.*)$", script, re.M)
     line, count = re.subn(r"\$head:\S+ \+ .*\)\)", "node:29500", line)
     assert count == bool(run)
-    recipe, found = parse(*shlex.split(line))
-    assert recipe == "cifar10" and found.run.out == "$out"
-    assert with_settings(found, out=config.run.out) == config
+    recipe, parsed_config = parse(*shlex.split(line))
+    assert recipe == "cifar10" and parsed_config.run.out == "$out"
+    assert with_settings(parsed_config, out=config.run.out) == config
 
 
 def test_its_command_resumes_a_run_with_the_settings_asked_for(
@@ -91,8 +93,8 @@ def test_its_command_resumes_a_run_with_the_settings_asked_for(
     began = with_settings(small, lr=0.1, max_steps=100, init="weights.pt", out=run)
     record = {"recipe": "imagenet", "config": began.to_dict()}
     put(run / "config.json", json.dumps(record))
-    given = ["--resume", str(run), "--out", "$out", "--lr", "0.05", "--max-steps", "0"]
-    config = parse(*given)[1]
+    arguments = ["--resume", str(run), "--out", "$out", "--lr", "0.05", "--max-steps", "0"]
+    config = parse(*arguments)[1]
     assert config.optim.lr == TrainConfig().optim.lr
     resumed = settings_of_resumed(config.run)
     script = slurm_script("imagenet", config, SlurmConfig(), resumed=resumed)
@@ -128,10 +130,10 @@ def ran(script: str, folder: Path, **environment: str) -> tuple[int, str]:
     of_slurm = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node[7-8]", "SLURM_CPUS_PER_TASK": "96"}
     usual = {"CALLS": str(calls), "CODE": "0", "STATE": "RUNNING", **of_slurm}
     path = os.pathsep.join([str(folder), os.environ["PATH"]])
-    done = subprocess.run(
+    result = subprocess.run(
         ["bash"], input=script, text=True, env={"PATH": path, **usual, **environment}
     )
-    return done.returncode, calls.read_text()
+    return result.returncode, calls.read_text()
 
 
 ENDINGS: list[tuple[str, dict[str, str], str]] = [
@@ -153,11 +155,11 @@ ENDINGS: list[tuple[str, dict[str, str], str]] = [
 
 def test_it_is_requeued_for_what_goes_on_later(small: TrainConfig, tmp_path: Path) -> None:
     script = slurm_script("imagenet", small, SlurmConfig())
-    for code, how, again in ENDINGS:
-        ended, calls = ran(script, tmp_path, CODE=code, **how)
-        assert ended == int(code)
+    for code, variables, again in ENDINGS:
+        exit_code, calls = ran(script, tmp_path, CODE=code, **variables)
+        assert exit_code == int(code)
         requeued = re.findall(r"^scontrol requeue (\S+)$", calls, re.M)
-        assert requeued == [again] * bool(again), (code, how)
+        assert requeued == [again] * bool(again), (code, variables)
 
 
 def test_an_error_of_one_machine_outweighs_a_lost_rank(small: TrainConfig) -> None:
@@ -198,12 +200,12 @@ def test_what_sbatch_would_refuse_is_wrong_usage() -> None:
 
 
 def test_the_command_prints_it(small: TrainConfig) -> None:
-    given = ["--nodes", "4", "--gpus", "8", "--time", "2:00:00", "--lr", "0.1"]
-    printed = fastsiam("slurm", *given).stdout
-    assert options(printed)["time"] == "2:00:00" and options(printed)["nodes"] == "4"
-    assert " --lr 0.1 " in printed and '--rendezvous "$head:' in printed
-    done = fastsiam("slurm", "--time", "a day", code=2)
-    assert "time must not contain spaces: 'a day'" in done.stderr
+    arguments = ["--nodes", "4", "--gpus", "8", "--time", "2:00:00", "--lr", "0.1"]
+    script = fastsiam("slurm", *arguments).stdout
+    assert options(script)["time"] == "2:00:00" and options(script)["nodes"] == "4"
+    assert " --lr 0.1 " in script and '--rendezvous "$head:' in script
+    result = fastsiam("slurm", "--time", "a day", code=2)
+    assert "time must not contain spaces: 'a day'" in result.stderr
 
 
 def test_submitting_without_what_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,8 +244,8 @@ def test_submission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def here() -> Iterator[Cluster]:
-    with cluster() as found:
-        yield found
+    with cluster() as slurm_cluster:
+        yield slurm_cluster
 
 
 @pytest.mark.slow
@@ -284,8 +286,8 @@ def test_a_job_is_stopped_requeued_and_the_run_is_the_same(
     here.wait(lambda: "JobState=PENDING" in here.shows(number) and here.idle == 2)
     # Delay the start: slurmd refuses what is granted in the second in which the first try ended.
     here.call("scontrol", "update", f"jobid={number}", "starttime=now+3")
-    ended = ("COMPLETED", "FAILED", "CANCELLED")
-    here.wait(lambda: any(f"JobState={x}" in here.shows(number) for x in ended))
+    final_states = ("COMPLETED", "FAILED", "CANCELLED")
+    here.wait(lambda: any(f"JobState={x}" in here.shows(number) for x in final_states))
     log = next(tmp_path.glob("fastsiam-*.log")).read_text()
     assert "JobState=COMPLETED" in here.shows(number), here.shows(number) + log
     assert f"resuming after step {before}" in log and "SIG" in log

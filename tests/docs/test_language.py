@@ -37,14 +37,14 @@ def test_no_phrase_reads_as_translated() -> None:
         pages = (str(path.relative_to(ROOT)) for path in ROOT.glob("docs/**/*.md"))
         tracked.stdout = "\n".join(pages)
     phrase = re.compile("|".join(BANNED))
-    found = [
+    matches = [
         f"{name}:{number}: {match[0]!r} ({_instead(match[0])})"
         for name in tracked.stdout.split()
         if name not in (OWN, "CHANGELOG.md") and (ROOT / name).is_file()
         for number, line in enumerate((ROOT / name).read_text("utf-8").splitlines(), 1)
         if (match := phrase.search(line))
     ]
-    assert not found, "\n".join(found)
+    assert not matches, "\n".join(matches)
 
 
 def _instead(text: str) -> str:

@@ -44,13 +44,13 @@ class Block:
 
 def blocks(*languages: str) -> list[Block]:
     """Return the code blocks of all pages, optionally only those in some languages."""
-    found = []
+    code_blocks = []
     for page in PAGES:
         text = page.read_text()
         for match in _FENCE.finditer(text):
             line = text.count("\n", 0, match.start()) + 1
-            found.append(Block(page, line, match[1], match[2]))
-    return [block for block in found if not languages or block.language in languages]
+            code_blocks.append(Block(page, line, match[1], match[2]))
+    return [block for block in code_blocks if not languages or block.language in languages]
 
 
 def lines(block: Block) -> Iterator[list[str]]:
@@ -94,8 +94,8 @@ def test_commands_are_commands(
     (tmp_path / "runs" / "r50").symlink_to(ROOT / "tests" / "data" / "run-0.2")
     (tmp_path / "my.toml").write_text('recipe = "cifar10"')
     monkeypatch.chdir(tmp_path)
-    checked = subprocess.run(["bash", "-n"], input=block.text, capture_output=True, text=True)
-    assert not checked.returncode, checked.stderr
+    result = subprocess.run(["bash", "-n"], input=block.text, capture_output=True, text=True)
+    assert not result.returncode, result.stderr
     for words in lines(block):
         assert words[0] in SHELL, f"{block}: {words[0]}"
         if "fastsiam" in words[:-1] and words[0] in {"torchrun", "python", ".venv/bin/python"}:
@@ -122,11 +122,11 @@ def test_extras_that_pages_name_exist() -> None:
 def anchors(page: Path) -> set[str]:
     """Return the anchors of a page: explicit ids, and those generated from headings."""
     text = page.read_text()
-    found = set(re.findall(r'id="([^"]+)"', text))
+    names = set(re.findall(r'id="([^"]+)"', text))
     for heading in re.findall(r"^#+ (.+)$", _FENCE.sub("", text), re.M):
         words = re.sub(r"[^\w\- ]", "", re.sub(r"\]\([^)]*\)", "", heading)).lower().strip()
-        found |= {words.replace(" ", "-"), re.sub(r"[ -]+", "-", words)}  # GitHub, MkDocs
-    return found
+        names |= {words.replace(" ", "-"), re.sub(r"[ -]+", "-", words)}  # GitHub, MkDocs
+    return names
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -176,8 +176,8 @@ def test_programs_run(
     for block in blocks("python"):
         if block.page == page:
             text = block.text
-            for told, stand_in in STAND_INS.items():
-                text = text.replace(told, stand_in)
+            for original, stand_in in STAND_INS.items():
+                text = text.replace(original, stand_in)
             exec(compile(text, str(block), "exec"), names)
 
 
@@ -187,17 +187,17 @@ def test_the_table_of_exports_says_what_export_does() -> None:
         [cell.strip() for cell in line.strip("|").split("|")]
         for line in re.findall(r"^\|.*\|$", text, re.M)
     )
-    others = {"moco", "swav"}  # only for runs of those methods
-    assert {*head[1:], *others} == set(refused(ModelConfig())) and len(rows) > 5
+    other_formats = {"moco", "swav"}  # only for runs of those methods
+    assert {*head[1:], *other_formats} == set(refused(ModelConfig())) and len(rows) > 5
     for name, *cells in rows:
         backbone, _, flags = name.strip("`").partition(" --")
         setting, _, value = flags.partition(" ")
-        given: dict[str, Any] = (
+        settings: dict[str, Any] = (
             {setting: int(value) if value.isdigit() else value} if setting else {}
         )
-        why = refused(ModelConfig(backbone=backbone, **given))
+        reasons = refused(ModelConfig(backbone=backbone, **settings))
         for format, cell in zip(head[1:], cells, strict=True):
-            assert (cell == "yes") == (not why[format]), (name, format)
+            assert (cell == "yes") == (not reasons[format]), (name, format)
 
 
 def test_tests_that_pages_name_exist() -> None:
@@ -208,8 +208,8 @@ def test_tests_that_pages_name_exist() -> None:
     ]
     assert len(named) > 20
     assert not [one for one in named if not (ROOT / one[1]).is_file()]
-    gone = [one for one in named if f"def {one[2]}(" not in (ROOT / one[1]).read_text()]
-    assert not gone
+    missing = [one for one in named if f"def {one[2]}(" not in (ROOT / one[1]).read_text()]
+    assert not missing
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/own-folder.md", "docs/operations.md"])
@@ -219,7 +219,7 @@ def test_pages_agree_on_the_room_of_checkpoints(page: str) -> None:
     assert "run keeps two checkpoints, and a third while it saves" in text
     sizes = re.search(r"([\d.]+) GB each for a ResNet-50, ([\d.]+) GB for a ResNet-18", text)
     assert sizes
-    for backbone, said in zip(("resnet50", "resnet18"), sizes.groups(), strict=True):
+    for backbone, gigabytes in zip(("resnet50", "resnet18"), sizes.groups(), strict=True):
         method = method_skeleton(ModelConfig(backbone=backbone))
-        taken = [x.nbytes for x in (*method.state_dict().values(), *method.parameters())]
-        assert f"{sum(taken) / 1e9:.2f}" == said
+        tensor_bytes = [x.nbytes for x in (*method.state_dict().values(), *method.parameters())]
+        assert f"{sum(tensor_bytes) / 1e9:.2f}" == gigabytes

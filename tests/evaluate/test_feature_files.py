@@ -80,8 +80,10 @@ def test_ranks_write_the_file_of_one(run: Path, tmp_path: Path) -> None:
         out=str(one), data=str(folder), workers=0, feature_batch=2, bad_images="replace"
     )
     write_features(run, config, HERE)
-    done = fastsiam_on_ranks(2, "features", str(run), "--out", str(several), "--gpus", "2", *flags)
-    assert f"wrote {several}" in done[0].stdout and not done[1].stdout
+    results = fastsiam_on_ranks(
+        2, "features", str(run), "--out", str(several), "--gpus", "2", *flags
+    )
+    assert f"wrote {several}" in results[0].stdout and not results[1].stdout
     assert several.read_bytes() == one.read_bytes() and np.load(one).shape == (33, 32)
     assert table_of(several) == table_of(one)
     assert "class0/008.jpg" not in {row["name"] for row in table_of(one)}
@@ -102,10 +104,10 @@ def test_ranks_with_other_images_are_refused(
         return command(*arguments, environment=environment, folder=tmp_path / environment["RANK"])
 
     flags = ["--data", "data", "--device", "cpu", "--workers", "0", "--gpus", "2"]
-    done = fastsiam_on_ranks(2, *words, str(run), *flags, code=1, begin=begin)
+    results = fastsiam_on_ranks(2, *words, str(run), *flags, code=1, begin=begin)
     assert (
         f"this rank finds different images than rank 0, or another order ({counts} "
-        in done[1].stderr
+        in results[1].stderr
     )
 
 
@@ -160,8 +162,8 @@ def test_neighbours_of_training_images(
 def test_the_command_line(run: Path, tmp_path: Path) -> None:
     flags = ["--device", "cpu", "--workers", "0"]
     out = tmp_path / "f.npy"
-    done = fastsiam("features", str(run), "--out", str(out), "--split", "val", *flags)
-    assert done.stdout.split() == ["wrote", str(out), "wrote", f"{out}.csv"]
+    result = fastsiam("features", str(run), "--out", str(out), "--split", "val", *flags)
+    assert result.stdout.split() == ["wrote", str(out), "wrote", f"{out}.csv"]
     assert np.load(out).shape == (12, 32)
     picture = tmp_path / "n.png"
     fastsiam("neighbours", str(run), "--out", str(picture), "--images", "2", *flags)

@@ -46,9 +46,9 @@ def run(small: TrainConfig, images: Path) -> Path:
 def test_evaluations_of_a_run_need_no_flag(
     run: Path, images: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    left, held = parts(images / "train", "25%")
+    left, held_out = parts(images / "train", "25%")
     train, val = open_subject(run, KNN, HERE).loaders()
-    assert (train.names(), val.names()) == (left, held)
+    assert (train.names(), val.names()) == (left, held_out)
     records = [evaluate_knn(run, KNN, HERE), evaluate_linear(run, LINEAR, HERE)]
     tuning = FinetuneConfig(epochs=1, batch=6, workers=0, device="cpu")
     records.append(evaluate_finetuned(run, tuning, HERE))
@@ -56,14 +56,14 @@ def test_evaluations_of_a_run_need_no_flag(
         assert (record.data.train, record.data.val, record.data.holdout) == (18, 6, "25%")
         assert '"holdout": "25%"' in record.identity
     assert {r.kind for r in read_records(run)} == {"knn", "linear", "finetune"}
-    said = capfd.readouterr().err
-    assert said.count("25% of each class of the training images held out for validation") == 3
+    stderr = capfd.readouterr().err
+    assert stderr.count("25% of each class of the training images held out for validation") == 3
     # Low-shot subsets are taken from the remaining images; held-out images cannot be listed.
     record = evaluate_linear(run, replace(LINEAR, percent=50, batch=4), HERE)
     assert (record.data.train, record.data.val) == (9, 6)
     listed = tmp_path / "some.txt"
-    listed.write_text("\n".join([left[0], held[0]]))
-    with pytest.raises(DataError, match=f"missing from .*: {held[0]}"):
+    listed.write_text("\n".join([left[0], held_out[0]]))
+    with pytest.raises(DataError, match=f"missing from .*: {held_out[0]}"):
         evaluate_linear(run, replace(LINEAR, subset=str(listed)), HERE)
 
 
@@ -73,25 +73,28 @@ def test_a_file_takes_the_flag(run: Path, images: Path, tmp_path: Path) -> None:
     config = replace(KNN, data=str(images / "train"), stem="cifar", crop=16, resize=16)
     with pytest.raises(NoSplitError, match=r"no val.beton; --holdout 10% holds out a share"):
         evaluate_knn(weights, config, HERE)
-    own = evaluate_knn(weights, replace(config, holdout="25%", json=str(json)), HERE)
-    assert (own.data.train, own.data.val) == (18, 6) and '"holdout": "25%"' in json.read_text()
+    record = evaluate_knn(weights, replace(config, holdout="25%", json=str(json)), HERE)
+    assert (record.data.train, record.data.val) == (
+        18,
+        6,
+    ) and '"holdout": "25%"' in json.read_text()
     with pytest.raises(DataError, match="already has validation images"):
         evaluate_knn(weights, replace(config, data=str(images), holdout="25%"), HERE)
     # Features do not need labels.
     flat = str(images / "train" / "class0")
-    how: dict[str, Any] = {"data": flat, "holdout": "25%", "stem": "cifar", "crop": 16}
-    assert len(rows(weights, tmp_path / "f.npy", split="val", resize=16, **how)) == 2
+    settings: dict[str, Any] = {"data": flat, "holdout": "25%", "stem": "cifar", "crop": 16}
+    assert len(rows(weights, tmp_path / "f.npy", split="val", resize=16, **settings)) == 2
 
 
 def test_a_run_that_trained_on_held_out_images_says_so(
     small: TrainConfig, images: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """There is no warning if the holdout is a subset of the run's."""
-    for held, warned in (("", True), ("15%", True), ("25%", False), ("40%", False)):
-        run = run_on(images / "train", small, held)
+    for holdout, expected in (("", True), ("15%", True), ("25%", False), ("40%", False)):
+        run = run_on(images / "train", small, holdout)
         open_subject(run, replace(KNN, holdout="25%"), HERE).print_summary()
-        said = "was trained on images that are held out here" in capfd.readouterr().err
-        assert said == warned
+        warns = "was trained on images that are held out here" in capfd.readouterr().err
+        assert warns == expected
 
 
 def test_other_data_than_the_runs(
@@ -104,8 +107,8 @@ def test_other_data_than_the_runs(
     record = evaluate_knn(run, replace(KNN, data=str(images)), HERE)
     assert (record.data.train, record.data.val, record.data.holdout) == (24, 12, None)
     assert "holdout" not in record.identity
-    said = f"the run's --holdout 25% does not apply: {images} is not the run's data"
-    assert said in capfd.readouterr().err
+    message = f"the run's --holdout 25% does not apply: {images} is not the run's data"
+    assert message in capfd.readouterr().err
     before = evaluate_knn(run, KNN, HERE)
     moved = Path(shutil.move(images / "train", tmp_path / "moved"))
     with pytest.raises(NoSplitError, match=r"--holdout 25% holds out a share"):
@@ -126,8 +129,8 @@ def test_validation_images_that_came_later_go_before_the_runs_holdout(
     shutil.move(tmp_path / "val", images / "val")
     record = evaluate_knn(later, KNN, HERE)
     assert (record.data.train, record.data.val, record.data.holdout) == (24, 12, None)
-    said = f"the run's --holdout 25% does not apply: {images} has validation images"
-    assert said in capfd.readouterr().err
+    message = f"the run's --holdout 25% does not apply: {images} has validation images"
+    assert message in capfd.readouterr().err
 
 
 def rows(run: Path, out: Path, **settings: Any) -> list[dict[str, str]]:
@@ -142,20 +145,22 @@ def rows(run: Path, out: Path, **settings: Any) -> list[dict[str, str]]:
 
 def test_features_are_of_every_image(run: Path, images: Path, tmp_path: Path) -> None:
     """The run's data are listed with each image's split; other data have no holdout."""
-    left, held = parts(images / "train", "25%")
+    left, held_out_names = parts(images / "train", "25%")
     table = rows(run, tmp_path / "f.npy")
-    assert [row["name"] for row in table] == sorted(left + held)
+    assert [row["name"] for row in table] == sorted(left + held_out_names)
     of_val = [row["name"] for row in table if row["split"] == "val"]
-    assert sorted(of_val) == sorted(held)
+    assert sorted(of_val) == sorted(held_out_names)
     assert [row["class"] for row in table] == [row["name"].split("/")[0] for row in table]
     assert [row["name"] for row in rows(run, tmp_path / "t.npy", split="train")] == left
-    held_out = rows(run, tmp_path / "v.npy", split="val")
-    assert [row["name"] for row in held_out] == held and held_out[0]["split"] == "val"
+    held_out_rows = rows(run, tmp_path / "v.npy", split="val")
+    assert [row["name"] for row in held_out_rows] == held_out_names and held_out_rows[0][
+        "split"
+    ] == "val"
     every = np.load(tmp_path / "f.npy")[[row["split"] == "val" for row in table]]
     np.testing.assert_allclose(np.load(tmp_path / "v.npy"), every, rtol=1e-5, atol=1e-6)
-    own = str(write_images(tmp_path / "own", each=5))
-    for settings, count in (({"holdout": "0"}, 24), ({"data": own}, 15)):
+    other_data = str(write_images(tmp_path / "own", each=5))
+    for settings, count in (({"holdout": "0"}, 24), ({"data": other_data}, 15)):
         table = rows(run, tmp_path / "f.npy", **settings)
         assert len(table) == count and "split" not in table[0]
-    table = rows(run, tmp_path / "f.npy", data=own, holdout="20%")
+    table = rows(run, tmp_path / "f.npy", data=other_data, holdout="20%")
     assert sum(row["split"] == "val" for row in table) == 3 and len(table) == 15

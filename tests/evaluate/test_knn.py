@@ -41,14 +41,14 @@ def ranked_classes(k: int, temperature: float) -> list[tuple[list[int], int]]:
         x.astype(np.float64) / np.linalg.norm(x.astype(np.float64), axis=1, keepdims=True)
         for x in (bank, queries)
     )
-    found = []
+    rankings = []
     for query, label in zip(queries, labels.tolist(), strict=True):
         similarity = bank @ query
         votes = np.zeros(7)
         for i in np.argsort(-similarity, kind="stable")[:k]:
             votes[bank_labels[i]] += np.exp(similarity[i] / temperature)
-        found.append(([int(c) for c in np.argsort(-votes) if votes[c] > 0], label))
-    return found
+        rankings.append(([int(c) for c in np.argsort(-votes) if votes[c] > 0], label))
+    return rankings
 
 
 def classify(votes: list[tuple[int, float]], *, part: int = 403) -> Any:
@@ -68,27 +68,29 @@ def test_several_protocols_in_one_pass_equal_brute_force_in_float64() -> None:
         top5 = np.mean([label in ranked[:5] for ranked, label in expected])
         assert result.top5 == pytest.approx(100 * top5, abs=1e-9)
         for kind, accuracy in enumerate(result.per_class):
-            own = [right for right, (_, label) in zip(top1, expected, strict=True) if label == kind]
-            assert accuracy == pytest.approx(100 * np.mean(own), abs=1e-9)
+            of_class = [
+                right for right, (_, label) in zip(top1, expected, strict=True) if label == kind
+            ]
+            assert accuracy == pytest.approx(100 * np.mean(of_class), abs=1e-9)
         assert 30 < result.top1 < 95  # neither chance nor certainty
         assert (result.k, result.temperature, result.bank) == (k, temperature, 403)
     assert classify([(1, 0.2)])[0].top5 == classify([(1, 0.2)])[0].top1  # only one class has votes
 
 
 def test_blocks_parts_and_scales_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = classify(VOTES)
+    expected = classify(VOTES)
     for block, part in ((1, 403), (7, 1), (100, 403), (1000, 11)):
         monkeypatch.setattr(fastsiam.evaluate.knn, "_BLOCK", block)
-        assert classify(VOTES, part=part) == whole
+        assert classify(VOTES, part=part) == expected
     bank, bank_labels, queries, labels = knn_problem()
     scaled = knn_accuracy([(bank * 300, bank_labels)], queries / 70, labels, votes=VOTES, classes=7)
-    assert scaled == whole
+    assert scaled == expected
     monkeypatch.setattr(fastsiam.evaluate.knn, "_CHUNK_BYTES", 4 * 403 * 10)
     monkeypatch.setattr(fastsiam.evaluate.knn, "_BLOCK_BYTES", 4 * 24 * 10)
     with monkeypatch.context() as patch:
         blocks = Mock(wraps=_blocks)
         patch.setattr(fastsiam.evaluate.knn, "_blocks", blocks)
-        assert classify(VOTES, part=4) == whole
+        assert classify(VOTES, part=4) == expected
     assert blocks.call_args.args[1] == 10  # few at a time: raw pixels are wide
     sharp, nearest, every = classify([(20, 0.001), (1, 0.2), (10_000, 0.2)])
     assert sharp.top1 == nearest.top1  # the nearest has all the weight
@@ -129,9 +131,9 @@ def test_features_stored_in_half_precision_rank_within_the_tolerance(
     exact = cosines.sort(descending=True)
     parts = [(bank.to(dtype), torch.arange(len(bank)))]
     similarity, tags, _ = nearest(queries.to(dtype), parts, most=20)
-    found = cosines.gather(1, tags)
-    assert (found >= exact.values[:, 19:20] - 2 * tolerance).all()
-    assert (similarity - found).abs().max() < tolerance
+    exact_similarity = cosines.gather(1, tags)
+    assert (exact_similarity >= exact.values[:, 19:20] - 2 * tolerance).all()
+    assert (similarity - exact_similarity).abs().max() < tolerance
     assert (tags != exact.indices[:, :20]).any()  # not exact, so the tolerance is tested
 
 

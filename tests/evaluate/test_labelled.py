@@ -46,9 +46,9 @@ def test_little_data_have_a_sensible_default(run: Path, capsys: pytest.CaptureFi
     """The paper's LARS does not learn from 24 images; the default is SGD, which is logged."""
     config = LinearConfig(workers=0, device="cpu", cached=True, eval_every=0)
     record = evaluate_linear(run, config, HERE)
-    said = capsys.readouterr().err
-    assert "SGD: 24 images x 90 epochs" in said
-    assert "warning" not in said
+    stderr = capsys.readouterr().err
+    assert "SGD: 24 images x 90 epochs" in stderr
+    assert "warning" not in stderr
     assert record.protocol["optimizer"] == "sgd" and record.protocol["batch"] == 16
     assert [line["lr"] for line in record.results] == [0.1, 0.3, 1, 3, 10, 30]
     papers = evaluate_linear(run, replace(config, optimizer="lars"), HERE)
@@ -58,7 +58,7 @@ def test_little_data_have_a_sensible_default(run: Path, capsys: pytest.CaptureFi
 def test_an_interrupted_evaluation_continues(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tested with fine-tuning, whose state is that of linear evaluation plus BN."""
     config = FinetuneConfig(epochs=4, batch=8, workers=0, device="cpu", eval_every=2)
-    whole = evaluate_finetuned(run, config, HERE)
+    reference = evaluate_finetuned(run, config, HERE)
     monkeypatch.setattr(record_files, "_SECONDS_BETWEEN_SAVES", 0.0)
     step = SupervisedTraining.step
     steps: list[int] = []
@@ -74,7 +74,7 @@ def test_an_interrupted_evaluation_continues(run: Path, monkeypatch: pytest.Monk
         evaluate_finetuned(run, config, HERE)
     assert len(list((run / "eval").glob("*.partial"))) == 1
     again = evaluate_finetuned(run, config, HERE)
-    assert again.results == whole.results and steps[11:] == [9, 10, 11]
+    assert again.results == reference.results and steps[11:] == [9, 10, 11]
     assert not list((run / "eval").glob("*.partial"))
 
 
@@ -82,17 +82,17 @@ def test_another_protocol_and_a_damaged_state_start_over(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     two = replace(QUICK, epochs=2)
-    whole = evaluate_linear(run, two, HERE)
+    reference = evaluate_linear(run, two, HERE)
     with monkeypatch.context() as patch:
         patch.setattr(record_files.RecordFiles, "keep", lambda *_: None)
         evaluate_linear(run, QUICK, HERE)  # leaves its state behind
     (path,) = (run / "eval").glob("linear-epoch1-*.partial")
     assert torch.load(path, weights_only=True)["step"] == 12
-    assert evaluate_linear(run, two, HERE).results == whole.results
+    assert evaluate_linear(run, two, HERE).results == reference.results
     other = next((run / "eval").glob("*.json")).with_suffix(".partial")
     for content in (path.read_bytes(), path.read_bytes()[:1000]):
         other.write_bytes(content)
-        assert evaluate_linear(run, two, HERE).results == whole.results
+        assert evaluate_linear(run, two, HERE).results == reference.results
 
 
 def test_fine_tuning_trains_all_of_it_and_leaves_the_run_alone(
@@ -147,14 +147,14 @@ def test_linear_evaluation_by_two_ranks_and_by_one(run: Path, cached: bool, tmp_
     before = (run / "checkpoints" / "last.pt").read_bytes()
     out = tmp_path / "linear.json"
     storage: Any = "fp16" if cached else "fp32"
-    done = fastsiam_on_ranks(
+    results = fastsiam_on_ranks(
         2, "eval", "linear", str(run), "--lrs", "0.1,30", "--optimizer", "sgd", "--epochs", "3",
         "--batch", "8", "--device", "cpu", "--workers", "0", "--gpus", "2", "--json", str(out),
         "--storage", storage, *(["--cached"] if cached else []),
     )  # fmt: skip
     (both,) = read_records(run)
-    assert done[0].stdout.splitlines() == json.loads(out.read_text())["summary"] == both.summary
-    assert not done[1].stdout
+    assert results[0].stdout.splitlines() == json.loads(out.read_text())["summary"] == both.summary
+    assert not results[1].stdout
     assert "base rate 30" in both.summary[1] and "best of 2 rates" in both.summary[2]
     for convention in (
         "SGD, batch 8, 3 epochs, cosine per step, momentum 0.9, weight decay 0",
@@ -163,7 +163,7 @@ def test_linear_evaluation_by_two_ranks_and_by_one(run: Path, cached: bool, tmp_
         "shorter side to 16 pixels, central 16 x 16",
         "12 validation images, each counted once",
     ):
-        assert convention in done[0].stderr
+        assert convention in results[0].stderr
     assert [line["lr"] for line in both.results] == [0.1, 30]
     assert both.best["top1"] == max(line["top1"] for line in both.results)
     assert both.images_validated == 12 and both.data.train == 24
@@ -173,9 +173,9 @@ def test_linear_evaluation_by_two_ranks_and_by_one(run: Path, cached: bool, tmp_
         "cached": cached, "storage": "fp16" if cached else None,
         "scale_min": None if cached else 0.08,
     }  # fmt: skip
-    (kept,) = (run / "eval").iterdir()
+    (record_file,) = (run / "eval").iterdir()
     name = "linear-sgd-cached-epoch1-" if cached else "linear-sgd-epoch1-"
-    assert kept.name.startswith(name) and kept.suffix == ".json"
+    assert record_file.name.startswith(name) and record_file.suffix == ".json"
     config = LinearConfig(
         lrs=(0.1, 30), optimizer="sgd", epochs=3, batch=8, cached=cached, storage=storage,
         feature_batch=2, workers=0, device="cpu",
@@ -193,8 +193,8 @@ def test_a_mixture_is_trained_on_its_first_data_set(run: Path, tmp_path: Path) -
     mixture = replace(subject.data, mixed_with=(str(other),))
     images = LabelledImages(replace(subject, data=mixture), QUICK)
     with closing(images.augmented(QUICK.batch)) as loader:
-        shown = [name for batch in loader.epoch(0) for name in batch.names]
-    assert sorted(shown) == sorted(images.train.names()) and len(shown) == 24
+        names = [name for batch in loader.epoch(0) for name in batch.names]
+    assert sorted(names) == sorted(images.train.names()) and len(names) == 24
 
 
 def test_fine_tuning_is_longer_on_one_percent(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,8 +247,8 @@ def test_bad_input_is_one_line(run: Path, tmp_path: Path, monkeypatch: pytest.Mo
             evaluate_linear(run, replace(QUICK, **bad), HERE)
     assert not (run / "eval").exists() or not list((run / "eval").iterdir())
     two = ("--gpus", "2", "--device", "cpu", "--batch", "7")
-    done = fastsiam("eval", "linear", str(run), *two, code=1)
-    assert done.stderr == "error: --batch 7 is not divisible by 2 ranks\n"
+    result = fastsiam("eval", "linear", str(run), *two, code=1)
+    assert result.stderr == "error: --batch 7 is not divisible by 2 ranks\n"
 
     def with_gaps(*arguments: Any, **settings: Any) -> Any:
         loader: Any = build_eval_loader(*arguments, **settings)

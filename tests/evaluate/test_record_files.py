@@ -37,15 +37,15 @@ def test_a_run_that_cannot_be_written_is_evaluated(
 ) -> None:
     """A warning comes first and the exit code is 0; ``--json`` and reports elsewhere work."""
     with read_only(run):
-        done = fastsiam("eval", "knn", str(run), "--device", "cpu", "--k", "5")
-        assert "kNN top-1" in done.stdout and "eval/knn-epoch" in done.stderr
-        assert "the result is only printed: pass --json FILE to keep it" in done.stderr
-        asked = tmp_path / "new" / "x.json"
-        config = LinearConfig(workers=0, cached=True, epochs=1, json=str(asked))
+        result = fastsiam("eval", "knn", str(run), "--device", "cpu", "--k", "5")
+        assert "kNN top-1" in result.stdout and "eval/knn-epoch" in result.stderr
+        assert "the result is only printed: pass --json FILE to keep it" in result.stderr
+        json_path = tmp_path / "new" / "x.json"
+        config = LinearConfig(workers=0, cached=True, epochs=1, json=str(json_path))
         record = evaluate_linear(run, config, CPU)
-        assert Record.from_dict(json.loads(asked.read_text())) == record
-        assert f"the result goes to {asked}" in capfd.readouterr().err
-        assert [path.name for path in asked.parent.iterdir()] == ["x.json"]
+        assert Record.from_dict(json.loads(json_path.read_text())) == record
+        assert f"the result goes to {json_path}" in capfd.readouterr().err
+        assert [path.name for path in json_path.parent.iterdir()] == ["x.json"]
         write_report([run], tmp_path / "page.html")
         with pytest.raises(FastSiamError, match=r"^cannot write .*report\.html: "):
             write_report([run], run / "report.html")
@@ -61,18 +61,18 @@ def test_weights_without_a_run(
     facts = subject.data_facts(*subject.loaders())
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to(tmp_path / "file.txt")
-    for asked, state in (
+    for file_name, state in (
         ("", []),
         ("pipe", []),
         ("x.json", ["x.partial"]),
         ("lr-0.1", ["lr-0.1.partial"]),
         ("link", ["file.txt.partial"]),
     ):
-        config = LinearConfig(json=str(tmp_path / asked) if asked else "")
+        config = LinearConfig(json=str(tmp_path / file_name) if file_name else "")
         files = subject.record_files("linear", facts, {}, config)
         files.save_state(1, dict, last=True)
         assert ("--json FILE to keep the result, and to resume" in capfd.readouterr().err) == (
-            not asked
+            not file_name
         )
         partial = list(tmp_path.glob("*.partial"))
         assert [path.name for path in partial] == state
@@ -102,8 +102,8 @@ def test_a_disk_that_is_full_from_the_start(
             with pytest.raises(FastSiamError, match=r"^cannot write .*: No space left on device"):
                 work()
         flags = ("--data", str(images), "--out", str(disk / "views.png"))
-        said = fastsiam("views", *flags, code=1).stderr.splitlines()[-1]
-        assert said.startswith(f"error: cannot write {disk}") and "No space left" in said
+        stderr = fastsiam("views", *flags, code=1).stderr.splitlines()[-1]
+        assert stderr.startswith(f"error: cannot write {disk}") and "No space left" in stderr
         assert {path.name for path in disk.iterdir()} == {"run", "filler"}
         assert all(path.stat().st_size for path in disk.rglob("*") if path.is_file())
 
@@ -112,19 +112,19 @@ def test_a_disk_that_fills_up_meanwhile(
     run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The record is printed before the failed write is noticed, and the state is kept."""
-    shown: list[Record] = []
+    printed_records: list[Record] = []
     config = LinearConfig(workers=0, cached=True, epochs=2, optimizer="sgd", lrs=(1,))
     with small_disk(tmp_path / "disk", 8) as disk:
         shutil.copytree(run, disk / "run")
 
         def show(record: Record) -> None:
-            shown.append(record)
+            printed_records.append(record)
             fill(disk)
 
         with pytest.raises(FastSiamError, match=r"^cannot write .*json: No space left"):
             evaluate_linear(disk / "run", config, CPU, show=show)
-        assert len(shown) == 1 and not read_records(disk / "run")
+        assert len(printed_records) == 1 and not read_records(disk / "run")
         (disk / "filler").unlink()
         again = evaluate_linear(disk / "run", config, CPU)
-        assert again.results == shown[0].results and len(read_records(disk / "run")) == 1
+        assert again.results == printed_records[0].results and len(read_records(disk / "run")) == 1
     assert "resuming after step 2 of 2" in capfd.readouterr().err

@@ -63,10 +63,10 @@ def test_training_by_hand(config: LinearConfig, update: Any) -> None:
     buffers = torch.zeros_like(weight), torch.zeros_like(bias)
     steps = 3 * 5
     for step in range(steps):
-        own = slice(20 * (step % 5), 20 * (step % 5) + 20)
-        error = (features[own] @ weight.T + bias).softmax(1) - F.one_hot(labels[own], 4)
+        rows = slice(20 * (step % 5), 20 * (step % 5) + 20)
+        error = (features[rows] @ weight.T + bias).softmax(1) - F.one_hot(labels[rows], 4)
         rate = config.rates[0] * 20 / 256 * 0.5 * (1 + math.cos(math.pi * step / steps))
-        update(weight, error.T @ features[own] / 20, buffers[0], rate)
+        update(weight, error.T @ features[rows] / 20, buffers[0], rate)
         update(bias, error.mean(0), buffers[1], rate)
     torch.testing.assert_close(training.network.weight[0].detach(), weight, rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(training.network.bias[0].detach(), bias, rtol=1e-4, atol=1e-6)

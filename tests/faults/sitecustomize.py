@@ -69,10 +69,10 @@ def _install(at: str) -> None:
         case number:
             votes, agree = itertools.count(), StopSignals._agree
 
-            def failing(self: StopSignals, *own: Any) -> tuple[int, bool]:
+            def failing(self: StopSignals, *arguments: Any) -> tuple[int, bool]:
                 if next(votes) == int(number):
                     _fault()
-                return agree(self, *own)
+                return agree(self, *arguments)
 
             StopSignals._agree = failing  # type: ignore[assignment,method-assign]
 

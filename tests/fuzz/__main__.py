@@ -20,19 +20,19 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="number of the first case")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=1, help="parallel processes")
-    asked = parser.parse_args()
-    if unknown := [name for name in asked.targets if name not in TARGETS]:
+    options = parser.parse_args()
+    if unknown := [name for name in options.targets if name not in TARGETS]:
         parser.error(f"no target {unknown[0]!r}; there are {', '.join(TARGETS)}")
     os.nice(19)
-    failed, how = False, {"seed": asked.seed, "first": asked.first, "count": asked.cases}
-    with ProcessPoolExecutor(asked.jobs, get_context("fork")) as pool:
-        work = {pool.submit(fuzz, name, **how): name for name in asked.targets or TARGETS}
+    failed, settings = False, {"seed": options.seed, "first": options.first, "count": options.cases}
+    with ProcessPoolExecutor(options.jobs, get_context("fork")) as pool:
+        work = {pool.submit(fuzz, name, **settings): name for name in options.targets or TARGETS}
         for future in as_completed(work):
-            found = future.result()
-            print(f"{work[future]}: {asked.cases:,} cases, {len(found)} findings", flush=True)
-            for number, what in [*found.items()][:20]:
-                print(f"  case {number}: {what}", flush=True)
-            failed |= bool(found)
+            failures = future.result()
+            print(f"{work[future]}: {options.cases:,} cases, {len(failures)} findings", flush=True)
+            for number, failure in [*failures.items()][:20]:
+                print(f"  case {number}: {failure}", flush=True)
+            failed |= bool(failures)
     return int(failed)
 
 

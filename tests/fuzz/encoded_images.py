@@ -50,11 +50,11 @@ def images() -> list[bytes]:
 
 def write(folder: Path) -> list[bytes]:
     """Write valid images of each kind at all positions except that of the corrupted one."""
-    own = images()
+    valid = images()
     for at, number in enumerate((1, 4, 9, 0, 11, 13, 3)):
-        (folder / str(at)).write_bytes(own[number])
+        (folder / str(at)).write_bytes(valid[number])
     (folder / PLACE).unlink()
-    return own
+    return valid
 
 
 def read(folder: Path) -> None:
@@ -86,16 +86,16 @@ def _make(engine: Engine, store: ListStore, config: AugmentConfig, *, finished: 
     cuts, sides = cut_views(params, config), list(config.by_side)
     if finished:
         whats = zip(operations(params, config), sides, strict=True)
-        stages = [Stage(what, config, side, side, torch.float32) for what, side in whats]
+        stages = [Stage(operation, config, side, side, torch.float32) for operation, side in whats]
         engine.submit(index, batch, cuts, stages=stages).result()
         assert all(stage.views().isfinite().all() for stage in stages)
         return
     shapes = crop_shapes(config, len(index))
     crops = tuple(torch.empty(shape, dtype=torch.uint8) for shape in shapes)
     engine.submit(index, batch, cuts, crops=crops).result()
-    for own, side, made in zip(cuts, sides, crops, strict=True):
+    for cut, side, crop in zip(cuts, sides, crops, strict=True):
         for row in index.tolist():
-            assert np.array_equal(made[:, row].numpy(), by_pillow(store, row, own, side)), row
+            assert np.array_equal(crop[:, row].numpy(), by_pillow(store, row, cut, side)), row
 
 
 def _image(seed: int, width: int, height: int, kind: str, **options: object) -> bytes:

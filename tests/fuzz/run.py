@@ -72,7 +72,7 @@ class Cases:
 
     def run(self, numbers: range) -> dict[int, str]:
         """Run cases in a child process, restarted after each crash; return failures by number."""
-        found: dict[int, str] = {}
+        failures: dict[int, str] = {}
         while numbers:
             report = self._folder / "report"
             report.write_text("")
@@ -86,18 +86,18 @@ class Cases:
                     os._exit(status)
             _, status = os.waitpid(child, 0)
             at = numbers.stop
-            for number, _, what in (x.partition(" ") for x in report.read_text().splitlines()):
+            for number, _, failure in (x.partition(" ") for x in report.read_text().splitlines()):
                 at = int(number)
-                found |= {at: what} if what else {}
+                failures |= {at: failure} if failure else {}
             if status:
-                found[at] = f"left the process ({os.waitstatus_to_exitcode(status)})"
+                failures[at] = f"left the process ({os.waitstatus_to_exitcode(status)})"
                 if os.WIFSIGNALED(status):
                     name = signal.Signals(os.WTERMSIG(status)).name
                     late = name == "SIGALRM"
-                    found[at] = f"took longer than {SECONDS} s" if late else f"ended by {name}"
+                    failures[at] = f"took longer than {SECONDS} s" if late else f"ended by {name}"
             shutil.rmtree(self._folder / "case", ignore_errors=True)
             numbers = numbers[numbers.index(at) + 1 :] if status else range(0)
-        return found
+        return failures
 
     def _run(self, numbers: range, report: Path) -> None:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
@@ -109,7 +109,7 @@ class Cases:
         gc.freeze()  # so that the final collection covers only what the cases left
         log, watching, allowed = os.open(report, os.O_WRONLY), [False], str(self._folder / "case")
         sys.addaudithook(
-            lambda event, given: _watch(event, given, allowed) if watching[0] else None
+            lambda event, arguments: _watch(event, arguments, allowed) if watching[0] else None
         )
         size = int(Path("/proc/self/statm").read_text().split()[0]) * mmap.PAGESIZE
         resource.setrlimit(resource.RLIMIT_AS, (size + (MEGABYTES << 20),) * 2)
@@ -119,12 +119,12 @@ class Cases:
             signal.setitimer(signal.ITIMER_REAL, SECONDS)
             watching[0] = True
             try:
-                said = verdict_of(self._target, case)
+                verdict = verdict_of(self._target, case)
             finally:
                 watching[0] = False
                 signal.setitimer(signal.ITIMER_REAL, 0)
-            if said:
-                os.write(log, f"{number} {said}\n".encode())
+            if verdict:
+                os.write(log, f"{number} {verdict}\n".encode())
             shutil.rmtree(case)
         gc.collect()
 
@@ -133,12 +133,12 @@ def fuzz(target: str | Target, *, seed: int, first: int, count: int) -> dict[int
     """Run cases of a target, given as an object or by name; return failures by case number."""
     if isinstance(target, str):
         target = TARGETS[target]
-    found: dict[int, str] = {}
+    failures: dict[int, str] = {}
     with tempfile.TemporaryDirectory(prefix="fuzz-") as name:
         cases, end = Cases(target, Path(name), seed=seed), first + count
         for start in range(first, end, _BATCH):
-            found |= cases.run(range(start, min(start + _BATCH, end)))
-    return found
+            failures |= cases.run(range(start, min(start + _BATCH, end)))
+    return failures
 
 
 def verdict_of(target: Target, folder: Path) -> str:
@@ -154,20 +154,20 @@ def verdict_of(target: Target, folder: Path) -> str:
             return "" if one_line else f"{type(error).__name__} is not one line: {text!r:.200}"
         if isinstance(error, MemoryError) or ("memory" in text.lower() and "alloc" in text.lower()):
             return f"takes more than {MEGABYTES} MB"
-        own = [frame for frame in frames if "/fastsiam/" in frame.filename] or frames
-        at = f"{Path(own[-1].filename).name}:{own[-1].lineno}"
+        fastsiam_frames = [frame for frame in frames if "/fastsiam/" in frame.filename] or frames
+        at = f"{Path(fastsiam_frames[-1].filename).name}:{fastsiam_frames[-1].lineno}"
         return f"{type(error).__name__} at {at}: {' '.join(text.split())[:160]}"
     return ""
 
 
-def _watch(event: str, given: tuple[Any, ...], allowed: str) -> None:
+def _watch(event: str, arguments: tuple[Any, ...], allowed: str) -> None:
     """Raise if a reader changes anything outside of the case's folder."""
     if event == "open":
-        path, _, flags = (*given, 0, 0)[:3]
+        path, _, flags = (*arguments, 0, 0)[:3]
         if not isinstance(flags, int) or not flags & _WRITING:
             return
     elif event in _CHANGES:
-        path = given[0] if given else ""
+        path = arguments[0] if arguments else ""
     else:
         return
     name = os.fsdecode(path) if isinstance(path, (str, bytes, os.PathLike)) else str(path)

@@ -51,7 +51,7 @@ class Target:
     """
     read: Callable[[Path], object]
     """Reads the corrupted file, given the case's folder."""
-    wrap: Callable[[bytes, bytes], bytes] = lambda content, whole: content
+    wrap: Callable[[bytes, bytes], bytes] = lambda content, original: content
     """Builds the file from the corrupted content and the content that was written first."""
 
 
@@ -67,10 +67,10 @@ def read_images(folder: Path) -> None:
 def _convert(folder: Path) -> list[bytes]:
     """Write a .beton file; return it, and the same without checksums, as FFCV would write it."""
     source = write_images(folder.parent / "images", classes=2, each=3)
-    (written,) = run("folder", source, folder)
-    whole = written.path.read_bytes()
-    marked = whole.index(b"fastsiam")
-    return [whole, whole[:marked] + bytes(1024) + whole[marked + 1024 :]]
+    (conversion,) = run("folder", source, folder)
+    content = conversion.path.read_bytes()
+    marked = content.index(b"fastsiam")
+    return [content, content[:marked] + bytes(1024) + content[marked + 1024 :]]
 
 
 def _tars(folder: Path) -> list[bytes]:
@@ -128,9 +128,9 @@ def _pickled_in(target: Target) -> Target:
         with zipfile.ZipFile(folder / target.place) as archive:
             return [archive.read(of(archive))]
 
-    def wrap(pickled: bytes, whole: bytes) -> bytes:
+    def wrap(pickled: bytes, original: bytes) -> bytes:
         out = io.BytesIO()
-        with zipfile.ZipFile(io.BytesIO(whole)) as archive, zipfile.ZipFile(out, "w") as file:
+        with zipfile.ZipFile(io.BytesIO(original)) as archive, zipfile.ZipFile(out, "w") as file:
             for name in archive.namelist():
                 file.writestr(name, pickled if name == of(archive) else archive.read(name))
         return out.getvalue()

@@ -70,6 +70,6 @@ def refuse(folder: Path) -> None:
 )
 def test_what_a_reader_may_not_do_is_noticed(reader: Callable[[Path], object], said: str) -> None:
     """It is detected in each of two cases, even if a case ends its process."""
-    found = fuzz(Target("x", lambda _: [b"whole"], reader), seed=0, first=7, count=2)
-    assert list(found) == ([7, 8] if said else [])
-    assert all(said in one for one in found.values()), found
+    failures = fuzz(Target("x", lambda _: [b"whole"], reader), seed=0, first=7, count=2)
+    assert list(failures) == ([7, 8] if said else [])
+    assert all(said in one for one in failures.values()), failures

@@ -21,8 +21,8 @@ def test_every_way_to_take_a_step(tmp_path: Path) -> None:
         data=str(data.parent), images=24, recipe="demo", batch=8, workers=1, repeats=1,
         device="cuda", variants=("nchw", "recompute", "cuda-graphs", "authors"),
     )  # fmt: skip
-    with session(config) as own:
-        records = {one.name: one for one in CASES["step"].measure(own)}
+    with session(config) as bench_session:
+        records = {one.name: one for one in CASES["step"].measure(bench_session)}
     assert {"nchw", "recompute", "cuda-graphs", "authors"} <= set(records)
     for one in records.values():
         assert one.facts["apart"] and one.facts["peak_gpu_bytes"] > 0 and one.ratio

@@ -55,9 +55,9 @@ def test_what_only_nvjpeg_refuses_is_decoded_by_pil(images: Path, loaders: Loade
     path.write_bytes(encoded(Image.open(path), "GIF"))
     loader = loaders(GRAPH, images / "train", batch=4, device="cuda")
     assert len(list(loader.epoch(0))) == 6
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-20])
+    original = path.read_bytes()
+    path.write_bytes(original[:-20])
     with pytest.raises(DataError, match=r"cannot decode .*class1/003\.jpg"):
         list(loader.epoch(0))
-    path.write_bytes(whole)
+    path.write_bytes(original)
     assert len(list(loader.epoch(0))) == 6

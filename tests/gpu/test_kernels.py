@@ -28,8 +28,8 @@ from tests.views.test_cuda_kernels import (
 pytestmark = pytest.mark.gpu
 
 
-def on_the_gpu(function: Any, given: Tensor | Crops, *args: Any, **options: Any) -> Any:
-    there = given.cuda() if isinstance(given, Tensor) else tuple(part.cuda() for part in given)
+def on_the_gpu(function: Any, inputs: Tensor | Crops, *args: Any, **options: Any) -> Any:
+    there = inputs.cuda() if isinstance(inputs, Tensor) else tuple(part.cuda() for part in inputs)
     result = function(there, *args, **options)
     return result.cpu() if isinstance(result, Tensor) else tuple(view.cpu() for view in result)
 

@@ -38,8 +38,8 @@ def test_neighbours_at_real_size() -> None:
     k, sample = 200, 200
     bank, queries = (torch.randn(images, 512, generator=generator) for images in (50_000, 10_000))
     parts = zip(bank.cuda().split(1024), torch.arange(50_000).cuda().split(1024), strict=True)
-    found = nearest(queries.cuda(), parts, most=k)[1][:sample].cpu()
+    neighbours = nearest(queries.cuda(), parts, most=k)[1][:sample].cpu()
     exact = F.normalize(queries[:sample].double(), dim=1) @ F.normalize(bank.double(), dim=1).T
     best = exact.topk(k, dim=1).values
-    torch.testing.assert_close(exact.gather(1, found), best, atol=1e-6, rtol=0)
-    assert all(len(row.unique()) == k for row in found)
+    torch.testing.assert_close(exact.gather(1, neighbours), best, atol=1e-6, rtol=0)
+    assert all(len(row.unique()) == k for row in neighbours)

@@ -30,9 +30,9 @@ DALI = pytest.param("dali", marks=pytest.mark.dali)
 @pytest.mark.parametrize("pipeline", ["torchvision", "native", "memory", FFCV])
 def test_views_of_different_sides_equal_the_cpus(pipeline: str, images: Path) -> None:
     """Check two epochs, so that rotating buffers are reused with the crops of all sides."""
-    how: Any = {"augment": UNEQUAL, "batch": 4, "workers": 2}
-    here = batches(pipeline, images / "train", 0, 1, **how)
-    there = batches(pipeline, images / "train", 0, 1, device="cuda", **how)
+    settings: Any = {"augment": UNEQUAL, "batch": 4, "workers": 2}
+    here = batches(pipeline, images / "train", 0, 1, **settings)
+    there = batches(pipeline, images / "train", 0, 1, device="cuda", **settings)
     for batch in there:
         for view in batch.views:
             assert view.is_cuda and view.is_contiguous(memory_format=torch.channels_last)
@@ -42,25 +42,25 @@ def test_views_of_different_sides_equal_the_cpus(pipeline: str, images: Path) ->
 @pytest.mark.parametrize("pipeline", ["torchvision", "native", FFCV, DALI])
 def test_views_survive_a_gpu_that_is_behind(pipeline: str, images: Path, loaders: Loaders) -> None:
     """Buffers rotate on the host while their copies are pending, in full and aborted epochs."""
-    how: Any = {"batch": 4, "workers": 2, "device": "cuda"}
-    behind, beside = (loaders(pipeline, images / "train", **how) for _ in range(2))
+    settings: Any = {"batch": 4, "workers": 2, "device": "cuda"}
+    behind, reference = (loaders(pipeline, images / "train", **settings) for _ in range(2))
     for epoch in range(6):
-        found = []
+        slow_batches = []
         for batch in behind.epoch(epoch):
-            found.append(batch)
+            slow_batches.append(batch)
             torch.cuda._sleep(100_000_000)
-            if epoch % 2 and len(found) == 3:
+            if epoch % 2 and len(slow_batches) == 3:
                 break
         torch.cuda.synchronize()
-        assert same(found, list(beside.epoch(epoch))[: len(found)])
+        assert same(slow_batches, list(reference.epoch(epoch))[: len(slow_batches)])
 
 
 @pytest.mark.parametrize("pipeline", ["torchvision", DALI])
 def test_who_makes_views_or_crops_never_waits_for_the_device(
     pipeline: str, images: Path, loaders: Loaders
 ) -> None:
-    how: Any = {"augment": UNEQUAL, "workers": 2, "device": "cuda", "dtype": torch.bfloat16}
-    epoch = loaders(pipeline, images / "train", batch=4, **how).epoch(0)
+    settings: Any = {"augment": UNEQUAL, "workers": 2, "device": "cuda", "dtype": torch.bfloat16}
+    epoch = loaders(pipeline, images / "train", batch=4, **settings).epoch(0)
     next(epoch)
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -104,7 +104,7 @@ def test_the_jpeg_engine_is_engaged(images: Path) -> None:
     """nvImageCodec's log shows the engine while DALI decodes."""
     if torch.cuda.get_device_capability() not in {(8, 0), (9, 0), (10, 0)}:
         pytest.skip("this GPU may lack a JPEG engine")  # A100, H100, H200 and B200 have one
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", ENGINE, str(images / "train")],
         env={**os.environ, "DALI_NVIMGCODEC_LOG_LEVEL": "3"},
         capture_output=True,
@@ -112,9 +112,9 @@ def test_the_jpeg_engine_is_engaged(images: Path) -> None:
         timeout=300,
         cwd=ROOT,
     )
-    noted = done.stdout + done.stderr
-    assert done.returncode == 0, noted
-    assert "nvjpeg_hw_decoder" in noted and "num_hw_engines=0" not in noted
+    output = result.stdout + result.stderr
+    assert result.returncode == 0, output
+    assert "nvjpeg_hw_decoder" in output and "num_hw_engines=0" not in output
 
 
 @pytest.mark.dali
@@ -146,11 +146,11 @@ def test_whatever_decodes_the_crops_are_pils(
 
 @pytest.mark.ffcv
 def test_ffcv_holds_no_more_gpu_memory_with_every_epoch(images: Path, loaders: Loaders) -> None:
-    augment, held = AugmentConfig.alike(crop=224), []
+    augment, reserved_bytes = AugmentConfig.alike(crop=224), []
     loader = loaders("ffcv", images / "train", augment=augment, workers=2, device="cuda")
     for epoch in range(15):
         for _ in loader.epoch(epoch):
             pass
         torch.cuda.synchronize()
-        held.append(torch.cuda.memory_reserved())
-    assert held[-1] <= held[4]
+        reserved_bytes.append(torch.cuda.memory_reserved())
+    assert reserved_bytes[-1] <= reserved_bytes[4]

@@ -115,7 +115,7 @@ def test_a_run_that_torchrun_started(gpu: TrainConfig, tmp_path: Path) -> None:
     config = with_settings(gpu, knn_every=0, max_steps=2, out=str(tmp_path / "run"))
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command = [*torchrun, "--nproc-per-node", "1", "-m", "fastsiam", "train", *flags(config)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr
-    assert "--gpus" not in done.stdout  # torchrun chose the GPUs
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    assert result.returncode == 0, result.stderr
+    assert "--gpus" not in result.stdout  # torchrun chose the GPUs
     assert len(history(tmp_path / "run")) == 2

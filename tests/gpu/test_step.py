@@ -121,14 +121,14 @@ def test_sync_bn_equals_batch_norm(
         x = (torch.randn(shape, device="cuda") * 3 + 2).to(dtype)
         if len(shape) == 4:
             x = x.contiguous(memory_format=torch.channels_last)
-        weight, found = torch.randn(shape, device="cuda"), []
+        weight, results = torch.randn(shape, device="cuda"), []
         for normalise in (function, lambda x: torch.cat([theirs(v) for v in x.chunk(views)])):
-            own = x.clone().requires_grad_()
-            out = normalise(own)
+            inputs = x.clone().requires_grad_()
+            out = normalise(inputs)
             (out.float() * weight).sum().backward()
-            found.append((out.detach(), own.grad))
+            results.append((out.detach(), inputs.grad))
         close = 1e-4 if dtype == torch.float32 else 0.05
-        for mine, other in zip(*found, strict=True):
+        for mine, other in zip(*results, strict=True):
             torch.testing.assert_close(mine, other, rtol=close, atol=close)
         for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
             torch.testing.assert_close(mine.grad, other.grad, rtol=1e-2, atol=10 * close)
@@ -173,23 +173,23 @@ def test_nothing_is_recorded_after_prepare(
     """Loaders' threads may do what graph capture forbids. Loading a checkpoint captures nothing."""
     from torch._inductor.cudagraph_trees import CUDAGraphTreeManager
 
-    done: list[str] = []
+    calls: list[str] = []
     for name in ("run_eager", "record_function", "execute_node"):  # warmup, capture, replay
         original = getattr(CUDAGraphTreeManager, name)
 
-        def noting(*args: Any, name: str = name, original: Any = original) -> Any:
-            done.append(name)
+        def record_call(*args: Any, name: str = name, original: Any = original) -> Any:
+            calls.append(name)
             return original(*args)
 
-        monkeypatch.setattr(CUDAGraphTreeManager, name, noting)
+        monkeypatch.setattr(CUDAGraphTreeManager, name, record_call)
     config = with_settings(gpu, precision=precision, compile="on", cuda_graphs=True)
     place = Place(0, 1, torch.device("cuda", 0))
     step = TrainingStep(config, build_method(config.model), place, steps_per_epoch=3)
     assert "cannot" not in step.prepare()
-    assert done == ["run_eager"] * 2 + ["record_function"] * 2 + ["execute_node"] * 2
+    assert calls == ["run_eager"] * 2 + ["record_function"] * 2 + ["execute_node"] * 2
     step.load(**copy.deepcopy(step.state()))
     loader = loader_of(config, place)
-    done.clear()
+    calls.clear()
     for epoch in range(2):
         for number, batch in enumerate(loader.epoch(epoch)):
             loss, embedding = step(batch, at=3 * epoch + number)
@@ -198,7 +198,7 @@ def test_nothing_is_recorded_after_prepare(
         dtype = autocast_type(config.numerics.precision, place.device)
         frozen(step.method.backbone, batch.view1, dtype=dtype)  # an evaluation in between
         step.method.train()
-    assert done == ["execute_node"] * 2 * 6
+    assert calls == ["execute_node"] * 2 * 6
 
 
 def test_a_log_point_waits_once_for_the_steps_and_once_for_its_numbers(

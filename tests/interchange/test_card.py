@@ -25,37 +25,37 @@ def test_the_card_claims_no_more_than_is_known(tmp_path: Path) -> None:
     (tmp_path / "run" / "metrics.jsonl").write_text(
         "".join(json.dumps({**monitor, "epoch": x, "top1": x}) + "\n" for x in (5.0, 7.5, 9.0))
     )
-    read = load_pretrained(tmp_path / "run")
-    assert read.config is not None
-    config = with_settings(read.config, init="/home/me/secret/r18.pth", pipeline="synthetic")
-    read = replace(read, config=config)
-    export_weights(read, format="torchvision", out=tmp_path / "w.pth")
+    pretrained = load_pretrained(tmp_path / "run")
+    assert pretrained.config is not None
+    config = with_settings(pretrained.config, init="/home/me/secret/r18.pth", pipeline="synthetic")
+    pretrained = replace(pretrained, config=config)
+    export_weights(pretrained, format="torchvision", out=tmp_path / "w.pth")
     card = (tmp_path / "w.pth.md").read_text()
     assert card.startswith("# ResNet-18, pre-trained with SimSiam") and "labels" not in card
     assert "kNN top-1 7.50% after 7.5 epochs" in card and "9 epochs" not in card
     assert "| init | r18.pth |" in card and "/home" not in card and str(tmp_path) not in card
     assert "| data | synthetic, 1,234 images |" in card
     odd = tmp_path / os.fsdecode(b'a"b\\c\xe9.pth')  # one byte is not UTF-8
-    export_weights(read, format="torchvision", out=odd)
+    export_weights(pretrained, format="torchvision", out=odd)
     card = odd.with_name(f"{odd.name}.md").read_text("utf-8")
     assert r'torch.load("a\"b\\c\udce9.pth", map_location' in card
     (tmp_path / "run" / "config.json").write_text("{")
     with pytest.raises(DataError, match=r"cannot read the settings of the run, .*config\.json"):
-        export_weights(read, format="torchvision", out=tmp_path / "v.pth")
+        export_weights(pretrained, format="torchvision", out=tmp_path / "v.pth")
 
 
 def test_the_card_has_the_schedule_and_the_variant(tmp_path: Path) -> None:
     model = changed_model(TINY, head_bn="hidden", predictor="none", target_average=0.8)
     saved_run(tmp_path / "run", model)
-    read, out = load_pretrained(tmp_path / "run"), tmp_path / "w.pt"
-    assert read.config is not None
+    pretrained, out = load_pretrained(tmp_path / "run"), tmp_path / "w.pt"
+    assert pretrained.config is not None
     rates = {"lr": 0.05, "lr_end": 0.001, "warmup_epochs": 2.0, "warmup_from": 0.0625}
-    other = with_settings(read.config, **rates, sync_bn=False, bn_images=32)
+    other = with_settings(pretrained.config, **rates, sync_bn=False, bn_images=32)
     fastsiam = replace(TINY, method=FastSiamConfig())
     rate = "| learning rate | 0.05 x batch / 256, cosine"
     for config, rows in (
         (
-            with_settings(read.config, lr=0.05),
+            with_settings(pretrained.config, lr=0.05),
             (
                 f"{rate}, 0 epochs of warm-up |", "| stop gradient | True |",
                 "| head bn | hidden |", "| predictor | none |", "| target average | 0.8 |",
@@ -69,7 +69,7 @@ def test_the_card_has_the_schedule_and_the_variant(tmp_path: Path) -> None:
             ),
         ),
     ):  # fmt: skip
-        export_weights(replace(read, config=config), format="plain", out=out, force=True)
+        export_weights(replace(pretrained, config=config), format="plain", out=out, force=True)
         card = (tmp_path / "w.pt.md").read_text()
         assert all(row in card for row in rows)
 
@@ -78,15 +78,15 @@ def test_the_card_names_the_images_of_evaluations_on_a_part_or_on_other_data(
     tmp_path: Path,
 ) -> None:
     saved_run(tmp_path / "run", TINY)
-    read, out = load_pretrained(tmp_path / "run"), tmp_path / "w.pt"
+    pretrained, out = load_pretrained(tmp_path / "run"), tmp_path / "w.pt"
     records = read_records(ROOT / "bench" / "results" / "cifar10-evaluation")
     linear = {x.data.train: x for x in records if x.kind == "linear"}
-    whole, part = linear[10_000], linear[100].data
-    data, first = whole.data, next(iter(whole.protocol))
+    full_record, part = linear[10_000], linear[100].data
+    data, first = full_record.data, next(iter(full_record.protocol))
     assert isinstance(part, TrainingDataFacts)
     listed = replace(part, percent=100.0, subset="/home/me/mine.txt")
     elsewhere = "/home/me/photos"
-    for facts, said in (
+    for facts, text in (
         (data, ""),
         (part, "1% of the training images: 100, "),
         (listed, "training images in mine.txt: 100, "),
@@ -94,7 +94,7 @@ def test_the_card_names_the_images_of_evaluations_on_a_part_or_on_other_data(
         (replace(data, other_data=elsewhere), "data photos, 10,000 training images, "),
         (replace(part, other_data=elsewhere), "data photos, 1% of the training images: 100, "),
     ):
-        results = [replace(whole, data=facts)]
-        export_weights(read, format="plain", out=out, results=results, force=True)
+        results = [replace(full_record, data=facts)]
+        export_weights(pretrained, format="plain", out=out, results=results, force=True)
         card = (tmp_path / "w.pt.md").read_text()
-        assert f"**linear** ({said}{first} " in card and "/home" not in card
+        assert f"**linear** ({text}{first} " in card and "/home" not in card

@@ -61,33 +61,39 @@ def test_files_are_loaded_by_their_cards_snippet_and_read_back(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Features are bit-identical when read back; authors' layouts also contain the heads."""
-    format, ending, model, library = EXPORTS[case]
+    format, extension, model, library = EXPORTS[case]
     if library == "timm" or model.backbone.startswith("timm/"):
         pytest.importorskip("timm")
     side = 160 if model.backbone == "timm/test_vit" else 64
     x = nn.functional.interpolate(X, side)
     method = saved_run(tmp_path / "run", model, side=side)
-    read = load_pretrained(tmp_path / "run")
-    out, card = tmp_path / f"w{ending}", tmp_path / f"w{ending}.md"
-    assert export_weights(read, format=format, out=out) == [out, card]
+    pretrained = load_pretrained(tmp_path / "run")
+    out, card = tmp_path / f"w{extension}", tmp_path / f"w{extension}.md"
+    assert export_weights(pretrained, format=format, out=out) == [out, card]
     monkeypatch.chdir(tmp_path)
     rebuilt = by_snippet(card)
     assert type(rebuilt).__module__.split(".")[0] == library
     with torch.no_grad():
         expected = method.backbone(x)
         same(rebuilt(x), expected)
-    own = model.backbone in OWN_BACKBONES or format == "plain"
-    name = "" if own else model.backbone
+    is_own = model.backbone in OWN_BACKBONES or format == "plain"
+    name = "" if is_own else model.backbone
     name = name if format in ("plain", "timm") else name.removeprefix("timm/")
-    back = load_pretrained(out, backbone=name, stem=model.stem if own else "")
+    back = load_pretrained(out, backbone=name, stem=model.stem if is_own else "")
     assert torch.equal(back.network()(x), expected)
-    kept = tuple(f"{part}." for part in AUTHORS[format].parts) if format in AUTHORS else "backbone."
-    assert back.state.keys() == {key for key in read.state if key.startswith(kept)}
-    assert all(torch.equal(value, read.state[key]) for key, value in back.state.items())
+    prefixes = (
+        tuple(f"{part}." for part in AUTHORS[format].parts) if format in AUTHORS else "backbone."
+    )
+    assert back.state.keys() == {key for key in pretrained.state if key.startswith(prefixes)}
+    assert all(torch.equal(value, pretrained.state[key]) for key, value in back.state.items())
     if format in AUTHORS:
         assert (back.layout, back.epoch) == (format, 7)
     if format == "plain":
-        assert (back.layout, back.epoch, back.input) == ("plain", read.epoch, read.input)
+        assert (back.layout, back.epoch, back.input) == (
+            "plain",
+            pretrained.epoch,
+            pretrained.input,
+        )
         assert snippet_in(out) in card.read_text()
 
 
@@ -124,13 +130,13 @@ def test_weights_of_a_method_that_is_not_told_are_written_if_they_fit(tmp_path: 
     """solo-learn's file does not name its method; its heads fit SimSiam's layout, not MoCo's."""
     method = build_method(R18)
     torch.save(method.state_dict(), tmp_path / "solo.ckpt")
-    read = load_pretrained(tmp_path / "solo.ckpt")
-    assert (read.layout, read.method) == ("solo-learn", None)
-    export_weights(read, format="simsiam", out=tmp_path / "w.pth")
+    pretrained = load_pretrained(tmp_path / "solo.ckpt")
+    assert (pretrained.layout, pretrained.method) == ("solo-learn", None)
+    export_weights(pretrained, format="simsiam", out=tmp_path / "w.pth")
     back = load_pretrained(tmp_path / "w.pth")
-    assert all(torch.equal(value, read.state[key]) for key, value in back.state.items())
+    assert all(torch.equal(value, pretrained.state[key]) for key, value in back.state.items())
     with pytest.raises(CheckpointError, match=r"as moco \(the authors have no predictor\)"):
-        export_weights(read, format="moco", out=tmp_path / "v.pth")
+        export_weights(pretrained, format="moco", out=tmp_path / "v.pth")
     assert (tmp_path / "w.pth.md").read_text().startswith("# ResNet-18, converted by fastsiam")
 
 
@@ -206,8 +212,8 @@ REFUSED: tuple[tuple[ModelConfig, str, str], ...] = (
 
 def test_exports_that_cannot_be_are_refused(tmp_path: Path) -> None:
     """Unsupported networks get an alternative in the message; bad file names and folders."""
-    for model, format, why in REFUSED:
-        assert refused(model)[format] == why
+    for model, format, reason in REFUSED:
+        assert refused(model)[format] == reason
     pretrained = untrained(changed_model(R18, dim=16))
     headless = replace(pretrained, state=pretrained.part("backbone"))
     way_out = r"^cannot write x\.pth as simsiam \(no projector\): use --format plain or "
@@ -219,9 +225,9 @@ def test_exports_that_cannot_be_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="unknown format 'onnx'"):
         export_weights(pretrained, format="onnx", out=tmp_path / "w.pth")
     (tmp_path / "file").touch()
-    for ending in ("pth", "safetensors"):
+    for extension in ("pth", "safetensors"):
         with pytest.raises(CheckpointError, match="cannot write") as caught:
-            export_weights(pretrained, format="timm", out=tmp_path / "file" / f"w.{ending}")
+            export_weights(pretrained, format="timm", out=tmp_path / "file" / f"w.{extension}")
         assert "\n" not in str(caught.value)
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
@@ -229,8 +235,8 @@ def test_exports_that_cannot_be_are_refused(tmp_path: Path) -> None:
 def test_the_users_files_are_not_destroyed(tmp_path: Path) -> None:
     """The source and a run's checkpoints are never overwritten, other files only with force."""
     saved_run(tmp_path / "run", changed_model(R18, backbone="resnet10", dim=16))
-    read = load_pretrained(tmp_path / "run")
-    (source,) = export_weights(read, format="torchvision", out=tmp_path / "a.pth")[:1]
+    run_weights = load_pretrained(tmp_path / "run")
+    (source,) = export_weights(run_weights, format="torchvision", out=tmp_path / "a.pth")[:1]
     (tmp_path / "link.pth").symlink_to(source)
     card = tmp_path / "b.pth.md"
     card.write_text("mine")
@@ -239,13 +245,13 @@ def test_the_users_files_are_not_destroyed(tmp_path: Path) -> None:
     cases = [
         (from_source, source, True, "is the source of the weights"),
         (from_source, tmp_path / "link.pth", True, "is the source of the weights"),
-        (read, of_a_run, True, "holds a run's checkpoints"),
-        (read, tmp_path / "b.pth", False, r"b\.pth\.md already exists"),
+        (run_weights, of_a_run, True, "holds a run's checkpoints"),
+        (run_weights, tmp_path / "b.pth", False, r"b\.pth\.md already exists"),
     ]
     before = sorted(tmp_path.rglob("*")), source.read_bytes()
     for pretrained, out, force, message in cases:
         with pytest.raises(CheckpointError, match=message):
             export_weights(pretrained, format="torchvision", out=out, force=force)
         assert (sorted(tmp_path.rglob("*")), source.read_bytes()) == before
-    export_weights(read, format="torchvision", out=tmp_path / "b.pth", force=True)
+    export_weights(run_weights, format="torchvision", out=tmp_path / "b.pth", force=True)
     assert (tmp_path / "b.pth").exists() and card.read_text() != "mine"

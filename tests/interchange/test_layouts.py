@@ -61,8 +61,8 @@ class NonLinearNeck(nn.Sequential):
             layer, kind = divmod(int(number[0]), 3)
             return f"{('fc', 'bn')[kind]}{layer}"
 
-        own = super().state_dict(*args, **settings)
-        return {re.sub(r"^\d+", named, key): value for key, value in own.items()}
+        state = super().state_dict(*args, **settings)
+        return {re.sub(r"^\d+", named, key): value for key, value in state.items()}
 
 
 LIGHTLY = "backbone.", "projection_head.layers.", "prediction_head.layers."
@@ -131,20 +131,22 @@ def solo_learns(name: str, stem: Stem) -> File:
         "projector": ("projector.", projector),
         "predictor": ("predictor.", head(64, 16, 64)),
     }
-    beside = nn.ModuleDict({"classifier": nn.Linear(512, 10)}).state_dict()
+    other_weights = nn.ModuleDict({"classifier": nn.Linear(512, 10)}).state_dict()
     model = BackboneConfig(backbone="resnet18", stem=stem)
-    return File("solo-learn", parts, model, beside=beside, content=FRAMEWORKS, epoch=5)
+    return File("solo-learn", parts, model, beside=other_weights, content=FRAMEWORKS, epoch=5)
 
 
-def lightlys(backbone: nn.Module, features: int, model: BackboneConfig, **beside: Tensor) -> File:
+def lightlys(
+    backbone: nn.Module, features: int, model: BackboneConfig, **other_weights: Tensor
+) -> File:
     heads = pytest.importorskip("lightly.models.modules.heads")
     parts = {
         "backbone": ("backbone.", backbone),
         "projector": ("projection_head.", heads.SimSiamProjectionHead(features, 32, 24)),
         "predictor": ("prediction_head.", heads.SimSiamPredictionHead(24, 8, 24)),
     }
-    beside["online_classifier.linear.weight"] = torch.zeros(10, 4)
-    return File("lightly", parts, model, beside=beside, content=LIGHTNING, epoch=5)
+    other_weights["online_classifier.linear.weight"] = torch.zeros(10, 4)
+    return File("lightly", parts, model, beside=other_weights, content=LIGHTNING, epoch=5)
 
 
 def lightlys_example() -> File:
@@ -158,16 +160,18 @@ def lightlys_resnet(sequential: bool, width: float) -> File:
     """lightly's ResNet-9 is a ResNet-10. As a Sequential it loses the ReLU of the stem."""
     models = pytest.importorskip("lightly.models")
     network = models.ResNetGenerator("resnet-9", width=width)
-    features, beside = int(512 * width), {}
+    features, other_weights = int(512 * width), {}
     if sequential:
         children = list(network.children())[:-1]
         network = nn.Sequential(*children, nn.AdaptiveAvgPool2d(1), nn.Flatten())
     else:
-        beside = prefixed(network.linear.state_dict(), "backbone.linear.")
+        other_weights = prefixed(network.linear.state_dict(), "backbone.linear.")
         network.linear = nn.Identity()
     stem: Stem = "cifar-no-relu" if sequential else "cifar"
     model = BackboneConfig(backbone="resnet10", stem=stem, width=int(64 * width))
-    return replace(lightlys(network, features, model, **beside), side=32)  # the only valid side
+    return replace(
+        lightlys(network, features, model, **other_weights), side=32
+    )  # the only valid side
 
 
 def mmselfsups(old: bool) -> File:
@@ -193,9 +197,11 @@ def mmselfsups(old: bool) -> File:
 
 def torchvisions(prefix: str, **more: Tensor) -> File:
     parts = {"backbone": (prefix, resnet18())}
-    beside = prefixed(nn.Linear(512, 10).state_dict(), f"{prefix}fc.") | more
+    other_weights = prefixed(nn.Linear(512, 10).state_dict(), f"{prefix}fc.") | more
     model = BackboneConfig(backbone="resnet18")
-    return File("torchvision", parts, model, beside=beside, content={"epoch": 89, "optimizer": {}})
+    return File(
+        "torchvision", parts, model, beside=other_weights, content={"epoch": 89, "optimizer": {}}
+    )
 
 
 AUTHORS_MOCO = "module.encoder_q.", "module.encoder_q.fc."
@@ -279,23 +285,27 @@ def test_files_of_other_programs_are_read(name: str, tmp_path: Path) -> None:
     path = tmp_path / "w.pth"
     content = {"state_dict": state | unused, **file.content}
     torch.save(content, path, _use_new_zipfile_serialization=file.zipped)
-    read = load_pretrained(path)
-    assert (read.layout, read.model, read.epoch) == (file.layout, file.model, file.epoch)
-    assert (read.method and read.method.name) == {"moco": "mocov2"}.get(
+    pretrained = load_pretrained(path)
+    assert (pretrained.layout, pretrained.model, pretrained.epoch) == (
+        file.layout,
+        file.model,
+        file.epoch,
+    )
+    assert (pretrained.method and pretrained.method.name) == {"moco": "mocov2"}.get(
         file.layout, file.layout if file.layout in ("simsiam", "swav") else None
     )
     wrappers = r"^((module|model|_orig_mod)\.)+"
-    assert sorted(read.left_out) == sorted(re.sub(wrappers, "", key) for key in unused)
-    built = read.build().eval()
-    built.load_state_dict(read.state)
-    images = own = theirs = X[..., : file.side, : file.side]
+    assert sorted(pretrained.left_out) == sorted(re.sub(wrappers, "", key) for key in unused)
+    built = pretrained.build().eval()
+    built.load_state_dict(pretrained.state)
+    images = ours = theirs = X[..., : file.side, : file.side]
     with torch.no_grad():
         for part, (_, module) in file.parts.items():
-            own, theirs = built.get_submodule(part)(own), module(theirs)
-            same(own, theirs)
-        assert torch.equal(read.network()(images), built.get_submodule("backbone")(images))
+            ours, theirs = built.get_submodule(part)(ours), module(theirs)
+            same(ours, theirs)
+        assert torch.equal(pretrained.network()(images), built.get_submodule("backbone")(images))
     for value in file.prototypes.values():
-        assert torch.equal(read.state["prototypes.weight"], value)
+        assert torch.equal(pretrained.state["prototypes.weight"], value)
 
 
 def test_a_network_with_a_compiled_child_is_read(tmp_path: Path) -> None:
@@ -310,11 +320,11 @@ def test_timms_names_are_its_own(name: str, tmp_path: Path) -> None:
     timm = pytest.importorskip("timm")
     theirs = timm.create_model(name.removeprefix("timm/"))
     torch.save(theirs.state_dict(), tmp_path / "w.pth")
-    read = load_pretrained(tmp_path / "w.pth", backbone=name)
+    pretrained = load_pretrained(tmp_path / "w.pth", backbone=name)
     headless = timm.create_model(name.removeprefix("timm/"), num_classes=0)
     expected = {f"backbone.{key}" for key in headless.state_dict()}
-    assert set(read.state) == expected
-    assert set(read.left_out) == set(theirs.state_dict()) - set(headless.state_dict())
+    assert set(pretrained.state) == expected
+    assert set(pretrained.left_out) == set(theirs.state_dict()) - set(headless.state_dict())
     assert any(".shortcut." in key for key in expected) == ("ghostnet" in name)
-    export_weights(read, format="timm", out=tmp_path / "again.pth")
+    export_weights(pretrained, format="timm", out=tmp_path / "again.pth")
     headless.load_state_dict(torch.load(tmp_path / "again.pth", weights_only=True))

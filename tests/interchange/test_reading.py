@@ -44,10 +44,13 @@ def test_architectures_are_inferred(model: ModelConfig, tmp_path: Path) -> None:
         {"state_dict": {k.replace("backbone", "encoder"): v for k, v in state.items()}},
         tmp_path / "w.pth",
     )
-    read = load_pretrained(tmp_path / "w.pth")
-    own = {f.name: getattr(model, f.name) for f in fields(BackboneConfig)}
-    assert (read.model, read.method) == (BackboneConfig(**own), SimSiamConfig)
-    built = read.build()
+    pretrained = load_pretrained(tmp_path / "w.pth")
+    backbone_settings = {f.name: getattr(model, f.name) for f in fields(BackboneConfig)}
+    assert (pretrained.model, pretrained.method) == (
+        BackboneConfig(**backbone_settings),
+        SimSiamConfig,
+    )
+    built = pretrained.build()
     for part in method.parts:
         assert str(built.get_submodule(part)) == str(method.get_submodule(part))
 
@@ -62,10 +65,10 @@ def test_other_networks_are_read_by_name(name: str, tmp_path: Path) -> None:
     torch.save(theirs.state_dict(), tmp_path / "w.pth")
     with pytest.raises(CheckpointError, match=r"cannot tell which network .*--backbone"):
         load_pretrained(tmp_path / "w.pth")
-    read = load_pretrained(tmp_path / "w.pth", backbone=name)
-    assert read.model == BackboneConfig(backbone=name) and len(read.left_out) == 2
-    theirs.eval().set_submodule(read.left_out[0].removesuffix(".weight"), nn.Identity())
-    assert torch.equal(read.network()(X), theirs(X))
+    pretrained = load_pretrained(tmp_path / "w.pth", backbone=name)
+    assert pretrained.model == BackboneConfig(backbone=name) and len(pretrained.left_out) == 2
+    theirs.eval().set_submodule(pretrained.left_out[0].removesuffix(".weight"), nn.Identity())
+    assert torch.equal(pretrained.network()(X), theirs(X))
 
 
 def test_a_stem_is_said_where_weights_do_not_tell(tmp_path: Path) -> None:
@@ -74,11 +77,11 @@ def test_a_stem_is_said_where_weights_do_not_tell(tmp_path: Path) -> None:
     )
     path = tmp_path / "w.pth"
     torch.save(method.backbone.state_dict(), path)
-    guessed, said = load_pretrained(path), load_pretrained(path, stem="cifar-pad2")
-    assert (guessed.model.stem, said.model.stem) == ("cifar", "cifar-pad2")
+    guessed, named = load_pretrained(path), load_pretrained(path, stem="cifar-pad2")
+    assert (guessed.model.stem, named.model.stem) == ("cifar", "cifar-pad2")
     assert str(guessed).startswith("ResNet-10 (stem assumed: cifar) of torchvision")
-    assert str(said).startswith("ResNet-10 (cifar-pad2 stem) of torchvision")
-    assert torch.equal(said.network()(X), method.backbone(X))
+    assert str(named).startswith("ResNet-10 (cifar-pad2 stem) of torchvision")
+    assert torch.equal(named.network()(X), method.backbone(X))
     with pytest.raises(ValueError, match="stem must be one of imagenet, cifar"):
         load_pretrained(path, stem="cifar-pad9")
     with pytest.raises(CheckpointError, match=r"holds cifar-pad2, not cifar$"):
@@ -87,26 +90,30 @@ def test_a_stem_is_said_where_weights_do_not_tell(tmp_path: Path) -> None:
     linear = prefixed(method.backbone.state_dict(), "backbone.")
     linear |= {"classifier.weight": torch.zeros(10, 32), "classifier.bias": torch.zeros(10)}
     torch.save({"state_dict": linear, "pytorch-lightning_version": "1.7"}, path)
-    read = load_pretrained(path)
-    assert (read.layout, read.model.stem, read.stem_assumed) == ("solo-learn", "cifar-pad2", False)
+    pretrained = load_pretrained(path)
+    assert (pretrained.layout, pretrained.model.stem, pretrained.stem_assumed) == (
+        "solo-learn",
+        "cifar-pad2",
+        False,
+    )
 
 
 def test_epochs_are_those_that_a_layout_means(tmp_path: Path) -> None:
     """BN counters missing in old files start at 0; weight averages are listed as left out."""
     state = {k: v for k, v in resnets().items() if not k.endswith("num_batches_tracked")}
-    besides: tuple[tuple[dict[str, Any], float | None], ...] = (
+    cases: tuple[tuple[dict[str, Any], float | None], ...] = (
         ({"epoch": 89, "optimizer": {}}, None),  # ambiguous: torchvision and timm count from 0
         ({"epoch": 89, "pytorch-lightning_version": "2.0"}, 90),
         ({"meta": {"epoch": 90}}, 90),
         ({"meta": {"epoch": -1}}, None),
         ({"meta": {"epoch": "last"}}, None),
     )
-    for beside, epochs in besides:
-        content = {"state_dict": state, "model_ema": {"x": torch.zeros(1)}, **beside}
+    for entries, epochs in cases:
+        content = {"state_dict": state, "model_ema": {"x": torch.zeros(1)}, **entries}
         torch.save(content, tmp_path / "w.pth")
-        read = load_pretrained(tmp_path / "w.pth")
-        assert read.epoch == epochs and read.left_out[-1] == "model_ema"
-        assert read.state["backbone.bn1.num_batches_tracked"] == 0
+        pretrained = load_pretrained(tmp_path / "w.pth")
+        assert pretrained.epoch == epochs and pretrained.left_out[-1] == "model_ema"
+        assert pretrained.state["backbone.bn1.num_batches_tracked"] == 0
 
 
 @cache
@@ -163,14 +170,14 @@ def test_heads_of_another_kind_are_refused(tmp_path: Path) -> None:
     """BN without running statistics, after only some hidden layers, or twice after a layer."""
     mean = "module.predictor.1.running_mean"
     assert "1 missing (predictor.1.running_mean)" in broken(lambda s: s.pop(mean), tmp_path)
-    own = {f"backbone.{k}": v for k, v in resnets().items() if not k.startswith("fc.")}
+    backbone_state = {f"backbone.{k}": v for k, v in resnets().items() if not k.startswith("fc.")}
     mixed = nn.Sequential(
         *(nn.Linear(32, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU()),
         nn.Linear(8, 8),
     )
     twice = nn.Sequential(nn.Linear(32, 8), nn.BatchNorm1d(8), nn.BatchNorm1d(8))
     for odd in (mixed, twice, nn.Sequential(nn.Linear(31, 8))):
-        torch.save(own | prefixed(odd.state_dict(), "projector."), tmp_path / "w.pth")
+        torch.save(backbone_state | prefixed(odd.state_dict(), "projector."), tmp_path / "w.pth")
         problems = r"w.pth do not match .* (missing|unknown|shape)"
         with pytest.raises(CheckpointError, match=problems) as caught:
             load_pretrained(tmp_path / "w.pth")

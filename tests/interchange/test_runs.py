@@ -39,30 +39,37 @@ def test_a_run_is_read_whole_and_once(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(torch, "load", load)
     before = torch.get_rng_state()
     for path in (tmp_path / "run", last):
-        read = load_pretrained(path)
-        assert (read.layout, read.model, read.epoch, read.images) == ("fastsiam", model, 7.5, 1234)
-        assert read.run == tmp_path / "run" and read.left_out == ()
-        network, projected = read.network(), read.network("projector")
+        pretrained = load_pretrained(path)
+        assert (pretrained.layout, pretrained.model, pretrained.epoch, pretrained.images) == (
+            "fastsiam",
+            model,
+            7.5,
+            1234,
+        )
+        assert pretrained.run == tmp_path / "run" and pretrained.left_out == ()
+        network, projected = pretrained.network(), pretrained.network("projector")
         assert torch.equal(network(X), method.backbone(X))
         assert torch.equal(projected(X), method.projector(method.backbone(X)))
         assert (network.features, projected.features, network.training) == (32, 16, False)
     assert [call.args[0] for call in load.call_args_list] == [last, last]
     assert torch.equal(torch.get_rng_state(), before)
-    assert str(read) == f"ResNet-10 (cifar stem) of a run of fastsiam, 7.5 epochs, from {last}"
+    assert (
+        str(pretrained) == f"ResNet-10 (cifar stem) of a run of fastsiam, 7.5 epochs, from {last}"
+    )
 
 
 def test_a_damaged_run_is_refused_and_the_checkpoint_before_named(tmp_path: Path) -> None:
     saved_run(tmp_path, TINY)
     path, other = checkpoints.last(tmp_path), checkpoints.previous(tmp_path)
     other.write_bytes(path.read_bytes())
-    whole = torch.load(path, weights_only=True)
+    original = torch.load(path, weights_only=True)
     zeros = {"backbone.conv1.weight": torch.zeros(3)}
     for change, message in (
         ({"model": zeros}, rf"its content does not match its checksum.*; the previous .* {other}$"),
         ({"model": zeros, "digest": None}, "do not match ResNet"),
         ({"model": "weights", "digest": None}, "contains no state dict"),
     ):
-        torch.save(whole | change, path)
+        torch.save(original | change, path)
         with pytest.raises(CheckpointError, match=f"^[^\n]*{message}"):
             load_pretrained(tmp_path)
     path.write_bytes(path.read_bytes()[:1000])
@@ -84,15 +91,15 @@ def test_a_plain_file_is_evaluated_trained_on_and_exported(
         for path in (Path(small.run.out), plain)
     ]
     assert len({(s.augment, s.resize, fingerprint(s.network)) for s in subjects}) == 1
-    _, taken = initial_weights(with_settings(small, init=str(plain)))
-    assert taken == ("backbone",)
+    _, loaded_parts = initial_weights(with_settings(small, init=str(plain)))
+    assert loaded_parts == ("backbone",)
     with pytest.raises(CheckpointError, match="not the network of the settings"):
         initial_weights(with_settings(small, init=str(plain), width=small.model.width + 1))
     with pytest.raises(CheckpointError, match="holds resnet10, not resnet18"):
         load_pretrained(plain, backbone="resnet18")
-    read = load_pretrained(plain)
-    assert f"of a plain file, 7.5 epochs, from {plain}" in str(read)
-    export_weights(read, format="plain", out=tmp_path / "v.pt")
+    pretrained = load_pretrained(plain)
+    assert f"of a plain file, 7.5 epochs, from {plain}" in str(pretrained)
+    export_weights(pretrained, format="plain", out=tmp_path / "v.pt")
     again = load_pretrained(tmp_path / "v.pt")
     first = run.part("backbone")
     assert all(torch.equal(value, again.state[key]) for key, value in first.items())
@@ -113,9 +120,9 @@ DAMAGES: dict[tuple[str, ...], Any] = {
 def test_a_damaged_plain_file_is_refused_in_a_line(tmp_path: Path) -> None:
     out = tmp_path / "w.pt"
     export_weights(untrained(TINY), format="plain", out=out)
-    whole = torch.load(out, weights_only=True)
+    original = torch.load(out, weights_only=True)
     for path, damage in DAMAGES.items():
-        entry = content = copy.deepcopy(whole)
+        entry = content = copy.deepcopy(original)
         for name in path[:-1]:
             entry = entry[name]
         entry[path[-1]] = damage

@@ -67,9 +67,9 @@ def test_real_files_logs_and_settings_are_skipped(zipped: bool, tmp_path: Path) 
     path = tmp_path / "w.pth"
     torch.save(content, path, _use_new_zipfile_serialization=zipped)
     assert zipfile.is_zipfile(path) == zipped
-    read = load_pretrained(path)
+    pretrained = load_pretrained(path)
     expected = content["state_dict"]["layer1.0.conv1.weight"]
-    assert torch.equal(read.state["backbone.layer1.0.conv1.weight"], expected)
+    assert torch.equal(pretrained.state["backbone.layer1.0.conv1.weight"], expected)
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:FutureWarning")
@@ -111,10 +111,10 @@ def rewrite(source: Path, target: Path, change: Callable[[bytes], bytes]) -> Non
 def test_damaged_files_are_refused(ending: str, tmp_path: Path) -> None:
     path = tmp_path / f"w{ending}"
     export_weights(untrained(TINY), format="plain", out=path)
-    whole = path.read_bytes()
+    original = path.read_bytes()
     load_pretrained(path)
-    for keep in (0, 100, len(whole) // 2, len(whole) - 100):
-        path.write_bytes(whole[:keep])
+    for keep in (0, 100, len(original) // 2, len(original) - 100):
+        path.write_bytes(original[:keep])
         message = r"cannot read .*: (it is corrupt, .* TensorFlow and JAX must|Invalid argument)"
         with pytest.raises(CheckpointError, match=message) as caught:
             load_pretrained(path)

@@ -17,7 +17,7 @@ ROOM_BEHIND = 64
 _UNTOUCHED = 77
 
 
-class Made(ctypes.Structure):
+class DecodedImage(ctypes.Structure):
     """``struct Image`` of job.h."""
 
     _fields_ = [
@@ -47,7 +47,7 @@ class Decoder:
 
     def __call__(
         self, data: bytes, box: Box | None = None, size: tuple[int, int] | None = None
-    ) -> tuple[Pixels, Made] | None:
+    ) -> tuple[Pixels, DecodedImage] | None:
         """Decode a box of a JPEG and check that nothing outside the buffer was written.
 
         Args:
@@ -60,21 +60,21 @@ class Decoder:
         """
         height, width = size or Image.open(io.BytesIO(data)).size[::-1]
         place = np.array(box or (0, 0, height, width), np.int32)
-        room = np.full(3 * height * width + 2 * ROOM_BEHIND, _UNTOUCHED, np.uint8)
-        made = Made()
-        arguments = place.ctypes.data, room.ctypes.data, ctypes.addressof(made)
+        buffer = np.full(3 * height * width + 2 * ROOM_BEHIND, _UNTOUCHED, np.uint8)
+        image = DecodedImage()
+        arguments = place.ctypes.data, buffer.ctypes.data, ctypes.addressof(image)
         if self._function(data, len(data), height, width, *arguments):
             return None
         top, left, bottom, right = place.tolist()
-        assert 0 <= made.top <= top and 0 <= made.left <= left
-        begin = made.pixels - room.ctypes.data
-        last = begin + made.pitch * (bottom - made.top - 1) + 3 * (right - made.left)
-        assert begin >= 0 and last <= made.end - room.ctypes.data <= len(room) - ROOM_BEHIND
-        assert (room[-ROOM_BEHIND:] == _UNTOUCHED).all()
+        assert 0 <= image.top <= top and 0 <= image.left <= left
+        begin = image.pixels - buffer.ctypes.data
+        last = begin + image.pitch * (bottom - image.top - 1) + 3 * (right - image.left)
+        assert begin >= 0 and last <= image.end - buffer.ctypes.data <= len(buffer) - ROOM_BEHIND
+        assert (buffer[-ROOM_BEHIND:] == _UNTOUCHED).all()
         part = np.lib.stride_tricks.as_strided(
-            room[begin:], (bottom - made.top, right - made.left, 3), (made.pitch, 3, 1)
+            buffer[begin:], (bottom - image.top, right - image.left, 3), (image.pitch, 3, 1)
         )
-        return part[top - made.top :, left - made.left :], made
+        return part[top - image.top :, left - image.left :], image
 
 
 def by_pil(data: bytes) -> Pixels:

@@ -31,7 +31,7 @@ def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv(library.CHOICE, request.param)
 
 
-def made(pictures: Pixels, **changes: Any) -> Pixels:
+def levels_after(pictures: Pixels, **changes: Any) -> Pixels:
     """Return the levels of pictures (2, N, height, width, 3) after operations in ``changes``."""
     n = pictures.shape[1]
     params = draw_views(CONFIG, seed=0, epoch=0, index=np.arange(n), size=[(9, 9)] * n)
@@ -49,7 +49,7 @@ def jitter(pictures: Pixels, operation: int, factor: NDArray[np.float32]) -> Pix
     order = np.full((*factor.shape, 4), -1, np.int8)
     order[..., 0] = operation
     factors = np.repeat(factor[..., None], 4, axis=2)
-    return made(pictures, jitter=np.ones(factor.shape, bool), order=order, factor=factors)
+    return levels_after(pictures, jitter=np.ones(factor.shape, bool), order=order, factor=factors)
 
 
 @pytest.mark.parametrize("operation", ENHANCED)
@@ -94,7 +94,7 @@ def test_blur_by_many_sigmas(low: float, high: float) -> None:
     sigma = np.exp(generator.uniform(np.log(low), np.log(high), (2, 300))).astype(np.float32)
     pictures = generator.integers(0, 256, (2, 300, 21, 37, 3), np.uint8)
     pictures[:, ::3] = np.where(pictures[:, ::3] > 127, 255, 0)  # the highest possible steps
-    ours = made(pictures, blur=sigma)
+    ours = levels_after(pictures, blur=sigma)
     for v, i in np.ndindex(sigma.shape):
         theirs = Image.fromarray(pictures[v, i]).filter(
             ImageFilter.GaussianBlur(float(sigma[v, i]))

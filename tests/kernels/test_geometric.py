@@ -16,14 +16,14 @@ from PIL import Image
 from fastsiam.kernels import library
 from fastsiam.pipelines.cuts import Cuts, cut_centres
 from fastsiam.pipelines.job import JPEG, PIXELS, Images, Job
-from tests.kernels.decoders import Made
+from tests.kernels.decoders import DecodedImage
 from tests.processes import Forked
 
 Pixels = NDArray[np.uint8]
 DECODE = ctypes.CFUNCTYPE(
     ctypes.c_int,
     *(ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_int32),
-    *(ctypes.POINTER(ctypes.c_int32), ctypes.c_void_p, ctypes.POINTER(Made)),
+    *(ctypes.POINTER(ctypes.c_int32), ctypes.c_void_p, ctypes.POINTER(DecodedImage)),
 )
 pytestmark = pytest.mark.skipif(
     int(PIL.__version__.split(".")[0]) < 13, reason="Pillow before 13 resizes in another order"
@@ -41,15 +41,17 @@ class Cut(NamedTuple):
     @property
     def columns_first(self) -> bool:
         """Whether Pillow 13 resizes along columns first."""
-        excess = [length - own for length, own in zip(self.box[2:], self.resized, strict=True)]
+        excess = [length - side for length, side in zip(self.box[2:], self.resized, strict=True)]
         return excess[0] > max(0, 2 * excess[1])
 
 
 def by_pil(image: Pixels, cut: Cut, side: int) -> Pixels:
     (top, left, tall, wide), (high, broad), (y, x) = cut.box, cut.resized, cut.corner
-    own = Image.fromarray(image[top : top + tall, left : left + wide])
-    own = own.resize((broad, high), Image.Resampling.BILINEAR).crop((x, y, x + side, y + side))
-    return np.asarray(own)[:, :: -1 if cut.flip else 1]
+    picture = Image.fromarray(image[top : top + tall, left : left + wide])
+    picture = picture.resize((broad, high), Image.Resampling.BILINEAR).crop(
+        (x, y, x + side, y + side)
+    )
+    return np.asarray(picture)[:, :: -1 if cut.flip else 1]
 
 
 def guarded(count: int, *, at_the_end: bool) -> Pixels:
@@ -58,8 +60,8 @@ def guarded(count: int, *, at_the_end: bool) -> Pixels:
     pages = -(-count // page)
     memory = mmap.mmap(-1, (pages + 2) * page)
     start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-    for own in (start, start + (pages + 1) * page):
-        assert system.mprotect(ctypes.c_void_p(own), page, 0) == 0
+    for guard in (start, start + (pages + 1) * page):
+        assert system.mprotect(ctypes.c_void_p(guard), page, 0) == 0
     first = (pages + 1) * page - count if at_the_end else page
     return np.frombuffer(memory, np.uint8, count, first)
 
@@ -79,20 +81,27 @@ def crop(image: Pixels, cut: Cut, side: int, *, part: bool = False) -> Pixels:
     source[:] = there.ravel()
     address = source.ctypes.data
 
-    def decode(data: Any, count: int, height: int, width: int, box: Any, room: Any, to: Any) -> int:
+    def decode(
+        data: Any, count: int, height: int, width: int, box: Any, buffer: Any, to: Any
+    ) -> int:
         assert box[:4] == [top, left, top + tall, left + wide]
-        to[0] = Made(address, 3 * wide, top, left, address + source.size)
+        to[0] = DecodedImage(address, 3 * wide, top, left, address + source.size)
         return 0
 
-    def each(own: Any, kind: Any = np.int32) -> Any:
-        return np.array([[own]], kind)
+    def one_image(value: Any, kind: Any = np.int32) -> Any:
+        return np.array([[value]], kind)
 
     crops = torch.from_numpy(guarded(3 * side * side, at_the_end=cut.flip))
     crops = crops.view(1, 1, side, side, 3)
     form = np.array([JPEG if part else PIXELS], np.uint8)
-    height, width = (np.array([own], np.int32) for own in image.shape[:2])
+    height, width = (np.array([length], np.int32) for length in image.shape[:2])
     images = Images(np.array([address]), np.array([source.size]), height, width, form)
-    cuts = Cuts(each(cut.box), each(cut.flip, np.bool_), each(cut.resized), each(cut.corner))
+    cuts = Cuts(
+        one_image(cut.box),
+        one_image(cut.flip, np.bool_),
+        one_image(cut.resized),
+        one_image(cut.corner),
+    )
     compiled = DECODE(decode)
     Job(images, [cuts], (crops,), decode=library.address(compiled)).run()
     return crops[0, 0].numpy()
@@ -106,11 +115,11 @@ def noise(height: int, width: int, *, seed: int) -> Pixels:
 
 
 def compare(image: Pixels, cut: Cut, side: int, *, part: bool = False) -> None:
-    made = crop(image, cut, side, part=part)
-    np.testing.assert_array_equal(made, by_pil(image, cut, side), f"{cut}, {side}")
+    cropped = crop(image, cut, side, part=part)
+    np.testing.assert_array_equal(cropped, by_pil(image, cut, side), f"{cut}, {side}")
 
 
-def whole(height: int, width: int, side: int, *, flip: bool = False) -> Cut:
+def whole_image(height: int, width: int, side: int, *, flip: bool = False) -> Cut:
     return Cut((0, 0, height, width), flip, (side, side), (0, 0))
 
 
@@ -142,8 +151,8 @@ def on_every_kind(work: Any) -> None:
     Each call is a separate process, because an access outside the buffers kills it.
     """
     for kind in library.kinds():
-        done = Forked(work, environment={library.CHOICE: kind}).wait()
-        assert done.returncode == 0, (kind, done.stderr)
+        result = Forked(work, environment={library.CHOICE: kind}).wait()
+        assert result.returncode == 0, (kind, result.stderr)
 
 
 def test_crops_of_any_size_and_place() -> None:
@@ -172,10 +181,10 @@ def crop_by_all_taps() -> None:
     lengths = [1, 2, 5, 23, 24, 25, 31, 36, 37, 47, 48, 60, 72, 90, 120, 170, 250, 400]
     for seed, length in enumerate(lengths):
         for height, width in [(length, length), (length, 20), (20, length), (2 * length, length)]:
-            cut = whole(height, width, side, flip=bool(seed & 2))
+            cut = whole_image(height, width, side, flip=bool(seed & 2))
             compare(noise(height, width, seed=seed), cut, side)
     for height, width in [(700, 5), (5, 700), (700, 700)]:
-        compare(noise(height, width, seed=height), whole(height, width, 7), 7)
+        compare(noise(height, width, seed=height), whole_image(height, width, 7), 7)
 
 
 def job_of_jpeg(height: int, width: int, decode: Any) -> Job:
@@ -191,7 +200,7 @@ def job_of_jpeg(height: int, width: int, decode: Any) -> Job:
 
 def test_what_pil_takes_for_a_bomb_is_left_to_pil() -> None:
     calls: list[Any] = []
-    decode = DECODE(lambda *given: calls.append(given) or 1)  # type: ignore[func-returns-value]
+    decode = DECODE(lambda *arguments: calls.append(arguments) or 1)  # type: ignore[func-returns-value]
     assert 2 * (Image.MAX_IMAGE_PIXELS or 0) < 13500**2
     job = job_of_jpeg(13500, 13500, decode)
     job.run()

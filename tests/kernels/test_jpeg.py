@@ -63,7 +63,7 @@ def part() -> Decoder:
 def boxes(height: int, width: int, count: int, seed: int = 0) -> list[Box]:
     """Return the entire image, its borders, random single pixels and random boxes."""
     generator = np.random.default_rng(seed)
-    made: list[Box] = [
+    drawn_boxes: list[Box] = [
         (0, 0, height, width),
         (0, 0, 1, 1),
         (height - 1, width - 1, height, width),
@@ -78,8 +78,8 @@ def boxes(height: int, width: int, count: int, seed: int = 0) -> list[Box]:
         if turn % 3:
             tall = int(generator.integers(1, height - top + 1))
             wide = int(generator.integers(1, width - left + 1))
-        made.append((top, left, top + tall, left + wide))
-    return made
+        drawn_boxes.append((top, left, top + tall, left + wide))
+    return drawn_boxes
 
 
 def cut(pixels: np.ndarray, box: Box) -> np.ndarray:
@@ -90,16 +90,16 @@ def check(decoder: Decoder, data: bytes, count: int, seed: int = 0) -> None:
     """Compare the pixels of many boxes of a JPEG with PIL's."""
     expected = by_pil(data)
     for box in boxes(expected.shape[0], expected.shape[1], count, seed):
-        done = decoder(data, box)
-        assert done is not None, box
-        np.testing.assert_array_equal(done[0], cut(expected, box), str(box))
+        decoded = decoder(data, box)
+        assert decoded is not None, box
+        np.testing.assert_array_equal(decoded[0], cut(expected, box), str(box))
 
 
 def of_kind(height: int, width: int, name: str, kind: str) -> bytes:
     """Encode a JPEG of a sampling and a kind. Gray ones have only the first component's scans."""
     sampling, settings = SAMPLINGS[name], dict(KINDS[kind])
     if len(sampling) == 1 and "scans" in settings:
-        settings["scans"] = [([0], *own[1:]) for own in settings["scans"] if 0 in own[0]]
+        settings["scans"] = [([0], *scan[1:]) for scan in settings["scans"] if 0 in scan[0]]
     return jpeg(height, width, sampling, **settings)
 
 
@@ -110,7 +110,7 @@ def test_every_sampling(kind: str, height: int, width: int, part: Decoder) -> No
         check(part, of_kind(height, width, name, kind), 40)
 
 
-def written(mode: str = "RGB", size: tuple[int, int] = (150, 200), **settings: Any) -> bytes:
+def jpeg_by_pil(mode: str = "RGB", size: tuple[int, int] = (150, 200), **settings: Any) -> bytes:
     """Return a JPEG written by PIL, of smooth colours with some noise."""
     height, width = size
     generator = np.random.default_rng(0)
@@ -136,16 +136,16 @@ WRITTEN: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", WRITTEN)
 def test_what_pil_writes(name: str, part: Decoder) -> None:
-    data = written(**WRITTEN[name])
+    data = jpeg_by_pil(**WRITTEN[name])
     check(part, data, 40)
     check(part, data + b"\0" * 3, 3)
 
 
 def test_no_more_is_decoded_than_is_needed(part: Decoder) -> None:
     """Rows above the box are not output, nor columns next to it beyond one iMCU."""
-    done = part(jpeg(300, 400, SAMPLINGS["4:2:0"]), (200, 128, 220, 240))
-    assert done is not None
-    assert (done[1].top, done[1].left, done[1].pitch) == (200, 112, 3 * 144)
+    decoded = part(jpeg(300, 400, SAMPLINGS["4:2:0"]), (200, 128, 220, 240))
+    assert decoded is not None
+    assert (decoded[1].top, decoded[1].left, decoded[1].pitch) == (200, 112, 3 * 144)
 
 
 @pytest.mark.parametrize("count", [1, slow(20)])
@@ -156,7 +156,7 @@ def test_real_images(count: int, real_images: Path, part: Decoder) -> None:
         check(part, path.read_bytes(), count, turn)
 
 
-GOOD = written(subsampling=2)
+GOOD = jpeg_by_pil(subsampling=2)
 SCAN = GOOD.index(b"\xff\xda")
 REFUSED = {
     "empty": b"",
@@ -168,7 +168,7 @@ REFUSED = {
     "zeros for the end": GOOD[:-2] + b"\0\0",
     "bytes before a marker": GOOD[:2] + b"\1\2\3" + GOOD[2:],
     "a scan that is cut off": GOOD[:-2] + GOOD[SCAN : SCAN + 300],
-    "CMYK": written("CMYK"),
+    "CMYK": jpeg_by_pil("CMYK"),
     "YCCK": jpeg(150, 200, [(1, 1)] * 4, adobe=2),
     "two colours": jpeg(150, 200, [(1, 1)] * 2),
     "sampling by 3 to 2": jpeg(150, 200, [(3, 1), (2, 1), (1, 1)]),
@@ -195,7 +195,7 @@ def test_tables_of_the_image_before_are_forgotten(part: Decoder) -> None:
         at = GOOD.index(bytes([0xFF, marker]))
         length = int.from_bytes(GOOD[at + 2 : at + 4], "big")
         lacking = GOOD[:at] + GOOD[at + 2 + length :]
-        check(part, written(quality=30, optimize=True), 1)
+        check(part, jpeg_by_pil(quality=30, optimize=True), 1)
         if marker == 0xDB:
             assert part(lacking, (0, 0, 20, 20), (150, 200)) is None
         else:
@@ -213,28 +213,28 @@ def test_damage_is_refused_or_does_not_matter(seed: int, part: Decoder) -> None:
             damaged[at] = generator.choice((0, 0xFF, 0xD9, int(generator.integers(256))))
         top = int(generator.integers(100))
         box = (top, 0, top + 30, 200)
-        done = part(bytes(damaged), box)
-        if done is None:
+        decoded = part(bytes(damaged), box)
+        if decoded is None:
             assert part(bytes(damaged)) is None
             refused += 1
         else:
-            np.testing.assert_array_equal(done[0], cut(by_pil(bytes(damaged)), box))
+            np.testing.assert_array_equal(decoded[0], cut(by_pil(bytes(damaged)), box))
     assert refused > 10
 
 
 def test_threads(part: Decoder) -> None:
     """Each thread has its own decoder, which is freed when the thread ends."""
-    data = [written(size=(90 + i, 130), subsampling=i % 3) for i in range(6)]
-    expected = [by_pil(own) for own in data]
+    data = [jpeg_by_pil(size=(90 + i, 130), subsampling=i % 3) for i in range(6)]
+    expected = [by_pil(content) for content in data]
 
     def work(turn: int) -> None:
         for i in range(30):
-            own = (turn + i) % len(data)
+            number = (turn + i) % len(data)
             box = (i, turn, 60 + i, 90 + turn)
-            done = part(data[own], box)
-            assert done is not None
-            np.testing.assert_array_equal(done[0], cut(expected[own], box))
-            assert part(data[own][:-30], box) is None
+            decoded = part(data[number], box)
+            assert decoded is not None
+            np.testing.assert_array_equal(decoded[0], cut(expected[number], box))
+            assert part(data[number][:-30], box) is None
 
     for _ in range(3):
         with ThreadPoolExecutor(4) as pool:

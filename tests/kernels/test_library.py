@@ -39,7 +39,7 @@ def views(dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
     generator = np.random.default_rng(0)
     size = generator.integers(20, 90, (16, 2))
     pixels = [generator.integers(0, 256, (h, w, 3), np.uint8) for h, w in size]
-    address = np.array([own.ctypes.data for own in pixels])
+    address = np.array([image.ctypes.data for image in pixels])
     config = AugmentConfig.alike(crop=37, gray_p=0.4, solarise_p=0.3, blur_sigma_max=4.0)
     params = draw_views(config, seed=0, epoch=0, index=np.arange(16), size=size)
     stages = stages_of(params, config, dtype)
@@ -112,15 +112,15 @@ def test_zig_compiles_for_named_processors_and_leaves_nothing(
     (tmp_path / "pretends.py").write_text(PRETENDS)
     command = [sys.executable, str(tmp_path / "pretends.py"), str(tmp_path / "log"), "ziglang"]
     monkeypatch.setenv("CXX", shlex.join(command))
-    made = build.build(tmp_path / "made")
+    libraries = build.build(tmp_path / "made")
     lines = (tmp_path / "log").read_text().splitlines()
     processors = [line.split(" -mcpu=")[1].split()[0] for line in lines]
-    wanted = [build.OTHER, build.JPEG]
+    expected = [build.OTHER, build.JPEG]
     if build.OTHER not in library.kinds():
-        wanted = ["x86_64_v4+avx512vbmi+avx512vnni", "x86_64_v3", "x86_64_v2", build.JPEG]
-        assert processors[:3] == wanted[:3]
-    assert processors[len(wanted) - 1 :] == ["baseline"] * 2  # libjpeg check, decoder
-    assert len(made) == len(wanted)
+        expected = ["x86_64_v4+avx512vbmi+avx512vnni", "x86_64_v3", "x86_64_v2", build.JPEG]
+        assert processors[:3] == expected[:3]
+    assert processors[len(expected) - 1 :] == ["baseline"] * 2  # libjpeg check, decoder
+    assert len(libraries) == len(expected)
     assert not any(Path(line.split()[0]).exists() for line in lines)
 
 
@@ -129,16 +129,16 @@ def test_zig_compiles_for_named_processors_and_leaves_nothing(
 def test_libraries_of_others_are_not_needed_or_hidden() -> None:
     """They run with any libstdc++, and hide their libjpeg from Pillow's and torchvision's."""
 
-    def told(*command: str | Path) -> str:
+    def output_of(*command: str | Path) -> str:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
     folder = library._folder()
     for kind in library.kinds():
-        needs = told("ldd", folder / build.library(kind))
+        needs = output_of("ldd", folder / build.library(kind))
         assert "libc." in needs and "libstdc++" not in needs and "libgcc" not in needs
     if list(Path("/usr/lib").glob("*/libjpeg.a")):
-        assert "libjpeg" not in told("ldd", folder / build.JPEG)
-        symbols = told("nm", "--dynamic", "--defined-only", folder / build.JPEG).splitlines()
+        assert "libjpeg" not in output_of("ldd", folder / build.JPEG)
+        symbols = output_of("nm", "--dynamic", "--defined-only", folder / build.JPEG).splitlines()
         names = [line.split()[-1] for line in symbols]
         assert names and all(name.startswith("fastsiam_") for name in names)
         assert re.match(r"built-in libjpeg-turbo [23]\.\d+\.\d+, ", library.decoder_name())

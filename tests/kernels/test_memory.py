@@ -41,7 +41,7 @@ def only(count: int) -> Iterator[None]:
 
 
 def lacks_memory_to_decode() -> None:
-    decode = DECODE(lambda *given: 1)
+    decode = DECODE(lambda *arguments: 1)
     job = job_of_jpeg(9000, 8000, decode)
     with only(100 * _MIB), pytest.raises(MemoryError, match="an image of 9000 x 8000 pixels"):
         job.run()
@@ -81,19 +81,21 @@ def lacks_memory_to_finish() -> None:
 )
 def test_a_process_survives_a_lack_of_memory(work: Callable[[], None]) -> None:
     """The same work succeeds once there is memory."""
-    done = Forked(work).wait()
-    assert done.returncode == 0, done.stderr
+    result = Forked(work).wait()
+    assert result.returncode == 0, result.stderr
 
 
 @pytest.mark.skipif(build.FOLDER not in os.environ, reason="only for `make memory-check`")
 def test_sanitized_kernels_see_one_byte_too_many() -> None:
     """The write is in a scratch buffer of compiled code, whose size is normally rounded up."""
-    done = Forked(write_behind_a_room).wait()
-    assert done.returncode and "heap-buffer-overflow" in done.stderr
+    result = Forked(write_behind_a_room).wait()
+    assert result.returncode and "heap-buffer-overflow" in result.stderr
 
 
 def write_behind_a_room() -> None:
-    decode = DECODE(lambda *given: ctypes.memset(given[5], 0, 3 * 8 * 8 + ROOM_BEHIND + 1) or 1)
+    decode = DECODE(
+        lambda *arguments: ctypes.memset(arguments[5], 0, 3 * 8 * 8 + ROOM_BEHIND + 1) or 1
+    )
     job_of_jpeg(8, 8, decode).run()
 
 
@@ -101,8 +103,8 @@ def write_behind_a_room() -> None:
     "malloc_debug" not in os.environ.get("LD_PRELOAD", ""), reason="only for `make memory-check`"
 )
 def test_the_checked_malloc_sees_one_byte_too_many() -> None:
-    done = Forked(write_behind_an_allocation).wait()
-    assert done.returncode == -signal.SIGABRT
+    result = Forked(write_behind_an_allocation).wait()
+    assert result.returncode == -signal.SIGABRT
 
 
 def write_behind_an_allocation() -> None:

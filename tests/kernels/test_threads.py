@@ -29,15 +29,15 @@ def test_all_is_done_once(count: int, threads: int) -> None:
     """Compiled code takes one image after the other; here an image is one pixel."""
     levels = np.random.default_rng(0).integers(0, 256, (count, 3), np.uint8)
     table = np.arange(256, dtype=np.uint16)[:, None].repeat(3, 1) + 1
-    out, taken = np.zeros((count, 3), np.uint16), np.zeros(1, np.int64)
+    out, counter = np.zeros((count, 3), np.uint16), np.zeros(1, np.int64)
     look_up, at = library.kernels().fastsiam_normalize, library.at
 
     def work() -> None:
-        look_up(at(levels), count, 1, at(table), 2, at(out), at(taken))
+        look_up(at(levels), count, 1, at(table), 2, at(out), at(counter))
 
     in_threads(work, count)
     assert (out == levels.astype(np.uint16) + 1).all()
-    assert count <= taken[0] <= count + threads
+    assert count <= counter[0] <= count + threads
 
 
 def test_errors_come_out(threads: int) -> None:

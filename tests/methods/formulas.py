@@ -124,7 +124,7 @@ def loss(
 def gradient(function: Callable[[Weights], float], weights: Weights) -> dict[str, Array]:
     """Return the numerical gradient by central differences, accurate to about 1e-9."""
     by = 1e-6
-    found = {}
+    gradients = {}
     for name, value in weights.items():
         slopes = np.zeros_like(value)
         for place in np.ndindex(value.shape):
@@ -134,5 +134,5 @@ def gradient(function: Callable[[Weights], float], weights: Weights) -> dict[str
                 changed[place] += sign * by
                 ends.append(function({**weights, name: changed}))
             slopes[place] = (ends[0] - ends[1]) / (2 * by)
-        found[name] = slopes
-    return found
+        gradients[name] = slopes
+    return gradients

@@ -58,14 +58,14 @@ def batch_of(views: int, step: int = 0, *, sides: Sequence[int] = ()) -> Batch:
     generator = torch.Generator().manual_seed(step)
     kwargs: dict[str, Any] = {"generator": generator, "dtype": torch.float64}
     images = torch.randn(BATCH, 3, 2, 2, **kwargs) + torch.randn(1, 3, 2, 2, **kwargs)
-    found = tuple(
+    image_views = tuple(
         F.interpolate(images, size=side) + 0.5 * torch.randn(BATCH, 3, side, side, **kwargs)
         for side in sides or [2] * views
     )
     # Each epoch has another order, so that per-image rows are accessed in any order.
     epoch, place = divmod(step, STEPS)
     order = torch.randperm(IMAGES, generator=torch.Generator().manual_seed(100 + epoch))
-    return Batch(found, order[place * BATCH :][:BATCH], torch.zeros(BATCH, dtype=torch.int64))
+    return Batch(image_views, order[place * BATCH :][:BATCH], torch.zeros(BATCH, dtype=torch.int64))
 
 
 def views_of(batch: Batch) -> list[Array]:
@@ -78,18 +78,20 @@ COPIES = ("frozen.", "target.")
 
 def arrays(method: nn.Module, *, copied: bool = False) -> dict[str, Array]:
     """Return the weights as arrays, without the encoder's copy; with ``copied`` only the copy."""
-    found = {
+    weights = {
         name: value.detach().double().numpy().copy() for name, value in method.named_parameters()
     }
     if not copied:
-        return {name: value for name, value in found.items() if not name.startswith(COPIES)}
+        return {name: value for name, value in weights.items() if not name.startswith(COPIES)}
     parts = {
-        f"{copy}{i}.": own for copy in COPIES for i, own in enumerate(("backbone.", "projector."))
+        f"{copy}{i}.": prefix
+        for copy in COPIES
+        for i, prefix in enumerate(("backbone.", "projector."))
     }
     return {
-        own + name.removeprefix(copy): value
-        for name, value in found.items()
-        for copy, own in parts.items()
+        prefix + name.removeprefix(copy): value
+        for name, value in weights.items()
+        for copy, prefix in parts.items()
         if name.startswith(copy)
     }
 

@@ -37,12 +37,12 @@ Groups = Sequence[NDArray[np.int64]]
 def projected(method: str, weights: Weights, images: Array, groups: Groups = ()) -> Array:
     """Return the (N, d) projections. Only BN mixes images, so groups are processed separately."""
     layers = sum(f"projector.{3 * i}.weight" in weights for i in range(9))
-    found: dict[int, Array] = {}
+    rows_by_image: dict[int, Array] = {}
     for group in groups or [np.arange(len(images))]:
         x = features(weights, images[group])
         rows = mlp(weights, x, "projector", HEADS[method](layers))
-        found.update(zip(group.tolist(), rows, strict=True))
-    return np.stack([found[image] for image in range(len(images))])
+        rows_by_image.update(zip(group.tolist(), rows, strict=True))
+    return np.stack([rows_by_image[image] for image in range(len(images))])
 
 
 def query_groups(images: int, size: int) -> Groups:
@@ -67,9 +67,9 @@ def cross_entropy(logits: Array, right: NDArray[np.int64]) -> float:
     return float(-log_softmax(logits)[np.arange(len(logits)), right].mean())
 
 
-def nt_xent(anchors: Sequence[Array], others: Sequence[Array], temperature: float) -> float:
+def nt_xent(anchors: Sequence[Array], candidates: Sequence[Array], temperature: float) -> float:
     """Return NT-Xent: each of the 2 N anchors against all projections except its own."""
-    images, (a, o) = len(anchors[0]), (unit(np.concatenate(rows)) for rows in (anchors, others))
+    images, (a, o) = len(anchors[0]), (unit(np.concatenate(rows)) for rows in (anchors, candidates))
     logits = a @ o.T / temperature
     np.fill_diagonal(logits, -np.inf)
     return cross_entropy(logits, (np.arange(2 * images) + images) % (2 * images))
@@ -133,8 +133,8 @@ def sinkhorn(scores: Array, *, epsilon: float, rounds: int) -> Array:
             q[k] /= q[k].sum() * prototypes
         for b in range(images):
             q[:, b] /= q[:, b].sum() * images
-    found: Array = q.T * images
-    return found
+    balanced: Array = q.T * images
+    return balanced
 
 
 def scores(weights: Weights, rows: Array) -> Array:
@@ -152,12 +152,12 @@ def codes(
     queues: Sequence[Array] = (),
 ) -> list[Array]:
     """Return the codes of the first two views, balanced over the batch and each view's queue."""
-    found = []
+    view_codes = []
     for view in (0, 1):
         z = projected("swav", weights, views[view])
         rows = np.concatenate([z, queues[view]]) if queues else z
-        found.append(sinkhorn(scores(weights, rows), epsilon=epsilon, rounds=rounds)[: len(z)])
-    return found
+        view_codes.append(sinkhorn(scores(weights, rows), epsilon=epsilon, rounds=rounds)[: len(z)])
+    return view_codes
 
 
 def swav(

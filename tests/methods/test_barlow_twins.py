@@ -50,26 +50,30 @@ def test_it_is_killed_resumed_and_exported(
 
     monkeypatch.setattr(BarlowTwins, "forward", noisy)
     monkeypatch.setitem(METHOD_CONFIGS, BarlowTwinsConfig.name, BarlowTwinsConfig)
-    own = BarlowTwinsConfig(dim=16)
-    model = ModelConfig(backbone="resnet10", stem="cifar", width=4, method=own)
+    method = BarlowTwinsConfig(dim=16)
+    model = ModelConfig(backbone="resnet10", stem="cifar", width=4, method=method)
     config = replace(with_settings(small, knn_every=0, save_every=1), model=model)
     assert TrainConfig.from_dict(config.to_dict()) == config
     changed = differences(config, with_settings(config, redundancy=0.1))
     assert changed == {"redundancy": (5e-3, 0.1)}
-    whole = trained(config, out=tmp_path / "whole")
-    assert_same_runs(trained(config, out=killed(config, 5)), whole)
+    reference = trained(config, out=tmp_path / "whole")
+    assert_same_runs(trained(config, out=killed(config, 5)), reference)
     file = tmp_path / "plain.pt"
-    cli.app(["export", str(whole), "--format", "plain", "--out", str(file)], standalone_mode=False)
+    cli.app(
+        ["export", str(reference), "--format", "plain", "--out", str(file)], standalone_mode=False
+    )
     with pytest.raises(CheckpointError, match="contains no predictor"):
-        load_pretrained(whole).part("predictor")
-    trained(small, knn_every=0, max_steps=1, init=whole, width=4, out=tmp_path / "simsiam")
+        load_pretrained(reference).part("predictor")
+    trained(small, knn_every=0, max_steps=1, init=reference, width=4, out=tmp_path / "simsiam")
     assert "randomly initialised: projector, predictor" in capsys.readouterr().err
-    read = load_pretrained(file).part("backbone")
-    expected = checkpoints.load(whole).model
-    assert read and all(torch.equal(value, expected[key]) for key, value in read.items())
+    pretrained = load_pretrained(file).part("backbone")
+    expected = checkpoints.load(reference).model
+    assert pretrained and all(
+        torch.equal(value, expected[key]) for key, value in pretrained.items()
+    )
     monkeypatch.delitem(METHOD_CONFIGS, BarlowTwinsConfig.name)
     message = r"^cannot read .*: unknown method 'barlow-twins'; start the program that registers it"
     with pytest.raises(CheckpointError, match=message):
-        checkpoints.load(whole)
+        checkpoints.load(reference)
     with pytest.raises(DataError, match=message):
-        RunSettings.read(whole)
+        RunSettings.read(reference)

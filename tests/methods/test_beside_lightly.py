@@ -46,10 +46,10 @@ def both(name: str) -> tuple[Method, Any]:
     ours.start_from({})
     theirs: Any = composed(config, steps_per_epoch=4).train()
     for part in ("backbone", "projector", "predictor"):
-        copied(getattr(ours, part, None), getattr(theirs, part, None))
+        copy_weights(getattr(ours, part, None), getattr(theirs, part, None))
     if isinstance(ours, BYOL | MoCoV2):
-        copied(nn.Sequential(ours.backbone, ours.projector), theirs.encoder)
-        copied(ours.target, theirs.momentum_encoder)
+        copy_weights(nn.Sequential(ours.backbone, ours.projector), theirs.encoder)
+        copy_weights(ours.target, theirs.momentum_encoder)
     if isinstance(ours, MoCoV2):
         theirs.criterion.memory_bank.bank.copy_(ours.queue)
     if isinstance(ours, SwAV):
@@ -61,12 +61,12 @@ def both(name: str) -> tuple[Method, Any]:
     return ours, theirs
 
 
-def copied(ours: nn.Module | None, theirs: nn.Module | None) -> None:
+def copy_weights(ours: nn.Module | None, theirs: nn.Module | None) -> None:
     """Copy the weights of a fastsiam module to lightly's module, if both exist."""
     if ours is None or theirs is None:
         return
-    for own, other in zip(ours.parameters(), theirs.parameters(), strict=True):
-        other.data.copy_(own.data)
+    for our_weight, their_weight in zip(ours.parameters(), theirs.parameters(), strict=True):
+        their_weight.data.copy_(our_weight.data)
 
 
 @pytest.mark.parametrize("name", HEADS)

@@ -31,8 +31,8 @@ CASES = pytest.mark.parametrize("case", EVERY.values(), ids=EVERY.keys())
 SMALL = {"projector_layers": 2, "dim": 6, "projector_dim": 7, "predictor_dim": 3}
 
 
-def of(case: Case, **how: Any) -> Any:
-    return build(case.config(**SMALL), **how)
+def build_case(case: Case, **options: Any) -> Any:
+    return build(case.config(**SMALL), **options)
 
 
 def images_of(case: Case, step: int = 0) -> Batch:
@@ -40,7 +40,7 @@ def images_of(case: Case, step: int = 0) -> Batch:
     return batch_of(case.views, step, sides=[4 // by for by in case.smaller])
 
 
-class Kept:
+class MethodState:
     """A method's state across steps, computed from the papers' definitions.
 
     ``queue`` is a ring buffer of keys of earlier batches. ``averages`` has one row per image.
@@ -59,11 +59,11 @@ class Kept:
     def fill(self, method: Any) -> None:
         """Replace the method's state by random unit rows."""
         for name in ("queue", "averages"):
-            if name in (kept := dict(method.named_buffers())):
-                kept[name].copy_(
-                    torch.nn.functional.normalize(torch.randn_like(kept[name]), dim=-1)
+            if name in (buffers := dict(method.named_buffers())):
+                buffers[name].copy_(
+                    torch.nn.functional.normalize(torch.randn_like(buffers[name]), dim=-1)
                 )
-                setattr(self, name, kept[name].double().numpy().copy())
+                setattr(self, name, buffers[name].double().numpy().copy())
         if self.queue is not None:
             method.pushed.fill_(len(self.queue))
             self.given = len(self.queue)
@@ -83,7 +83,7 @@ class Kept:
         for part in parts:
             views, index = views_of(part), part.index.numpy()
             if getattr(self.config, "target_average", 0):
-                self.averages[index] = moved(self, views, index, self.case.others)
+                self.averages[index] = moving_averages(self, views, index, self.case.others)
         rows: list[Array] = []
         if isinstance(self.config, MoCoV2Config):
             for view in (0, 1) if self.config.symmetric else (1,):
@@ -108,34 +108,41 @@ class Kept:
             assert self.averages.any(1).sum() == min(IMAGES, (at + 1) * BATCH)
 
 
-def moved(kept: Kept, views: list[Array], index: Any, of: tuple[int, ...]) -> Array:
-    """Return the moving averages of a batch's images after the projections of the views ``of``."""
-    zs = [formulas.encoded(kept.encoder, views[view], norm=kept.config.head_bn) for view in of]
-    return formulas.moved(kept.averages[index], zs, kept.config.target_average)
+def moving_averages(
+    state: MethodState, views: list[Array], index: Any, view_numbers: tuple[int, ...]
+) -> Array:
+    """Return the moving averages of a batch's images after the projections of some views."""
+    zs = [
+        formulas.encoded(state.encoder, views[view], norm=state.config.head_bn)
+        for view in view_numbers
+    ]
+    return formulas.moved(state.averages[index], zs, state.config.target_average)
 
 
 def formula_of(
-    method: Any, batch: Batch, kept: Kept, *, group: int = 0
+    method: Any, batch: Batch, state: MethodState, *, group: int = 0
 ) -> Callable[[Weights], float]:
     """Return the loss as a function of the weights; what the method detaches is constant.
 
     Args:
         method: the method whose current weights give the constants.
         batch: the images.
-        kept: the state from earlier batches, and the encoder of the targets.
+        state: the state from earlier batches, and the encoder of the targets.
         group: number of consecutive images that share BN statistics; 0 for all.
     """
     config, views = method.config, views_of(batch)
     weights, known = arrays(method), dict[str, Any]()
     match config:
         case SimSiamConfig():
-            pairs, norm = kept.case.pairs, config.head_bn
+            pairs, norm = state.case.pairs, config.head_bn
             known = {"norm": norm, "similarity": config.similarity}
             if config.target_average:
                 index = batch.index.numpy()
-                known["against"] = [moved(kept, views, index, of) for _, of in pairs]
+                known["against"] = [
+                    moving_averages(state, views, index, view_numbers) for _, view_numbers in pairs
+                ]
             elif config.stop_gradient:
-                zs = [formulas.encoded(kept.encoder, view, norm=norm) for view in views]
+                zs = [formulas.encoded(state.encoder, view, norm=norm) for view in views]
                 known["against"] = formulas.targets(dict(enumerate(zs)), pairs)
             return lambda now: formulas.loss(now, views, pairs, **known)
         case SimCLRConfig():
@@ -151,22 +158,22 @@ def formula_of(
                 ]
             known = {
                 "temperature": config.temperature,
-                "keys": [projected("mocov2", kept.encoder, view, parts[1]) for view in views],
-                "queue": kept.queue,
+                "keys": [projected("mocov2", state.encoder, view, parts[1]) for view in views],
+                "queue": state.queue,
                 "symmetric": config.symmetric,
                 "groups": parts[0],
             }
         case BYOLConfig():
-            known["targets"] = [projected("byol", kept.encoder, view) for view in views]
+            known["targets"] = [projected("byol", state.encoder, view) for view in views]
         case SwAVConfig():
             queues = []
-            if kept.queue is not None and kept.given >= config.queue:  # used only when full
-                queues = [kept.queue[:, view] for view in (0, 1)]
-            how: dict[str, Any] = {"epsilon": config.epsilon, "rounds": config.sinkhorn_rounds}
+            if state.queue is not None and state.given >= config.queue:  # used only when full
+                queues = [state.queue[:, view] for view in (0, 1)]
+            settings: dict[str, Any] = {"epsilon": config.epsilon, "rounds": config.sinkhorn_rounds}
             known["temperature"] = config.temperature
 
             def codes(now: Weights) -> list[Array]:
-                return related_formulas.codes(now, views, queues=queues, **how)
+                return related_formulas.codes(now, views, queues=queues, **settings)
 
             if not config.stop_gradient:
                 return lambda now: related_formulas.swav(now, views, of=codes(now), **known)
@@ -180,10 +187,12 @@ def check_gradients(method: Any, batch: Batch, loss: Callable[[Weights], float])
     output = method(batch.views, batch.index)
     output.loss.backward()
     assert output.loss.item() == pytest.approx(loss(arrays(method)), abs=2e-6)
-    found = {name: p.grad.numpy() for name, p in method.named_parameters() if p.grad is not None}
-    assert found.keys() == trained(method)
+    gradients = {
+        name: p.grad.numpy() for name, p in method.named_parameters() if p.grad is not None
+    }
+    assert gradients.keys() == trained(method)
     expected = formulas.gradient(loss, arrays(method))
-    for name, slopes in found.items():
+    for name, slopes in gradients.items():
         np.testing.assert_allclose(slopes, expected[name], atol=2e-5, rtol=2e-5, err_msg=name)
     return output
 
@@ -196,11 +205,11 @@ def trained(method: Any) -> set[str]:
 @CASES
 def test_loss_and_gradients(case: Case) -> None:
     """The target encoder has other weights, the queue is full, and all images were seen before."""
-    method, batch = of(case), images_of(case)
-    kept = Kept(case, method)
-    kept.fill(method)
-    kept.encoder = arrays(method, copied=True) or arrays(method)
-    output = check_gradients(method, batch, formula_of(method, batch, kept))
+    method, batch = build_case(case), images_of(case)
+    state = MethodState(case, method)
+    state.fill(method)
+    state.encoder = arrays(method, copied=True) or arrays(method)
+    output = check_gradients(method, batch, formula_of(method, batch, state))
     if isinstance(case.config(), SimSiamConfig):
         z = formulas.encoded(arrays(method), views_of(batch)[0], norm=method.config.head_bn)
         np.testing.assert_allclose(output.embedding.numpy(), z, rtol=1e-9, atol=1e-12)
@@ -210,22 +219,24 @@ def test_loss_and_gradients(case: Case) -> None:
 def test_keys_are_normalised_in_other_groups_than_queries(group: int) -> None:
     """MoCo with BN over parts of the batch: shared statistics would let a key reveal its query."""
     case = RELATED["mocov2, parts"]
-    method, batch = of(case, normed=True), images_of(case)
-    kept = Kept(case, method)
-    kept.fill(method)
+    method, batch = build_case(case, normed=True), images_of(case)
+    state = MethodState(case, method)
+    state.fill(method)
     step_of(method, sync_bn=False, bn_images=group)
     method.target[0].layer.weight.data.normal_()
-    kept.encoder = arrays(method, copied=True)
-    loss = formula_of(method, batch, kept, group=group)
+    state.encoder = arrays(method, copied=True)
+    loss = formula_of(method, batch, state, group=group)
     check_gradients(method, batch, loss)
-    same = formula_of(method, batch, kept)
+    same = formula_of(method, batch, state)
     assert abs(loss(arrays(method)) - same(arrays(method))) > 1e-3
 
 
 KEEPS = RELATED | {
     name: case
     for name, case in VARIANTS.items()
-    if (own := case.config()).alternate_every != 1 or own.target_average or own.encoder_momentum
+    if (case_config := case.config()).alternate_every != 1
+    or case_config.target_average
+    or case_config.encoder_momentum
 }
 
 
@@ -236,22 +247,24 @@ def test_losses_and_what_is_kept_step_by_step(case: Case, accumulate: int) -> No
 
     Momentum encoders match to almost the last bit, and BYOL's momentum increases to 1.
     """
-    method = of(case)
-    step, kept, losses = step_of(method, accumulate=accumulate), Kept(case, method), []
+    method = build_case(case)
+    step, state, losses = step_of(method, accumulate=accumulate), MethodState(case, method), []
     for at in range(EPOCHS * STEPS):
         batch, weights = images_of(case, at), arrays(method)
-        kept.begin(at, weights, arrays(method, copied=True))
+        state.begin(at, weights, arrays(method, copied=True))
         parts = batch.chunks(accumulate)
-        expected = [formula_of(method, part, kept)(weights) for part in parts]
+        expected = [formula_of(method, part, state)(weights) for part in parts]
         losses.append(step(batch, at=at)[0].item())
         assert losses[-1] == pytest.approx(np.mean(expected), abs=5e-6), at
-        kept.take(weights, parts, at)
-        kept.check(method, at)
-        own, copied = arrays(method), arrays(method, copied=True)
-        if getattr(method.config, "alternate_every", 1) == 1:  # otherwise frozen: ``Kept.begin``
+        state.take(weights, parts, at)
+        state.check(method, at)
+        weights_after, copied = arrays(method), arrays(method, copied=True)
+        if (
+            getattr(method.config, "alternate_every", 1) == 1
+        ):  # otherwise frozen: ``MethodState.begin``
             momentum = momentum_of(method.config, at)
             for name, value in copied.items():
-                follows = momentum * kept.encoder[name] + (1 - momentum) * own[name]
+                follows = momentum * state.encoder[name] + (1 - momentum) * weights_after[name]
                 np.testing.assert_allclose(value, follows, atol=1e-12, rtol=1e-12, err_msg=name)
     assert np.ptp(losses) > 1e-2
 
@@ -266,23 +279,23 @@ def momentum_of(config: Any, at: int) -> float:
 def test_the_mean_of_views_is_not_rounded_to_half_precision() -> None:
     """FastSiam's bfloat16 targets are means of rounded projections and are not rounded again."""
     case = VARIANTS["fastsiam 4"]
-    method, batch = of(case).float(), images_of(case)
+    method, batch = build_case(case).float(), images_of(case)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         zs = [method.projector(method.backbone(view.float())) for view in batch.views]
         ps = [method.predictor(z) for z in zs]
-        found = method(tuple(view.float() for view in batch.views), batch.index).loss.item()
+        loss = method(tuple(view.float() for view in batch.views), batch.index).loss.item()
     assert ps[0].dtype == torch.bfloat16
     z = {view: one.detach().double().numpy() for view, one in enumerate(zs)}
     p = [one.detach().double().numpy() for one in ps]
     of_each = formulas.targets(z, case.pairs)
     terms = [formulas.DISTANCES["cosine"](a, b) for a, b in zip(p, of_each, strict=True)]
-    assert found == pytest.approx(np.mean(terms), abs=1e-6)
+    assert loss == pytest.approx(np.mean(terms), abs=1e-6)
 
 
 def test_a_momentum_encoder_has_bn_statistics_of_its_own() -> None:
     """Its statistics are those of its own activations, one view after the other."""
     case = RELATED["byol"]
-    method = of(case)
+    method = build_case(case)
     step, mean = step_of(method), np.zeros(SMALL["projector_dim"])
     for at in range(STEPS):
         batch, copied = images_of(case, at), arrays(method, copied=True)
@@ -291,8 +304,8 @@ def test_a_momentum_encoder_has_bn_statistics_of_its_own() -> None:
             mean = 0.9 * mean + 0.1 * inputs.mean(0)
         step(batch, at=at)
         np.testing.assert_allclose(method.target[1][1].running_mean, mean, atol=1e-12)
-    own = method.projector[1].running_mean.numpy()
-    assert np.abs(own - mean).max() > 1e-3
+    online_mean = method.projector[1].running_mean.numpy()
+    assert np.abs(online_mean - mean).max() > 1e-3
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "lars"])
@@ -302,7 +315,7 @@ def test_prototypes_are_frozen_for_so_many_steps(
 ) -> None:
     """Prototypes do not move during the frozen steps, by gradients, weight decay or momentum."""
     case = Case({"prototypes": 8, "frozen_epochs": epochs}, SwAVConfig)
-    method = of(case)
+    method = build_case(case)
     step = step_of(method, optimizer=optimizer, weight_decay=0.1)
     weight = method.prototypes.weight
     for at in range(EPOCHS * STEPS):
@@ -316,7 +329,7 @@ def test_prototypes_are_frozen_for_so_many_steps(
 @CASES
 def test_all_that_is_trained_is_in_one_group(case: Case) -> None:
     """Frozen parts, fixed parts and momentum encoders are in no group."""
-    method = of(case)
+    method = build_case(case)
     grouped = [id(p) for group in method.param_groups() for p in group.params]
     expected = {id(p) for name, p in method.named_parameters() if name in trained(method)}
     assert set(grouped) == expected and len(grouped) == len(expected)

@@ -59,8 +59,8 @@ def test_rates_of_every_step(settings: dict[str, Any]) -> None:
 def test_a_step_is_sgd_with_momentum_and_decay_by_hand() -> None:
     weight, other = (torch.nn.Parameter(torch.tensor([2.0])) for _ in range(2))
     config = OptimConfig(batch=256, lr=0.5, momentum=0.9, weight_decay=0.1)
-    own = ParamGroup(name="head", params=[other], weight_decay=0.0)
-    optimizer = build_optimizer(config, [ParamGroup(name="encoder", params=[weight]), own])
+    head_group = ParamGroup(name="head", params=[other], weight_decay=0.0)
+    optimizer = build_optimizer(config, [ParamGroup(name="encoder", params=[weight]), head_group])
     expected, velocity = 2.0, 0.0
     for rate in (0.5, 0.25, 0.125):
         optimizer.param_groups[0]["lr"], optimizer.param_groups[1]["lr"] = rate, 1.0

@@ -46,25 +46,25 @@ def same_on_all(state: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(("names", "world"), [(FEW, 2), slow((tuple(EVERY), 4))])
 def test_ranks_are_one(names: tuple[str, ...], world: int, ranks: Ranks) -> None:
     """Losses, weights, other encoders, averages and queues are equal for three steps."""
-    parts, whole = ranks("variants", world, names=names), rank_jobs.variants(0, 1, names)
-    for name, alone in whole.items():
-        found = [part[name] for part in (*parts, {name: alone})]
+    parts, references = ranks("variants", world, names=names), rank_jobs.variants(0, 1, names)
+    for name, reference in references.items():
+        results = [part[name] for part in (*parts, {name: reference})]
         if not EVERY[name].run.get("sync_bn", True):
-            found = [one | {"state": same_on_all(one["state"])} for one in found]
-        for part in found[1:-1]:
-            torch.testing.assert_close(found[0], part, atol=0, rtol=0, msg=name)
-        torch.testing.assert_close(found[0], found[-1], atol=5e-5, rtol=1e-4)
+            results = [one | {"state": same_on_all(one["state"])} for one in results]
+        for part in results[1:-1]:
+            torch.testing.assert_close(results[0], part, atol=0, rtol=0, msg=name)
+        torch.testing.assert_close(results[0], results[-1], atol=5e-5, rtol=1e-4)
 
 
 def test_ranks_whose_bn_is_their_own_are_parts_of_one(ranks: Ranks) -> None:
     """MoCo's keys move to other ranks, as in the original, or to other parts of a rank's batch."""
-    own: dict[str, Any] = {"name": "mocov2", "sync_bn": False}
-    parts, joint = ranks("variant", 2, **own), rank_jobs.variant(0, 1, **own)
-    whole = rank_jobs.variant(0, 1, **own, bn_images=8)
-    states = [same_on_all(one["state"]) for one in (*parts, whole, joint)]
+    settings: dict[str, Any] = {"name": "mocov2", "sync_bn": False}
+    parts, joint = ranks("variant", 2, **settings), rank_jobs.variant(0, 1, **settings)
+    reference = rank_jobs.variant(0, 1, **settings, bn_images=8)
+    states = [same_on_all(one["state"]) for one in (*parts, reference, joint)]
     torch.testing.assert_close(states[0], states[1], atol=0, rtol=0)
     torch.testing.assert_close(states[0], states[2], atol=5e-5, rtol=1e-4)
-    torch.testing.assert_close(parts[0]["loss"], whole["loss"], atol=5e-5, rtol=1e-4)
+    torch.testing.assert_close(parts[0]["loss"], reference["loss"], atol=5e-5, rtol=1e-4)
     assert (states[0]["queue"] - states[3]["queue"]).abs().max() > 1e-2
 
 
@@ -94,9 +94,9 @@ def test_compiled_two_ranks_are_one(ranks: Ranks) -> None:
     """DDP's buckets split the graph, and some of its views are encoded without gradients."""
     wide: dict[str, Any] = {"dim": 512, "projector_dim": 512, "predictor_dim": 256}
     parts = ranks("variant", 2, name="asymmetric", compile="on", **wide)
-    whole = rank_jobs.variant(0, 1, "asymmetric", compile="off", **wide)
+    reference = rank_jobs.variant(0, 1, "asymmetric", compile="off", **wide)
     torch.testing.assert_close(parts[0], parts[1], atol=0, rtol=0)
-    torch.testing.assert_close(parts[0], whole, atol=1e-4, rtol=1e-3)
+    torch.testing.assert_close(parts[0], reference, atol=1e-4, rtol=1e-3)
 
 
 KILLED = ["an epoch", "average", "swav, queue", "2 steps", "mocov2"]
@@ -108,10 +108,10 @@ def test_it_is_killed_and_resumed_bit_for_bit(
 ) -> None:
     """The run is killed within an interval of two steps, which is also within an epoch."""
     config = EVERY[name].applied(small, knn_every=0, lr=0.1, save_every=1)
-    whole = trained(config, out=tmp_path / "whole")
+    reference = trained(config, out=tmp_path / "whole")
     run = killed(config, 5)
     assert checkpoints.load(run).step in (4, 5)  # a checkpoint may still be in progress
-    assert_same_runs(trained(config), whole)
+    assert_same_runs(trained(config), reference)
 
 
 KEEPING = ["average, 2 steps, asymmetric 2x", "mocov2", "swav, queue", "byol"]
@@ -123,12 +123,12 @@ def test_it_continues_on_another_number_of_ranks(
 ) -> None:
     """Two steps on one rank, two on two and two on one give the state of a single process."""
     config = EVERY[name].applied(small, epochs=2, lr=0.1, knn_every=0)
-    whole = checkpoints.load(trained(config, out=tmp_path / "whole"))
+    reference = checkpoints.load(trained(config, out=tmp_path / "whole"))
     for world, steps in ((1, 2), (2, 4), (1, 0)):
         part = with_settings(config, max_steps=steps, gpus=world)
         fastsiam_on_ranks(world, "train", *flags(part))
     moved = checkpoints.load(tmp_path / "run")
-    assert whole.step == moved.step == 6
+    assert reference.step == moved.step == 6
     if "averages" in moved.model:
         assert moved.model["averages"].abs().sum(1).min() > 0
-    torch.testing.assert_close(moved.model, whole.model, atol=1e-3, rtol=1e-3)
+    torch.testing.assert_close(moved.model, reference.model, atol=1e-3, rtol=1e-3)

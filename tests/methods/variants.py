@@ -46,9 +46,9 @@ class Case:
 
     def config(self, **small: Any) -> Any:
         """Return the method's config, with those sizes from ``small`` that the method has."""
-        there = {f.name for f in fields(self.method)}
-        own = {name: value for name, value in small.items() if name in there}
-        return self.method(**own | self.settings)
+        names = {f.name for f in fields(self.method)}
+        sizes = {name: value for name, value in small.items() if name in names}
+        return self.method(**sizes | self.settings)
 
     def applied(self, config: TrainConfig, **settings: Any) -> TrainConfig:
         """Return the run's config with this method and small heads."""
@@ -67,10 +67,10 @@ class Variant(Case):
 
     @property
     def others(self) -> tuple[int, ...]:
-        return tuple(sorted({view for _, others in self.pairs for view in others}))
+        return tuple(sorted({view for _, targets in self.pairs for view in targets}))
 
     def __post_init__(self) -> None:
-        views = 1 + max(view for first, others in self.pairs for view in (first, *others))
+        views = 1 + max(view for first, targets in self.pairs for view in (first, *targets))
         object.__setattr__(self, "smaller", (1,) * views)
 
 

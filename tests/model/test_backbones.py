@@ -112,9 +112,9 @@ def test_timms_networks_keep_their_names(name: str) -> None:
     ours.load_state_dict(theirs.state_dict())
     x = torch.randn(2, 3, 64, 64)
     assert torch.equal(ours(x), theirs(x)) and theirs(x).shape == (2, ours.features)
-    whole = set(timm.create_model(name).state_dict())
+    all_names = set(timm.create_model(name).state_dict())
     classifier = classifier_keys(ModelConfig(backbone=f"timm/{name}"))
-    assert len(classifier) == 2 and whole - classifier == set(ours.state_dict())
+    assert len(classifier) == 2 and all_names - classifier == set(ours.state_dict())
 
 
 FAMILIES = (
@@ -143,11 +143,11 @@ def test_nothing_in_a_network_is_random() -> None:
     names = ("vit_b_32", "efficientnet_b0", "convnext_tiny", "alexnet")
     networks = [build_backbone(ModelConfig(backbone=name)).train() for name in names]
     for network in (functional, *networks):
-        own = torch.randn(2, 3, 224, 224) if network is networks[0] else x
+        images = torch.randn(2, 3, 224, 224) if network is networks[0] else x
         torch.manual_seed(0)
-        first = network(own)
+        first = network(images)
         torch.manual_seed(1)
-        assert torch.equal(network(own), first)
+        assert torch.equal(network(images), first)
 
 
 @pytest.mark.parametrize("name", ["shufflenet_v2_x0_5", "timm/test_efficientnet", "timm/test_vit"])
@@ -250,10 +250,10 @@ for _ in range(20):
     network(x).square().mean().backward()
 """
     checked = {"LD_PRELOAD": "libc_malloc_debug.so.0", "GLIBC_TUNABLES": "glibc.malloc.check=3"}
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", code], env={**os.environ, **checked}, cwd=ROOT, timeout=300
     )
-    assert done.returncode == 0
+    assert result.returncode == 0
 
 
 def test_a_narrow_convolution_computes_what_torch_does() -> None:

@@ -46,10 +46,10 @@ def readable(name: str, root: Path) -> Path:
 
 def data_of(name: str, root: Path | str, **settings: Any) -> DataConfig:
     """Return the data config for a pipeline, or a variant of it, and a folder or address."""
-    own: Any = {GRAPH: "dali", PAGES: "ffcv"}.get(name, name)
+    pipeline: Any = {GRAPH: "dali", PAGES: "ffcv"}.get(name, name)
     address = str(root if isinstance(root, str) else readable(name, root))
-    usual = {"workers": int(own != "torchvision"), "os_cache": name != PAGES}
-    return DataConfig(data=address, pipeline=own, **usual | settings)
+    usual = {"workers": int(pipeline != "torchvision"), "os_cache": name != PAGES}
+    return DataConfig(data=address, pipeline=pipeline, **usual | settings)
 
 
 def opened(
@@ -59,11 +59,11 @@ def opened(
     batch: int = 8,
     augment: AugmentConfig = SMALL,
     store: Store | None = None,
-    **how: Any,
+    **settings: Any,
 ) -> Loader:
-    """Open a loader; ``how`` takes fields of ``DataConfig`` and arguments of ``build_loader``."""
-    data = data_of(name, root, **{key: own for key, own in how.items() if key in _DATA})
-    rest = {key: own for key, own in how.items() if key not in _DATA}
+    """Open a loader; ``settings`` are fields of ``DataConfig`` or arguments of ``build_loader``."""
+    data = data_of(name, root, **{key: value for key, value in settings.items() if key in _DATA})
+    rest = {key: value for key, value in settings.items() if key not in _DATA}
     with pytest.MonkeyPatch.context() as patch:
         if name == GRAPH:  # on any device
             from fastsiam.pipelines import dali_backend
@@ -79,25 +79,30 @@ def central(
     resize: int = 20,
     side: int = 16,
     split: Any = "train",
-    **how: Any,
+    **settings: Any,
 ) -> EvalLoader:
-    """Open a loader of central crops; ``how`` as in ``opened``."""
-    data = data_of(name, root, **{key: own for key, own in how.items() if key in _DATA})
-    rest = {key: own for key, own in how.items() if key not in _DATA}
+    """Open a loader of central crops; ``settings`` as in ``opened``."""
+    data = data_of(name, root, **{key: value for key, value in settings.items() if key in _DATA})
+    rest = {key: value for key, value in settings.items() if key not in _DATA}
     augment = AugmentConfig.alike(crop=side)
     return build_eval_loader(data, split, augment, resize=resize, **{"batch": 8, **rest})
 
 
-def batches(name: str, root: Path | str, *epochs: int, skip: int = 0, **how: Any) -> list[Batch]:
+def batches(
+    name: str, root: Path | str, *epochs: int, skip: int = 0, **settings: Any
+) -> list[Batch]:
     """Return the batches of some epochs, the first one after ``skip`` steps.
 
     For synthetic images, whose epochs are long, start three steps before the end of the first one.
     """
-    loader = opened(name, root, **how)
+    loader = opened(name, root, **settings)
     skip += loader.steps - 3 if name == "synthetic" else 0
     try:
-        first, *others = epochs or (0,)
-        return [*loader.epoch(first, skip=skip), *(b for e in others for b in loader.epoch(e))]
+        first, *later_epochs = epochs or (0,)
+        return [
+            *loader.epoch(first, skip=skip),
+            *(b for e in later_epochs for b in loader.epoch(e)),
+        ]
     finally:
         loader.close()
 
@@ -130,13 +135,15 @@ def equal(one: Batch, other: Batch) -> bool:
     return all(torch.equal(a, b) for a, b in zip(tensors(one), tensors(other), strict=True))
 
 
-def same(some: Sequence[Batch], others: Sequence[Batch]) -> bool:
-    return len(some) == len(others) and all(map(equal, some, others))
+def same(one: Sequence[Batch], other: Sequence[Batch]) -> bool:
+    return len(one) == len(other) and all(map(equal, one, other))
 
 
 def joined(parts: Sequence[Batch]) -> Batch:
     """Concatenate the ranks' parts of a batch."""
-    *views, index, label = (torch.cat(own) for own in zip(*map(tensors, parts), strict=True))
+    *views, index, label = (
+        torch.cat(tensor_parts) for tensor_parts in zip(*map(tensors, parts), strict=True)
+    )
     return Batch(tuple(views), index, label)
 
 
@@ -144,12 +151,12 @@ def levels(one: torch.Tensor, other: torch.Tensor, config: AugmentConfig = SMALL
     return (one - other).abs() * torch.tensor(config.std).view(3, 1, 1) * 255
 
 
-def assert_near(some: Sequence[Batch], others: Sequence[Batch], within: float = 1e-3) -> None:
+def assert_near(ours: Sequence[Batch], theirs: Sequence[Batch], within: float = 1e-3) -> None:
     """Check that batches have the same images, labels and draws, and nearly the same views.
 
     ``within`` is in levels of 255. The default allows for float32 rounding in the normalisation.
     """
-    for one, other in zip(some, others, strict=True):
+    for one, other in zip(ours, theirs, strict=True):
         assert torch.equal(one.index, other.index) and torch.equal(one.label, other.label)
         assert one.seen == other.seen
         for a, b in zip(one.views, other.views, strict=True):

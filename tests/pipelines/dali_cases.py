@@ -43,12 +43,12 @@ def gaps(
     loader: Any, store: Store, side: int, *, epochs: int = 1, skip: int = 0
 ) -> NDArray[np.int64]:
     """Return the absolute differences from PIL's crops in levels of 255: (2, images, S, S, 3)."""
-    found = [
+    differences = [
         np.abs(crops.cpu().numpy().astype(np.int64) - pil_crops(store, index, params, side))
         for epoch in range(epochs)
         for index, params, (crops,) in loader.crops(epoch, skip=skip)
     ]
-    return np.concatenate(found, axis=1)
+    return np.concatenate(differences, axis=1)
 
 
 def sixteen_bits(seed: int) -> bytes:

@@ -34,14 +34,14 @@ def choice(root: Path, device: torch.device = CPU, *, free: float = 0.0, model: 
 
 
 def test_memory_if_all_images_fit_beside_the_model(images: Path) -> None:
-    taken = 24 * EACH
-    said = "pipeline memory: 24 images take 41 kB of 87 kB on the CPU"
-    assert choice(images, free=130_000) == said
-    least = taken * 1.2 / 0.8  # loading may take four fifths of free memory
+    size = 24 * EACH
+    message = "pipeline memory: 24 images take 41 kB of 87 kB on the CPU"
+    assert choice(images, free=130_000) == message
+    least = size * 1.2 / 0.8  # loading may take four fifths of free memory
     assert choice(images, free=least + 1).startswith("pipeline memory: ")
     assert "pipeline memory" not in choice(images, free=least - 1)
-    assert choice(images, free=130_000, model=0.9 * 130_000 - taken).startswith("pipeline memory")
-    assert "pipeline memory" not in choice(images, free=130_000, model=0.9 * 130_000 - taken + 1)
+    assert choice(images, free=130_000, model=0.9 * 130_000 - size).startswith("pipeline memory")
+    assert "pipeline memory" not in choice(images, free=130_000, model=0.9 * 130_000 - size + 1)
 
 
 TOO_LARGE = (
@@ -55,13 +55,13 @@ def test_what_decodes_images_that_do_not_fit(images: Path, monkeypatch: pytest.M
     """DALI if the GPU has few cores and DALI can be loaded; torchvision if kernels are missing."""
     for source in (images, readable("ffcv", images / "train")):
         assert choice(source) == f"pipeline native: {TOO_LARGE}"
-    why = TOO_LARGE.replace("CPU", "GPU")
-    for cores, said in {
-        5: f"pipeline dali: {why}; 5 cores for this GPU",
-        6: f"pipeline native: {why}",
+    reason = TOO_LARGE.replace("CPU", "GPU")
+    for cores, line in {
+        5: f"pipeline dali: {reason}; 5 cores for this GPU",
+        6: f"pipeline native: {reason}",
     }.items():
         monkeypatch.setattr(module, "own_cores", lambda cores=cores: cores)
-        assert choice(images, GPU) == said
+        assert choice(images, GPU) == line
     monkeypatch.setattr(module, "own_cores", lambda: 1)
     broken = replace(BACKENDS["dali"], package="sys", loader="no_such_module.Loader")
     monkeypatch.setattr(module, "BACKENDS", BACKENDS | {"dali": broken})
@@ -78,15 +78,15 @@ def test_sizes_by_headers_of_all_or_of_a_sample(
 ) -> None:
     """A store that is read in groups is sampled from a few of them."""
     store = FolderStore(images / "train")
-    read = Mock(wraps=store.read)
-    monkeypatch.setattr(store, "read", read)
-    assert decoded_bytes(store) == (24 * EACH, True) and read.call_count == 24
+    read_mock = Mock(wraps=store.read)
+    monkeypatch.setattr(store, "read", read_mock)
+    assert decoded_bytes(store) == (24 * EACH, True) and read_mock.call_count == 24
     assert decoded_bytes(store, np.arange(5)) == (5 * EACH, True)
     (images / "train" / "class0" / "000.jpg").write_bytes(b"no image")
     assert decoded_bytes(store) == (23 * EACH, True)
     monkeypatch.setattr(survey, "_SAMPLE", 6)
-    read.reset_mock()
-    assert decoded_bytes(store) == (int(24 * EACH * 1.25), False) and read.call_count == 6
+    read_mock.reset_mock()
+    assert decoded_bytes(store) == (int(24 * EACH * 1.25), False) and read_mock.call_count == 6
     monkeypatch.setattr(survey, "_SAMPLE", 4)
     monkeypatch.setattr(survey, "_SAMPLE_GROUPS", 2)
     store.groups = np.arange(24) // 4

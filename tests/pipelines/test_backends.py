@@ -26,9 +26,9 @@ def test_every_pipeline_has_its_row_and_is_ready_here() -> None:
     assert BACKENDS[CEILING].decoder is None
     loaded = [name for name in BACKENDS if DataConfig(pipeline=name).loads_images]
     assert loaded == list(get_args(ImagePipeline)) and BASELINE in loaded
-    found = readiness()
-    assert tuple(found) == get_args(Pipeline)
-    for line in found.values():
+    lines = readiness()
+    assert tuple(lines) == get_args(Pipeline)
+    for line in lines.values():
         assert line.startswith("ready: ") and "{" not in line and "\n" not in line
     broken = Backend(name="dali", loader="no_such_module.Loader", about="", package="sys")
     line = broken.trouble()
@@ -44,8 +44,8 @@ def test_the_table_loads_neither_torch_nor_a_package() -> None:
         "print([m for m in sys.modules if m.split('.')[0] in "
         "{'torch', 'torchvision', 'ffcv', 'nvidia', 'numba'} or m.endswith('_backend')])"
     )
-    done = python(script)
-    assert (done.stdout, done.stderr) == ("[]\n", "")
+    result = python(script)
+    assert (result.stdout, result.stderr) == ("[]\n", "")
 
 
 @pytest.mark.ffcv
@@ -65,7 +65,7 @@ def test_what_memory_refuses(images: Path, monkeypatch: pytest.MonkeyPatch) -> N
     """An image whose size differs from its header; too many images, before any is decoded."""
     with monkeypatch.context() as patch:
         decoded = Headers.decoded
-        patch.setattr(Headers, "decoded", lambda own, index: decoded(own, index)[:9, :9])
+        patch.setattr(Headers, "decoded", lambda self, index: decoded(self, index)[:9, :9])
         with pytest.raises(DataError, match=r"class0/000\.jpg: it is not as large as its header"):
             opened("memory", images / "train")
     monkeypatch.setattr(memory_backend, "free_bytes", lambda device: 20_000)

@@ -67,13 +67,13 @@ def damage(root: Path, indices: Sequence[int] = BAD) -> None:
         change_image("native", root, index, ways[number % 3])
 
 
-def load(name: str, root: Path, *epochs: int, skip: int = 0, **how: Any) -> list[Batch]:
+def load(name: str, root: Path, *epochs: int, skip: int = 0, **settings: Any) -> list[Batch]:
     """Return the batches of some epochs (default: 0 and 1), with bad images replaced."""
-    how = {"seed": 4, "bad_images": "replace", **how}
-    return batches(name, root, *(epochs or (0, 1)), skip=skip, **how)
+    settings = {"seed": 4, "bad_images": "replace", **settings}
+    return batches(name, root, *(epochs or (0, 1)), skip=skip, **settings)
 
 
-def shown(batches: Sequence[Batch]) -> list[int]:
+def order_of(batches: Sequence[Batch]) -> list[int]:
     return torch.cat([batch.index for batch in batches]).tolist()
 
 
@@ -105,20 +105,20 @@ def test_others_are_shown_in_the_place_of_bad_ones(name: str, kind: str, folder:
     images stay replaced even if they are repaired.
     """
     root = folder if kind == "folder" else readable("ffcv", folder)
-    whole, good = load(name, root), root.with_name(f"good-{root.name}")
+    originals, good = load(name, root), root.with_name(f"good-{root.name}")
     shutil.copytree(root, good)
     damage(root)
-    found = BadImages(IMAGES)
-    batches = load(name, root, bad=found)
+    bad_images = BadImages(IMAGES)
+    batches = load(name, root, bad=bad_images)
     for epoch in (slice(0, 3), slice(3, 6)):
-        assert shown(batches[epoch]) == in_place(shown(whole[epoch]))
-    assert sorted(own.index for own in found.list()) == list(BAD)
-    assert shown(batches[:3]) != shown(batches[3:]) and not set(BAD) & set(shown(batches))
+        assert order_of(batches[epoch]) == in_place(order_of(originals[epoch]))
+    assert sorted(entry.index for entry in bad_images.list()) == list(BAD)
+    assert order_of(batches[:3]) != order_of(batches[3:]) and not set(BAD) & set(order_of(batches))
     assert_near(batches, load("torchvision", root))
-    views, before = (torch.cat([b.view1 for b in part]) for part in (batches, whole))
-    bad = torch.isin(torch.tensor(shown(whole)), torch.tensor(BAD))
+    views, before = (torch.cat([b.view1 for b in part]) for part in (batches, originals))
+    bad = torch.isin(torch.tensor(order_of(originals)), torch.tensor(BAD))
     assert bad.sum() == 6 and torch.equal(views[~bad], before[~bad])
-    twice = torch.tensor(shown(batches))
+    twice = torch.tensor(order_of(batches))
     for place in bad.nonzero().flatten().tolist():
         alike = twice == twice[place]
         alike[place] = False
@@ -126,65 +126,65 @@ def test_others_are_shown_in_the_place_of_bad_ones(name: str, kind: str, folder:
     parts = [load(name, root, rank=rank, world=2) for rank in (0, 1)]
     assert same([joined(both) for both in zip(*parts, strict=True)], batches)
     for takes_more in (True, False):
-        known = BadImages(IMAGES, found.list(), takes_more=takes_more)
+        known = BadImages(IMAGES, bad_images.list(), takes_more=takes_more)
         assert same(load(name, good, skip=1, bad=known), batches[1:])
 
 
 @pytest.mark.parametrize("name", ["torchvision", "memory"])
 def test_an_image_that_goes_bad_later_was_good_before(name: str, folder: Path) -> None:
     """The list records since when an image is bad. Earlier epochs still show it."""
-    whole = load(name, folder, 0, 1, 2)
-    found = BadImages(IMAGES)
+    originals = load(name, folder, 0, 1, 2)
+    bad_images = BadImages(IMAGES)
     damage(folder, [5])
-    rest = load(name, folder, 1, 2, bad=found)
-    (own,) = found.list()
-    assert "truncated" in own.reason
-    at = shown(whole[3:6]).index(5) // BATCH
-    assert own == BadImage(3 + at, 5, "class0/005.jpg", own.reason, 1)
+    rest = load(name, folder, 1, 2, bad=bad_images)
+    (entry,) = bad_images.list()
+    assert "truncated" in entry.reason
+    at = order_of(originals[3:6]).index(5) // BATCH
+    assert entry == BadImage(3 + at, 5, "class0/005.jpg", entry.reason, 1)
     folder = write_images(folder.parent / "again")
-    assert same(load(name, folder, 0, 1, 2, bad=BadImages(IMAGES, [own])), whole[:3] + rest)
+    assert same(load(name, folder, 0, 1, 2, bad=BadImages(IMAGES, [entry])), originals[:3] + rest)
 
 
 def test_too_many(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Too many to replace, or to leave out of an evaluation."""
     damage(folder, range(8))
-    assert set(range(8)).isdisjoint(shown(load("torchvision", folder, 0)))
+    assert set(range(8)).isdisjoint(order_of(load("torchvision", folder, 0)))
     list(central("torchvision", folder, bad_images="replace"))
     assert f"8 bad images of {folder} are left out" in caplog.messages
     damage(folder, [8])
     message = (
         r"9 of 24 images cannot be decoded, the last one class\d/00\d\.jpg \(.*\), .* at most 8:"
     )
-    found = BadImages(IMAGES)
+    bad_images = BadImages(IMAGES)
     with pytest.raises(DataError, match=message) as error:
-        load("torchvision", folder, bad=found)
+        load("torchvision", folder, bad=bad_images)
     assert not isinstance(error.value, ImageError)
-    found.share()  # like a run that saves before it ends
-    assert len(found) == 8
+    bad_images.share()  # like a run that saves before it ends
+    assert len(bad_images) == 8
     with pytest.raises(DataError, match="9 of 24 images cannot be decoded"):
         list(central("torchvision", folder, bad_images="replace"))
 
 
 def test_what_ranks_find_is_told_to_all() -> None:
     """If two ranks find the same image, the find at the earlier step counts."""
-    kept: list[list[bytes]] = [[], []]
-    told: list[str] = []
+    files_by_rank: list[list[bytes]] = [[], []]
+    texts: list[str] = []
 
     def collect(text: str) -> list[str]:
-        told.append(text)
+        texts.append(text)
         return [text]
 
-    ranks = [BadImages(1000, exchange=collect, keep=own.append) for own in kept]
+    ranks = [BadImages(1000, exchange=collect, keep=files.append) for files in files_by_rank]
     ranks[0].note(ImageError("m", index=7, name="a", reason="b"), epoch=1, step=13)
     ranks[1].note(ImageError("m", index=7, name="a", reason="b"), epoch=0, step=4)
     ranks[1].note(ImageError("m", index=5, name="c", reason="d"), epoch=0, step=9)
     for rank in ranks:
         rank.share()
-    together = [BadImages(1000, rank.list(), exchange=lambda _: told) for rank in ranks]
+    together = [BadImages(1000, rank.list(), exchange=lambda _: texts) for rank in ranks]
     for rank in together:
         rank.share()
         assert rank.list() == [BadImage(4, 7, "a", "b", 0), BadImage(9, 5, "c", "d", 0)]
-    assert [len(own) for own in kept] == [1, 1]
+    assert [len(files) for files in files_by_rank] == [1, 1]
 
 
 def test_the_list_in_a_folder(tmp_path: Path) -> None:
@@ -201,18 +201,20 @@ def test_the_list_in_a_folder(tmp_path: Path) -> None:
 def test_central_crops_leave_bad_images_out(folder: Path) -> None:
     """On every pass, with cached or recomputed crops."""
     beton = readable("ffcv", folder)
-    whole = next(iter(central("native", beton, batch=24)))
+    full_batch = next(iter(central("native", beton, batch=24)))
     damage(beton)
     left = [index for index in range(IMAGES) if index not in BAD]
     for batch in (8, 1):
         loader = central("native", beton, batch=batch, bad_images="replace")
         for _ in range(2):
-            shown = []
+            loaded = []
             for part in loader:
-                torch.testing.assert_close(part.image, whole.image[part.index], atol=1e-5, rtol=0)
-                assert torch.equal(part.label, whole.label[part.index])
-                shown += part.index.tolist()
-            assert shown == left
+                torch.testing.assert_close(
+                    part.image, full_batch.image[part.index], atol=1e-5, rtol=0
+                )
+                assert torch.equal(part.label, full_batch.label[part.index])
+                loaded += part.index.tolist()
+            assert loaded == left
         assert loader.images == len(loader.names()) == IMAGES
     with pytest.raises(ImageError):
         list(central("native", beton))
@@ -233,11 +235,11 @@ def test_bad_is_what_pillow_refuses(name: str, tmp_path: Path) -> None:
         except ImageError:
             refused.add(index)
     assert 5 < len(refused) < IMAGES - 5
-    found, reference = BadImages(10**6), BadImages(10**6)
-    batches = load(name, root, bad=found)
-    assert {own.index for own in found.list()} == refused
+    bad_images, reference = BadImages(10**6), BadImages(10**6)
+    batches = load(name, root, bad=bad_images)
+    assert {entry.index for entry in bad_images.list()} == refused
     assert_near(batches, load("memory", root, bad=reference))
-    assert found.list() == reference.list()
+    assert bad_images.list() == reference.list()
 
 
 def _hurt(data: bytes, generator: np.random.Generator) -> bytes:
@@ -284,8 +286,8 @@ def test_a_broken_image_ends_the_epoch_at_its_step_and_is_named(
     loader = None if name == "memory" else loaders(name, root, batch=4, workers=2)
     expected = [] if loader is None else list(loader.epoch(0))
     for damage in damages:
-        whole: list[bytes] = []
-        change_image(name, root, 11, lambda data, kept=whole: kept.append(data) or data)  # type: ignore[misc]
+        intact: list[bytes] = []
+        change_image(name, root, 11, lambda data, intact=intact: intact.append(data) or data)  # type: ignore[misc]
         change_image(name, root, 11, DAMAGES[damage])
         got = []
         with pytest.raises(DataError, match=BROKEN) as caught:
@@ -300,7 +302,7 @@ def test_a_broken_image_ends_the_epoch_at_its_step_and_is_named(
             assert next(part).index.tolist() == list(range(8))
             with pytest.raises(DataError, match=BROKEN):
                 next(part)
-        change_image(name, root, 11, lambda _, kept=whole: kept[0])  # type: ignore[misc]
+        change_image(name, root, 11, lambda _, intact=intact: intact[0])  # type: ignore[misc]
     assert loader is None or same(list(loader.epoch(0)), expected)
 
 

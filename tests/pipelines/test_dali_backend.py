@@ -55,8 +55,8 @@ def test_what_only_dali_refuses_is_decoded_by_pil(
     loader = loaders(GRAPH, images / "train", batch=4, prefetch=prefetch)
     for epoch in range(2):
         order = Order(images=24, batch=4, seed=0)
-        found = [index.tolist() for index, *_ in loader.crops(epoch)]
-        assert found == [order.indices(epoch, step).tolist() for step in range(6)]
+        indices = [index.tolist() for index, *_ in loader.crops(epoch)]
+        assert indices == [order.indices(epoch, step).tolist() for step in range(6)]
     assert gaps(loader, store, 16).mean() < 1
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "DALI cannot decode some images" in caplog.text
@@ -65,32 +65,32 @@ def test_what_only_dali_refuses_is_decoded_by_pil(
 @pytest.mark.usefixtures("trusting")
 def test_what_dali_and_pil_refuse_is_named(images: Path, loaders: Loaders) -> None:
     """The error names the image and is distinguished from other DALI errors."""
-    root, whole = images / "train", list[bytes]()
+    root, originals = images / "train", list[bytes]()
     loader = loaders(GRAPH, root, batch=4, prefetch=3)
     expected = list(loader.epoch(0))
-    change_image(GRAPH, root, 11, lambda data: whole.append(data) or data)  # type: ignore[func-returns-value]
+    change_image(GRAPH, root, 11, lambda data: originals.append(data) or data)  # type: ignore[func-returns-value]
     broken = next(step for step, batch in enumerate(expected) if 11 in batch.index)
     for damaged in (
-        whole[0][:-20],
-        whole[0][:200],
+        originals[0][:-20],
+        originals[0][:200],
         np.random.default_rng(0).bytes(500),
         b"",
-        whole[0].replace(b"\xff\xc0", b"\xff\xc7", 1),  # lossless
+        originals[0].replace(b"\xff\xc0", b"\xff\xc7", 1),  # lossless
     ):
         change_image(GRAPH, root, 11, lambda _, data=damaged: data)  # type: ignore[misc]
         with pytest.raises(DataError, match=r"cannot decode .*class1/003\.jpg"):
             list(loader.epoch(0))
         next(loader.epoch(0, skip=broken - 1))  # abandoned with the broken one in flight
-        change_image(GRAPH, root, 11, lambda _: whole[0])
+        change_image(GRAPH, root, 11, lambda _: originals[0])
         assert same(list(loader.epoch(0)), expected)
 
 
 def test_a_broken_image_is_said_in_one_voice(images: Path) -> None:
     """DALI's own error output does not reach the user."""
     change_image("dali", images / "train", 11, lambda data: data[:-20])
-    done = Forked(print_the_error, images).wait()
-    assert done.stdout.count("\n") == 1 and "cannot decode" in done.stdout
-    assert (done.returncode, done.stderr) == (0, "")
+    result = Forked(print_the_error, images).wait()
+    assert result.stdout.count("\n") == 1 and "cannot decode" in result.stdout
+    assert (result.returncode, result.stderr) == (0, "")
 
 
 def print_the_error(data: Path) -> None:
@@ -111,9 +111,9 @@ def test_views_of_different_sides(real_images: Path, loaders: Loaders) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dali, "feed_input", feed)
         for index, params, crops in loader.crops(0, skip=3):
-            for own, (side, views) in zip(crops, augment.by_side.items(), strict=True):
+            for crop, (side, views) in zip(crops, augment.by_side.items(), strict=True):
                 theirs = pil_crops(store, index, params.views(views), side)
-                gap = np.abs(own.cpu().numpy().astype(np.int64) - theirs)
+                gap = np.abs(crop.cpu().numpy().astype(np.int64) - theirs)
                 inside = gap[:, :, 4:-4, 4:-4]
                 assert inside.max() <= 1 and inside.mean() < 0.2 and gap.mean() < 1
     fed = [call.args for call in feed.call_args_list]
@@ -128,9 +128,9 @@ def test_every_kind_of_image_is_cropped_as_pil_does(tmp_path: Path, loaders: Loa
     store, images = open_store(tmp_path, "train"), 8 * len(KINDS)
     loader = loaders(GRAPH, tmp_path, augment=AugmentConfig.alike(crop=48))
     order = Order(images=images, batch=8, seed=0)
-    shown = [order.indices(epoch, step) for epoch in range(3) for step in range(order.steps)]
+    indices = [order.indices(epoch, step) for epoch in range(3) for step in range(order.steps)]
     gap = gaps(loader, store, 48, epochs=3)
     for kind in range(len(KINDS)):
-        own = gap[:, np.concatenate(shown) // 8 == kind]
-        assert own.shape[1] == 24 and own[:, :, 4:-4, 4:-4].max() <= 1
-        assert own.mean() < 0.25 and own.mean((2, 3, 4)).max() < 0.35
+        gap_of_kind = gap[:, np.concatenate(indices) // 8 == kind]
+        assert gap_of_kind.shape[1] == 24 and gap_of_kind[:, :, 4:-4, 4:-4].max() <= 1
+        assert gap_of_kind.mean() < 0.25 and gap_of_kind.mean((2, 3, 4)).max() < 0.35

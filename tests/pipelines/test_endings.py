@@ -59,7 +59,7 @@ def threads() -> set[int]:
     return set(map(int, os.listdir("/proc/self/task")))
 
 
-def ended(some: set[int], *, seconds: float = 60) -> bool:
+def have_ended(some: set[int], *, seconds: float = 60) -> bool:
     """Wait until these threads are gone: a joined thread stays listed for a moment."""
     limit = time.monotonic() + seconds
     while some & threads():
@@ -89,18 +89,18 @@ def test_what_is_broken_off_ends_its_threads(name: str, images: Path, loaders: L
     loader = loaders(name, images / "train", batch=4, workers=3)
     epoch = loader.epoch(0)
     next(epoch)
-    own = threads() - before
-    assert len(own) >= 3
+    new_threads = threads() - before
+    assert len(new_threads) >= 3
     loader.close()
     loader.close()
-    assert ended(own) and list(epoch) == []
+    assert have_ended(new_threads) and list(epoch) == []
     before = threads()
     batches = iter(crops)
     next(batches)
-    own = threads() - before
-    assert len(own) >= 3
+    new_threads = threads() - before
+    assert len(new_threads) >= 3
     del batches
-    assert ended(own)
+    assert have_ended(new_threads)
 
 
 def test_ctrl_c_while_workers_are_waited_for(
@@ -110,12 +110,12 @@ def test_ctrl_c_while_workers_are_waited_for(
 
     loader: Any = loaders("torchvision", images / "train", workers=1)
     assert loader._loader.multiprocessing_context.get_start_method() == "fork"
-    whole = list(loader.epoch(0))
+    expected = list(loader.epoch(0))
     interrupted = Mock(side_effect=KeyboardInterrupt)
     monkeypatch.setattr(loader._loader._iterator, "_get_data", interrupted)
     with pytest.raises(KeyboardInterrupt):
         next(loader.epoch(1))
-    assert same(list(loader.epoch(0)), whole)
+    assert same(list(loader.epoch(0)), expected)
 
 
 @pytest.mark.dali
@@ -128,8 +128,8 @@ def test_loaders_that_nobody_closed_do_not_keep_the_program(images: Path) -> Non
     arguments = [
         text for kind, name in CASES for text in (kind, name, str(readable(name, images / "train")))
     ]
-    done = python(LEFT_OPEN, *arguments)
-    assert (done.returncode, done.stdout, done.stderr) == (7, "", "")
+    result = python(LEFT_OPEN, *arguments)
+    assert (result.returncode, result.stdout, result.stderr) == (7, "", "")
 
 
 @pytest.mark.alone
@@ -142,10 +142,10 @@ def test_memory_does_not_grow(name: str, tmp_path: Path) -> None:
     if name == GRAPH:
         path = root / "class1" / "003.jpg"
         path.write_bytes(encoded(Image.open(path), "GIF"))
-    done = Forked(print_sizes, name, readable(name, root)).wait()
-    assert done.returncode == 0, done.stderr
-    assert name != GRAPH or "DALI cannot decode" in done.stderr
-    view, *sizes = json.loads(done.stdout)
+    result = Forked(print_sizes, name, readable(name, root)).wait()
+    assert result.returncode == 0, result.stderr
+    assert name != GRAPH or "DALI cannot decode" in result.stderr
+    view, *sizes = json.loads(result.stdout)
     assert growth(sizes) < 5 * view  # the minima are 15 epochs, or 90 views, apart
 
 

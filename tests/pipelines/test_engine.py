@@ -68,7 +68,7 @@ def by_pillow(store: Store, index: int, cuts: Cuts, side: int) -> NDArray[np.uin
     return np.stack([pil_crop(store.decode(index), *place, side) for place in places])
 
 
-def whole(sizes: NDArray[np.int64], side: int) -> Cuts:
+def resize_cuts(sizes: NDArray[np.int64], side: int) -> Cuts:
     """Return cuts that resize each entire image to a square."""
     box = np.concatenate([np.zeros_like(sizes), sizes], axis=1).astype(np.int32)[None]
     resized = np.full((1, len(sizes), 2), side, np.int32)
@@ -115,21 +115,21 @@ def cut_batches(draw: st.DrawFn) -> tuple[ListStore, dict[int, Cuts], int]:
 def test_crops_are_pillows(batch: tuple[ListStore, dict[int, Cuts], int]) -> None:
     store, cuts, workers = batch
     index = np.arange(len(store))
-    made = Engine(store, workers=workers)
+    engine = Engine(store, workers=workers)
     try:
         for _ in range(2):  # headers are known the second time
             crops = tuple(
-                torch.empty((*own.flip.shape, side, side, 3), dtype=torch.uint8)
-                for side, own in cuts.items()
+                torch.empty((*side_cuts.flip.shape, side, side, 3), dtype=torch.uint8)
+                for side, side_cuts in cuts.items()
             )
-            read, boxes = made.read(index), list(cuts.values())
-            made.submit(index, read, boxes, crops=crops).result()
-            for (side, own), found in zip(cuts.items(), crops, strict=True):
+            encoded_batch, boxes = engine.read(index), list(cuts.values())
+            engine.submit(index, encoded_batch, boxes, crops=crops).result()
+            for (side, side_cuts), crop in zip(cuts.items(), crops, strict=True):
                 for row in index.tolist():
-                    expected = by_pillow(store, row, own, side)
-                    assert np.array_equal(found[:, row].numpy(), expected)
+                    expected = by_pillow(store, row, side_cuts, side)
+                    assert np.array_equal(crop[:, row].numpy(), expected)
     finally:
-        made.close()
+        engine.close()
 
 
 @pytest.fixture(scope="module")
@@ -146,19 +146,19 @@ def odd(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_an_image_that_becomes_another_is_refused(tmp_path: Path) -> None:
     store = ListStore([jpeg(0), encoded(picture(1), "PNG")])
-    made = Engine(store, workers=1)
-    made.read(np.arange(2))
+    engine = Engine(store, workers=1)
+    engine.read(np.arange(2))
     for index, kind in ((0, "JPEG"), (1, "PNG")):
         before = store.images
         other = encoded(picture(2, width=41), kind)
         store.images = [*before[:index], other, *before[index + 1 :]]
-        batch = made.read(np.arange(2))
+        batch = engine.read(np.arange(2))
         crops = (torch.empty((1, 2, 8, 8, 3), dtype=torch.uint8),)
         with pytest.raises(ImageError, match=r"it has 41 x 30 pixels, but its header says 40 x 30"):
-            cuts = [whole(batch.size, 8)]
-            made.submit(np.arange(2), batch, cuts, crops=crops).result()
+            cuts = [resize_cuts(batch.size, 8)]
+            engine.submit(np.arange(2), batch, cuts, crops=crops).result()
         store.images = before
-    made.close()
+    engine.close()
 
 
 @pytest.mark.parametrize("name", [n for n in WITH_IMAGES if n.values != ("ffcv",)])
@@ -184,19 +184,19 @@ def test_crops_stay_what_they_are_until_the_next_are_asked_for(
 def test_a_cancelled_batch_lets_its_memory_go() -> None:
     """Nothing is written after the cancel, whatever the threads were doing."""
     store = ListStore([encoded(picture(i, width=900, height=700), "PNG") for i in range(8)])
-    made = Engine(store, workers=2)
+    engine = Engine(store, workers=2)
     index = np.tile(np.arange(8), 40)  # seconds of work
     for _ in range(3):
-        batch = made.read(index)
+        batch = engine.read(index)
         crops = (torch.zeros((1, len(index), 64, 64, 3), dtype=torch.uint8),)
-        pending = made.submit(index, batch, [whole(batch.size, 64)], crops=crops)
+        pending = engine.submit(index, batch, [resize_cuts(batch.size, 64)], crops=crops)
         pending.cancel()
-        kept = crops[0].clone()
+        snapshot = crops[0].clone()
         with ThreadPoolExecutor(1) as other:
-            other.submit(made.read, index).result()
-        assert torch.equal(crops[0], kept)
-        assert not kept[0, -1].any()
-    made.close()
+            other.submit(engine.read, index).result()
+        assert torch.equal(crops[0], snapshot)
+        assert not snapshot[0, -1].any()
+    engine.close()
 
 
 def test_batches_are_made_without_libjpeg(odd: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,7 +41,7 @@ def expected(store: Store, resize: int, side: int) -> Tensor:
     return normalize(crops.permute(0, 3, 1, 2).float(), AugmentConfig())
 
 
-def shown(loader: EvalLoader) -> Tensor:
+def images_of(loader: EvalLoader) -> Tensor:
     return torch.cat([batch.image for batch in loader])
 
 
@@ -56,7 +56,7 @@ def test_central_cuts_equal_pil_for_images_of_any_size() -> None:
         side, resize = random.integers(1, 48, 2).tolist()
         size = random.integers(1, largest, (6, 2))
         size = size[size.max(1) * resize < 6000 * size.min(1)]  # PIL resizes all of it
-        images = [random.integers(0, 256, (*own, 3), dtype=np.uint8) for own in size.tolist()]
+        images = [random.integers(0, 256, (*shape, 3), dtype=np.uint8) for shape in size.tolist()]
         images[:1] = [(image > 128) * np.uint8(255) for image in images[:1]]
         crops = torch.full((1, len(images), side, side, 3), 7, dtype=torch.uint8)
         cuts = cut_centres(size, resize=resize, side=side)
@@ -83,7 +83,7 @@ def test_odd_images_equal_pils(resize: int, side: int, kind: str, odd: Path) -> 
     root = odd.with_name(kind)
     if not root.exists():
         root = FORMS[kind](odd, root)
-    ours = shown(central("native", root, resize=resize, side=side))
+    ours = images_of(central("native", root, resize=resize, side=side))
     assert torch.equal(ours, expected(open_store(root, "train"), resize, side))
 
 
@@ -103,8 +103,8 @@ def test_what_dali_resizes_is_near_pils(resize: int, side: int, photographs: Pat
     store = open_store(photographs, "train")
     batches = np.split(np.arange(len(store)), [32])
     data, device = DataConfig(pipeline="dali", workers=2), torch.device("cpu")
-    made = central_crops(data, store, batches, resize=resize, side=side, device=device)
-    ours = np.concatenate([crops.clone().numpy() for crops in made])
+    crop_batches = central_crops(data, store, batches, resize=resize, side=side, device=device)
+    ours = np.concatenate([crops.clone().numpy() for crops in crop_batches])
     theirs = pils([store.decode(i) for i in range(len(store))], resize, side)
     gap = np.abs(ours.astype(np.int64) - theirs)
     assert gap.mean() < 0.2 and gap.mean((1, 2, 3)).max() < 0.3
@@ -118,12 +118,14 @@ def test_the_engine_makes_the_crops_except_for_dali_on_a_gpu(images: Path) -> No
     store = open_store(images / "train", "train")
     for name in get_args(Pipeline):
         for device, resize in (("cpu", 96), ("cuda", 96), ("cuda", 95)):
-            made = backends.BACKENDS[name].central_crops(
+            function = backends.BACKENDS[name].central_crops(
                 DataConfig(pipeline=name), store, resize=resize, side=96,
                 device=torch.device(device),
             )  # fmt: skip
             maker = "dali" if (name, device, resize) == ("dali", "cuda", 96) else "native"
-            assert isinstance(made, partial) and made.func.__module__.endswith(f"{maker}_backend")
+            assert isinstance(function, partial) and function.func.__module__.endswith(
+                f"{maker}_backend"
+            )
 
 
 @pytest.mark.parametrize("keep", [0, 2**30])
@@ -132,8 +134,8 @@ def test_every_pass_is_the_same(keep: int, images: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(module, "_KEEP_BYTES", keep)
     root = images / "train"
     loader = central("native", root)
-    for taken in (1, 2):
-        assert len(list(islice(loader, taken))) == taken
+    for count in (1, 2):
+        assert len(list(islice(loader, count))) == count
     first = list(loader)
     assert len(first) == 3
     if keep:
@@ -148,8 +150,8 @@ def test_ranks_share_the_chosen_images(world: int, images: Path) -> None:
     root = images / "train"
     chosen = np.array([0, 1, 5, 11, 12, 20, 23])
     everything = next(iter(central("native", root, batch=24)))
-    own: dict[str, Any] = {"batch": 2, "world": world, "chosen": chosen}
-    loaders = [central("native", root, rank=rank, **own) for rank in range(world)]
+    settings: dict[str, Any] = {"batch": 2, "world": world, "chosen": chosen}
+    loaders = [central("native", root, rank=rank, **settings) for rank in range(world)]
     batches = [batch for loader in loaders for batch in loader]
     index = torch.cat([batch.index for batch in batches])
     assert index.tolist() == chosen.tolist()
@@ -164,11 +166,11 @@ def test_ranks_share_the_chosen_images(world: int, images: Path) -> None:
 
 def test_ranks_take_batches_in_turn(images: Path) -> None:
     root, chosen = images / "train", np.arange(3, 24)
-    found: dict[int, list[int]] = {}
+    batch_indices: dict[int, list[int]] = {}
     for rank in range(3):
         loader = central("native", root, batch=4, rank=rank, world=3, chosen=chosen, in_turn=True)
-        found |= {rank + 3 * i: batch.index.tolist() for i, batch in enumerate(loader)}
-    assert [found[i] for i in range(6)] == [
+        batch_indices |= {rank + 3 * i: batch.index.tolist() for i, batch in enumerate(loader)}
+    assert [batch_indices[i] for i in range(6)] == [
         list(range(3 + 4 * i, min(24, 7 + 4 * i))) for i in range(6)
     ]
 
@@ -204,7 +206,7 @@ def test_dali_resizes_on_the_gpu_as_pil_does(resize: int, side: int, photographs
     if not pixels.exists():
         source = ConvertConfig(source=str(photographs), out=str(pixels), raw=True, limit=16)
         convert_data("folder", source)
-    ours = shown(central("dali", pixels, resize=resize, side=side, device="cuda"))
+    ours = images_of(central("dali", pixels, resize=resize, side=side, device="cuda"))
     gap = levels(ours.cpu(), expected(open_store(pixels, "train"), resize, side))
     assert gap.max() < 1.01 if resize > side else (gap > 2).float().mean() < 0.005
 
@@ -217,8 +219,8 @@ def test_a_gpu_that_is_behind_loses_no_crops(images: Path, monkeypatch: pytest.M
         central("native", images / "train", batch=2, device=at) for at in ("cpu", "cuda")
     )
     for _ in range(3):
-        found = []
+        crops = []
         for batch in device:
             torch.cuda._sleep(50_000_000)
-            found.append(batch.image)
-        assert torch.allclose(torch.cat(found).cpu(), shown(host), atol=1e-5)
+            crops.append(batch.image)
+        assert torch.allclose(torch.cat(crops).cpu(), images_of(host), atol=1e-5)

@@ -47,16 +47,18 @@ def test_every_epoch_has_the_shares_and_shows_all_images_of_a_data_set_alike(
     for epoch in range(start, start + epochs):
         numbers = mixture.epoch(seed, epoch)
         assert len(np.unique(numbers)) == images, "two positions would get the same views"
-        shown = mixture.sets[positions_of(numbers)]
-        wanted = np.array(mixture.weights) / sum(mixture.weights) * images
-        assert np.bincount(shown, minlength=len(wanted)).tolist() == mixture.shares()
-        assert np.abs(mixture.shares() - wanted).max() < 1
-        half = np.bincount(shown[: images // 2], minlength=len(wanted))
-        assert np.abs(half - wanted / 2).max() <= 3, "data sets are not spread over the epoch"
+        epoch_sets = mixture.sets[positions_of(numbers)]
+        expected = np.array(mixture.weights) / sum(mixture.weights) * images
+        assert np.bincount(epoch_sets, minlength=len(expected)).tolist() == mixture.shares()
+        assert np.abs(mixture.shares() - expected).max() < 1
+        half = np.bincount(epoch_sets[: images // 2], minlength=len(expected))
+        assert np.abs(half - expected / 2).max() <= 3, "data sets are not spread over the epoch"
         seen += np.bincount(positions_of(numbers), minlength=images)
     for one in range(len(mixture.weights)):
-        own = seen[mixture.sets == one]
-        assert own.max() - own.min() <= 1 + (start > 0), "images of a data set are shown unequally"
+        counts = seen[mixture.sets == one]
+        assert counts.max() - counts.min() <= 1 + (start > 0), (
+            "images of a data set are shown unequally"
+        )
 
 
 def test_a_repeated_image_is_drawn_other_views_and_ranks_share_the_order() -> None:
@@ -65,9 +67,9 @@ def test_a_repeated_image_is_drawn_other_views_and_ranks_share_the_order() -> No
     assert np.array_equal(np.sort(numbers), np.arange(540))
     mixture = Mixture(np.repeat([0, 1], [36, 4]), (1, 1))
     order = Order(images=40, batch=8, seed=0, shuffle=mixture)
-    shown = np.concatenate([order.indices(0, step) for step in range(5)])
-    drawn = np.concatenate([order.drawn_for(0, step) for step in range(5)])
-    assert np.bincount(shown)[36:].tolist() == [5] * 4 and len(np.unique(drawn)) == 40
+    indices = np.concatenate([order.indices(0, step) for step in range(5)])
+    draw_numbers = np.concatenate([order.drawn_for(0, step) for step in range(5)])
+    assert np.bincount(indices)[36:].tolist() == [5] * 4 and len(np.unique(draw_numbers)) == 40
     ranks = [replace(order, rank=rank, world=2) for rank in range(2)]
     both = np.concatenate([rank.indices(0, 3) for rank in ranks])
     np.testing.assert_array_equal(both, order.indices(0, 3))
@@ -96,17 +98,17 @@ def test_stores_of_every_kind_are_read_as_one(images: Path, tmp_path: Path) -> N
     first = np.cumsum([0, *map(len, stores)])
     assert len(mixed) == first[-1] and set(mixed.classes) >= set(stores[0].classes)
     some = np.concatenate([[a, b - 1] for a, b in pairwise(first)])[::-1].copy()
-    read = mixed.read_into(some, lambda: memoryview(bytearray(1 << 20)))
+    contents = mixed.read_into(some, lambda: memoryview(bytearray(1 << 20)))
     part = picked(mixed, some)
     for row, index in enumerate(some.tolist()):
         number = int(np.searchsorted(first, index, "right")) - 1
-        own, store = index - int(first[number]), stores[number]
-        assert bytes(read[row]) == bytes(store.read(own)) == bytes(part.read(row))
-        assert mixed.name(index) == f"{number}/{store.name(own)}" == part.name(row)
-        assert mixed.where(index) == store.where(own)
-        assert mixed.class_name(index) == store.class_name(own)
-        assert mixed.sizes()[index] == store.sizes()[own]
-        assert mixed.decode(index).tobytes() == store.decode(own).tobytes()
+        position, store = index - int(first[number]), stores[number]
+        assert bytes(contents[row]) == bytes(store.read(position)) == bytes(part.read(row))
+        assert mixed.name(index) == f"{number}/{store.name(position)}" == part.name(row)
+        assert mixed.where(index) == store.where(position)
+        assert mixed.class_name(index) == store.class_name(position)
+        assert mixed.sizes()[index] == store.sizes()[position]
+        assert mixed.decode(index).tobytes() == store.decode(position).tobytes()
     blocks = mixed.blocks()
     assert all(blocks[a:b].min() > blocks[:a].max() for a, b in pairwise(first[1:]))
 
@@ -165,11 +167,11 @@ def test_ffcv_refuses_a_mixture_and_offers_no_conversion(halves: list[Path]) -> 
 
 def test_what_is_held_out_is_of_each_data_set(halves: list[Path]) -> None:
     data = DataConfig(data=str(halves[0]), mixed_with=(str(halves[1]),), holdout="25%")
-    store, kept, held = open_training(data)
+    store, train_positions, held_out = open_training(data)
     parts = [open_training(part) for part in data.parts]
-    assert len(kept) == sum(len(part[1]) for part in parts)
+    assert len(train_positions) == sum(len(part[1]) for part in parts)
     names = [f"{number}/{part[0].name(i)}" for number, part in enumerate(parts) for i in part[2]]
-    assert [store.name(i) for i in held.tolist()] == names
+    assert [store.name(i) for i in held_out.tolist()] == names
 
 
 def test_weights_are_one_number_for_each_data_set() -> None:

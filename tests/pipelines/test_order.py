@@ -50,9 +50,9 @@ def test_ranks_and_subsets_share_one_order(
     A subset is ordered like a data set of its size.
     """
     order, world = whole
-    shown = epoch_of(order, epoch)
-    assert len(np.unique(shown)) == len(shown) == order.images // order.batch * order.batch
-    assert not len(shown) or (shown.min() >= 0 and shown.max() < order.images)
+    indices = epoch_of(order, epoch)
+    assert len(np.unique(indices)) == len(indices) == order.images // order.batch * order.batch
+    assert not len(indices) or (indices.min() >= 0 and indices.max() < order.images)
     ranks = [replace(order, rank=rank, world=world) for rank in range(world)]
     for step in range(order.steps):
         together = np.concatenate([rank.indices(epoch, step) for rank in ranks])
@@ -60,8 +60,8 @@ def test_ranks_and_subsets_share_one_order(
     chosen = np.arange(order.images) * spread
     part = replace(order, chosen=chosen)
     assert part == order and part.steps == order.steps
-    np.testing.assert_array_equal(epoch_of(part, epoch), chosen[shown])
-    np.testing.assert_array_equal(epoch_of(replace(order), epoch), shown)
+    np.testing.assert_array_equal(epoch_of(part, epoch), chosen[indices])
+    np.testing.assert_array_equal(epoch_of(replace(order), epoch), indices)
 
 
 def test_an_epoch_is_shuffled_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,8 +80,8 @@ def test_bad_images_of_a_mixture_are_replaced_by_good_ones() -> None:
     mixture = Mixture(np.repeat([0, 1], [98, 2]), (0.5, 0.5))
     bad = BadImages(100, [BadImage(0, 99, "", "", 0)])
     order = Order(images=100, batch=10, seed=0, shuffle=mixture, bad=bad)
-    shown = np.concatenate([epoch_of(order, epoch) for epoch in range(20)])
-    assert {98} < set(shown.tolist()) <= set(range(99))
+    indices = np.concatenate([epoch_of(order, epoch) for epoch in range(20)])
+    assert {98} < set(indices.tolist()) <= set(range(99))
 
 
 def test_a_draw_that_is_noted_here_is_a_draw_for_ever() -> None:
@@ -101,12 +101,12 @@ def test_a_draw_that_is_noted_here_is_a_draw_for_ever() -> None:
 def test_no_stream_draws_what_another_does() -> None:
     """For the first images, epochs and views, wherever the stream is in the key."""
     images = np.arange(50)
-    drawn = [rng.keys(7, rng.Stream.SHARE, images), rng.keys(7, 0, rng.Stream.LIMIT, images)]
-    drawn.append(rng.keys(7, 0, rng.Stream.HOLDOUT, images))
+    keys = [rng.keys(7, rng.Stream.SHARE, images), rng.keys(7, 0, rng.Stream.LIMIT, images)]
+    keys.append(rng.keys(7, 0, rng.Stream.HOLDOUT, images))
     for epoch in range(5):
-        drawn.append(rng.keys(7, epoch, rng.Stream.ORDER, images))
-        drawn += [rng.keys(7, epoch, images, view) for view in range(3)]
-    every = np.concatenate(drawn)
+        keys.append(rng.keys(7, epoch, rng.Stream.ORDER, images))
+        keys += [rng.keys(7, epoch, images, view) for view in range(3)]
+    every = np.concatenate(keys)
     assert len(np.unique(every)) == len(every) == 50 * 23
 
 
@@ -116,11 +116,11 @@ def test_no_stream_draws_what_another_does() -> None:
 def test_a_block_is_read_within_a_shuffle_of_places() -> None:
     """A block's images are shown within its length plus the window's, wrapping around the epoch."""
     window, images = 1000, 20 * BLOCK_IMAGES
-    shown = Window(window, in_order(images)).epoch(0, 0)
-    place = np.argsort(shown)
+    indices = Window(window, in_order(images)).epoch(0, 0)
+    place = np.argsort(indices)
     for block in range(20):
-        own = np.sort(place[block * BLOCK_IMAGES : (block + 1) * BLOCK_IMAGES])
-        gaps = np.diff(own, append=own[0] + images)
+        block_places = np.sort(place[block * BLOCK_IMAGES : (block + 1) * BLOCK_IMAGES])
+        gaps = np.diff(block_places, append=block_places[0] + images)
         assert images - gaps.max() <= window + BLOCK_IMAGES + window // 10  # for crowding
 
 

@@ -49,14 +49,14 @@ def all_kinds(real_images: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
     photographs = sorted(real_images.glob("*/*.JPEG"))[:18]
     for number, photograph in enumerate(photographs):
         place(f"photograph{number:02d}").write_bytes(photograph.read_bytes())
-    whole = Image.open(photographs[0]).convert("RGB")
+    photo = Image.open(photographs[0]).convert("RGB")
     for kind, make in KINDS.items():
         place(kind).write_bytes(make(5))
-    whole.resize((1200, 130)).save(place("longer"), quality=92)
-    whole.resize((90, 700)).save(place("narrow"), quality=92)
-    whole.convert("L").save(place("gray-progressive"), progressive=True, quality=90)
+    photo.resize((1200, 130)).save(place("longer"), quality=92)
+    photo.resize((90, 700)).save(place("narrow"), quality=92)
+    photo.convert("L").save(place("gray-progressive"), progressive=True, quality=90)
     place("gray-sampled").write_bytes(gray_jpeg(9, sampling=0x22))
-    whole.save(place("half-chroma"), subsampling="4:2:2")
+    photo.save(place("half-chroma"), subsampling="4:2:2")
     pages = [picture(5), picture(6)]
     pages[0].save(place("pages"), "TIFF", save_all=True, append_images=pages[1:])
     return root
@@ -80,9 +80,9 @@ def expected_of(root: Path, augment: AugmentConfig) -> list[Batch]:
 def test_same_images_and_pixels(name: str, kind: str, all_kinds: Path) -> None:
     root = source(kind, all_kinds)
     for augment in (CROPS, VIEWS, UNEQUAL):
-        found = batches(name, root, 1, augment=augment, **HOW)
-        assert len(found) == 4
-        assert_near(found, expected_of(root, augment))
+        loaded = batches(name, root, 1, augment=augment, **HOW)
+        assert len(loaded) == 4
+        assert_near(loaded, expected_of(root, augment))
 
 
 @pytest.mark.parametrize("name", [*THREADED, "memory"])

@@ -54,31 +54,31 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def whole(folder: Path) -> Callable[..., list[Batch]]:
+def batches_of(folder: Path) -> Callable[..., list[Batch]]:
     """A cached function that returns a pipeline's batches of an epoch on a single rank."""
-    made: dict[Any, list[Batch]] = {}
+    cache: dict[Any, list[Batch]] = {}
 
-    def of(name: str, epoch: int = 1, **how: Any) -> list[Batch]:
-        key = (name, epoch, *sorted((key, str(own)) for key, own in how.items()))
-        if key not in made:
-            if "picked" in how:
+    def of(name: str, epoch: int = 1, **settings: Any) -> list[Batch]:
+        key = (name, epoch, *sorted((key, str(value)) for key, value in settings.items()))
+        if key not in cache:
+            if "picked" in settings:
                 store = open_store(readable(name, folder), "train")
-                how = {"store": picked(store, how["picked"])}
-            made[key] = batches(name, folder, epoch, **how)
-        return made[key]
+                settings = {"store": picked(store, settings["picked"])}
+            cache[key] = batches(name, folder, epoch, **settings)
+        return cache[key]
 
     return of
 
 
 def digests(store: Store, epoch: int, augment: AugmentConfig) -> list[int]:
     """Compute the expected digests from their definition and PIL's image sizes."""
-    order, found = Order(images=len(store), batch=8, seed=0), []
+    order, batch_digests = Order(images=len(store), batch=8, seed=0), []
     for step in range(order.steps):
         index = order.indices(epoch, step)
         size = np.array([store.decode(i).size[::-1] for i in index.tolist()])
         params = draws.draw_views(augment, seed=0, epoch=epoch, index=index, size=size)
-        found.append(batch_digest(params, index, epoch=epoch, place=8 * step))
-    return found
+        batch_digests.append(batch_digest(params, index, epoch=epoch, place=8 * step))
+    return batch_digests
 
 
 CHOSEN = np.array([0, 3, 4, 9, 11, 12, 17, 20, 22, 23])
@@ -91,35 +91,41 @@ SITUATIONS: tuple[dict[str, Any], ...] = (
 
 @pytest.mark.parametrize("name", READERS)
 def test_an_epoch_is_torchvisions(
-    name: str, folder: Path, whole: Callable[..., list[Batch]]
+    name: str, folder: Path, batches_of: Callable[..., list[Batch]]
 ) -> None:
     """Each image once, with its label, name, draws and two different views; also in subsets."""
     whole_store = open_store(folder, "train")
-    for epoch, how in product((0, 1), SITUATIONS):
-        store = picked(whole_store, how.get("picked", np.arange(24)))
-        found = whole(name, epoch, **how)
-        near = 255 if name == GRAPH and "augment" in how else NEAR.get(name, 1e-3)
-        assert_near(found, whole("torchvision", epoch, **how), near)  # solarising amplifies gaps
-        index = torch.cat([batch.index for batch in found]).tolist()
-        chosen = how.get("chosen", np.arange(24)).tolist()
+    for epoch, settings in product((0, 1), SITUATIONS):
+        store = picked(whole_store, settings.get("picked", np.arange(24)))
+        loaded = batches_of(name, epoch, **settings)
+        near = 255 if name == GRAPH and "augment" in settings else NEAR.get(name, 1e-3)
+        assert_near(
+            loaded, batches_of("torchvision", epoch, **settings), near
+        )  # solarising amplifies gaps
+        index = torch.cat([batch.index for batch in loaded]).tolist()
+        chosen = settings.get("chosen", np.arange(24)).tolist()
         assert len({*index}) == len(index) == len(chosen) // 4 * 4 and {*index} <= {*chosen}
-        for place, batch in enumerate(found):
-            own = batch.index.numpy()
+        for place, batch in enumerate(loaded):
+            indices = batch.index.numpy()
             assert torch.equal(batch.label, batch.index // 8)
             assert not torch.equal(batch.views[-2], batch.views[-1])
-            names = [store.name(i).removesuffix(".jpg") for i in own.tolist()]
+            names = [store.name(i).removesuffix(".jpg") for i in indices.tolist()]
             assert [name.removesuffix(".jpg") for name in batch.names] == names
-            seen = batch_digest(batch.params, own, epoch=epoch, place=place * len(own))
+            seen = batch_digest(batch.params, indices, epoch=epoch, place=place * len(indices))
             assert batch.seen == seen
-        if how in ({}, {"augment": UNEQUAL}):
-            expected = digests(store, epoch, how.get("augment", SMALL))
-            assert [batch.seen for batch in found] == expected
-    for one, other in zip(whole(name), whole(name, picked=PICKED), strict=True):
+        if settings in ({}, {"augment": UNEQUAL}):
+            expected = digests(store, epoch, settings.get("augment", SMALL))
+            assert [batch.seen for batch in loaded] == expected
+    for one, other in zip(batches_of(name), batches_of(name, picked=PICKED), strict=True):
         changed = one.index == 9  # the others are unchanged
         for view, now in zip(one.views, other.views, strict=True):
             assert torch.equal(view[~changed], now[~changed])
             assert not changed.any() or not torch.equal(view[changed], now[changed])
-    one, other, seeded = whole(name, 0)[0], whole(name, 1)[0], whole(name, 0, seed=1)[0]
+    one, other, seeded = (
+        batches_of(name, 0)[0],
+        batches_of(name, 1)[0],
+        batches_of(name, 0, seed=1)[0],
+    )
     for a, b in ((one, other), (one, seeded), (other, seeded)):
         assert not torch.equal(a.index, b.index) and not torch.equal(a.view1, b.view1)
 
@@ -142,8 +148,8 @@ def test_batches_have_the_promised_form(name: str, folder: Path, loaders: Loader
     assert isinstance(loader, CropLoader) == (name == GRAPH or BACKENDS[name].crops)  # type: ignore[index]
     if isinstance(loader, CropLoader):
         index, params, crops = next(iter(loader.crops(0)))
-        assert [own.shape for own in crops] == [(2, 8, 24, 24, 3), (3, 8, 12, 12, 3)]
-        assert params.flip.shape == (5, 8) and all(own.dtype == torch.uint8 for own in crops)
+        assert [crop.shape for crop in crops] == [(2, 8, 24, 24, 3), (3, 8, 12, 12, 3)]
+        assert params.flip.shape == (5, 8) and all(crop.dtype == torch.uint8 for crop in crops)
         assert batch.index.tolist() == index.tolist()
 
 
@@ -159,7 +165,7 @@ def test_ranks_share_an_epoch_from_any_step_on(
     left: int,
     loaders: Loaders,
     folder: Path,
-    whole: Callable[..., list[Batch]],
+    batches_of: Callable[..., list[Batch]],
 ) -> None:
     """Batches are equal bit for bit, even after abandoned epochs."""
     shares = []
@@ -169,7 +175,7 @@ def test_ranks_share_an_epoch_from_any_step_on(
             next(iter(loader.epoch(5)))
         start = loader.steps - 3 if name == "synthetic" else 0
         shares.append(list(loader.epoch(1, skip=start + skip)))
-    for batch, *parts in zip(whole(name, batch=12)[skip:], *shares, strict=True):
+    for batch, *parts in zip(batches_of(name, batch=12)[skip:], *shares, strict=True):
         assert equal(joined(parts), batch) or (name == "synthetic" and world > 1)
         assert torch.equal(joined(parts).index, batch.index)
         assert sum_digests(*(part.seen for part in parts)) == batch.seen
@@ -210,10 +216,10 @@ def test_one_epoch_of_a_loader_at_a_time(name: str, folder: Path, loaders: Loade
     expected = list(other.epoch(1))
     displaced, later = one.epoch(0), one.epoch(1)
     next(displaced)
-    found = [next(later)]
+    loaded = [next(later)]
     with pytest.raises(RuntimeError, match="another epoch of this loader was started"):
         next(displaced)
-    assert same([*found, *later], expected)
+    assert same([*loaded, *later], expected)
     for _ in range(2):
         one.close()
     with pytest.raises(RuntimeError, match="closed"):

@@ -28,12 +28,12 @@ def _twice(number: int) -> int:
 def test_a_signal_while_the_workers_start(monkeypatch: pytest.MonkeyPatch) -> None:
     """It ends the command without an error of the pool, and workers are killed."""
 
-    others = multiprocessing.active_children()
+    before = multiprocessing.active_children()
     start = Mock(side_effect=Interrupted("stopped", exit_code=130))
     monkeypatch.setattr("concurrent.futures.process._ExecutorManagerThread.start", start)
     with pytest.raises(Interrupted), process_pool(2, _twice) as run:
         list(run([1]))
-    for worker in set(multiprocessing.active_children()) - set(others):
+    for worker in set(multiprocessing.active_children()) - set(before):
         worker.join(30)
         assert worker.exitcode == -signal.SIGKILL
 
@@ -50,13 +50,13 @@ def _fork_two(folder: str, forks: bool) -> None:
 
 def test_workers_end_with_their_parent(tmp_path: Path) -> None:
     """Whatever ends the parent, even if a fork server starts the workers, as for remote data."""
-    begun = []
+    processes = []
     for number, forks in ((signal.SIGKILL, True), (signal.SIGTERM, True), (signal.SIGKILL, False)):
         (folder := tmp_path / f"{number.name}-{forks}").mkdir()
-        begun.append((Forked(_fork_two, str(folder), forks), number))
-    for process, _ in begun:
-        until(process, lambda: len(list(tmp_path.glob("*/*.worker"))) == 2 * len(begun))
-    for process, number in begun:
+        processes.append((Forked(_fork_two, str(folder), forks), number))
+    for process, _ in processes:
+        until(process, lambda: len(list(tmp_path.glob("*/*.worker"))) == 2 * len(processes))
+    for process, number in processes:
         process.send(number)
     limit = time.monotonic() + 60
     for worker in tmp_path.glob("*/*.worker"):

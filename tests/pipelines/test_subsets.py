@@ -46,11 +46,11 @@ def test_a_cache_of_data_that_are_here_is_of_no_use(
 
 
 def test_a_sample_keeps_the_proportions() -> None:
-    drawn = sample(LABELS, size=300, seed=0)
-    assert len(np.unique(drawn)) == 300 and (np.diff(drawn) > 0).all()
-    counts = np.bincount(LABELS[drawn], minlength=4)
+    positions = sample(LABELS, size=300, seed=0)
+    assert len(np.unique(positions)) == 300 and (np.diff(positions) > 0).all()
+    counts = np.bincount(LABELS[positions], minlength=4)
     assert np.abs(counts - np.array([1300, 1201, 732, 4]) * 300 / len(LABELS)).max() <= 1
-    assert set(sample(LABELS, size=100, seed=0).tolist()) < set(drawn.tolist())
+    assert set(sample(LABELS, size=100, seed=0).tolist()) < set(positions.tolist())
     # The expected samples must never change.
     some = sample(np.repeat([0, 1, -1], [10, 5, 3]), size=7, seed=5)
     assert some.tolist() == [2, 4, 6, 7, 10, 12, 15]
@@ -111,9 +111,13 @@ def parts(root: Path, holdout: str = "10%") -> tuple[list[str], list[str]]:
 def test_a_share_of_each_class_is_held_out(photos: Path) -> None:
     every = names_of(open_store(photos, "train"))
     for holdout, each in (("10%", 2), ("12.5%", 2), ("50%", 10), ("1%", 1), ("99.9%", 19)):
-        left, held = parts(photos, holdout)
-        assert sorted(left + held) == every and left == sorted(left) and held == sorted(held)
-        assert [name.split("/")[0] for name in held] == [
+        left, held_out = parts(photos, holdout)
+        assert (
+            sorted(left + held_out) == every
+            and left == sorted(left)
+            and held_out == sorted(held_out)
+        )
+        assert [name.split("/")[0] for name in held_out] == [
             f"class{i // each}" for i in range(3 * each)
         ]
     val = open_split(DataConfig(data=str(photos), holdout="10%"), "val")
@@ -138,6 +142,6 @@ def test_a_class_of_one_image_keeps_it(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no class of .*few has two: remove --holdout, or sort"):
         parts(tmp_path / "few")
     write_images(tmp_path / "few", classes=1, each=3)
-    left, held = parts(tmp_path / "few", "99%")
-    assert len(held) == 2 and all(name.startswith("class0/") for name in held)
+    left, held_out = parts(tmp_path / "few", "99%")
+    assert len(held_out) == 2 and all(name.startswith("class0/") for name in held_out)
     assert "class1/000.jpg" in left

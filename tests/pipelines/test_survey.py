@@ -28,6 +28,6 @@ def test_what_options_affect_is_said(images: Path) -> None:
     ):
         lines = survey(store, rules)
         assert all(line.startswith("1 of 27 sampled images have ") for line in lines)
-        wanted = ("an EXIF orientation", exif), ("transparency", alpha), ("16-bit or", "8 bits")
-        for line, words in zip(lines, wanted, strict=True):
+        expected = ("an EXIF orientation", exif), ("transparency", alpha), ("16-bit or", "8 bits")
+        for line, words in zip(lines, expected, strict=True):
             assert all(word in line for word in words)

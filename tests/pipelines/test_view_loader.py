@@ -88,8 +88,8 @@ FLOATING = "dtype must be a floating type of two bytes or more, not torch"
 )
 def test_what_is_refused(how: dict[str, Any], error: str, root: Path) -> None:
     arguments: dict[str, Any] = {"data": root, "augment": SMALL, "batch": BATCH, **how}
-    refused = pytest.raises((TypeError, ValueError), match=error)
-    with refused, ViewLoader(**arguments) as loader:
+    raises_error = pytest.raises((TypeError, ValueError), match=error)
+    with raises_error, ViewLoader(**arguments) as loader:
         next(iter(loader))
 
 
@@ -140,9 +140,9 @@ def test_a_forked_process_opens_the_images_again(name: str, taken: int, large: P
         if not (child := os.fork()):
             signal.alarm(60)  # ends the child if it waits for a thread
             passes.clear()
-            done = len([*loader])
+            batch_count = len([*loader])
             loader.close()
-            os._exit(done)
+            os._exit(batch_count)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == steps == 6
         assert len([*passes[0]]) == steps - taken
 
@@ -151,20 +151,20 @@ def test_a_state_holds_the_bad_images(images: Path) -> None:
     """Otherwise a resumed loader would find them again, and could replace images differently."""
     (images / "train" / "class0" / "000.jpg").write_bytes(b"no image")
     data = DataConfig(data=str(images), bad_images="replace", pipeline="native", workers=1)
-    with ViewLoader(data, SMALL, batch=BATCH) as whole, ViewLoader(data, SMALL, batch=BATCH) as new:
-        shown = [batch for _ in range(3) for batch in whole]
-        state = whole.state_dict()
+    with ViewLoader(data, SMALL, batch=BATCH) as first, ViewLoader(data, SMALL, batch=BATCH) as new:
+        seen_batches = [batch for _ in range(3) for batch in first]
+        state = first.state_dict()
         assert "class0/000.jpg" in state["bad"]
-        later = [*whole]
+        later = [*first]
         new.load_state_dict(state)
         assert same([*new], later) and new.state_dict()["bad"] == state["bad"]
         assert pickle.loads(pickle.dumps(new)).state_dict()["bad"] == state["bad"]
         if not (child := os.fork()):
-            os._exit(whole.state_dict()["bad"] == state["bad"])
+            os._exit(first.state_dict()["bad"] == state["bad"])
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
         new.close()
         assert new.state_dict()["bad"] == state["bad"]
-    assert 0 not in [index for batch in [*shown, *later] for index in batch.index.tolist()]
+    assert 0 not in [index for batch in [*seen_batches, *later] for index in batch.index.tolist()]
 
 
 def negative(crops: Crops) -> Any:
@@ -183,11 +183,11 @@ def test_a_transform_changes_the_crops_before_their_colours(
         with pytest.raises(ValueError, match="the torchvision pipeline has no crops"):
             opened(name, root, crop_transform=negative)
         return
-    made, usual = (
-        next(loaders(name, root, augment=augment, crop_transform=own).epoch(1))
-        for own in (negative, None)
+    negatives, usual = (
+        next(loaders(name, root, augment=augment, crop_transform=transform).epoch(1))
+        for transform in (negative, None)
     )
-    for view, other in zip(made.views, usual.views, strict=True):
+    for view, other in zip(negatives.views, usual.views, strict=True):
         torch.testing.assert_close(view, -other, atol=2e-5, rtol=0)
 
 
@@ -202,20 +202,22 @@ def test_workers_are_found_while_batches_are_made(
     caplog.set_level(logging.INFO)
     ahead: list[int] = []
 
-    def batches(*args: Any, prefetch: int, **others: Any) -> Any:
+    def batches(*args: Any, prefetch: int, **options: Any) -> Any:
         ahead.append(prefetch)
-        return made(*args, prefetch=prefetch, **others)
+        return engine_batches(*args, prefetch=prefetch, **options)
 
-    one, made = loaders("native", root, batch=4, workers=1, prefetch=1), Engine.batches
+    one, engine_batches = loaders("native", root, batch=4, workers=1, prefetch=1), Engine.batches
     monkeypatch.setattr(Engine, "batches", batches)
     tuned = loaders("native", root, batch=4, workers="auto", prefetch=5)
     assert tuned.tuned_workers is None
     for epoch in range(14):
         assert same(list(tuned.epoch(epoch)), list(one.epoch(epoch)))
     assert tuned.tuned_workers in range(1, 5)
-    said = f"loader threads: {tuned.tuned_workers}; step time with each number: 4: "
-    assert said in caplog.text
-    assert set(ahead) == {1, 2, 5} and (own := [x for x in ahead if x > 1]) == sorted(own)
+    message = f"loader threads: {tuned.tuned_workers}; step time with each number: 4: "
+    assert message in caplog.text
+    assert set(ahead) == {1, 2, 5} and (prefetches := [x for x in ahead if x > 1]) == sorted(
+        prefetches
+    )
 
 
 def test_a_loader_says_which_pipeline_it_has(root: Path) -> None:

@@ -18,9 +18,9 @@ def test_a_sheet_shows_every_picture_whatever_its_side() -> None:
     groups: list[list[Captioned]] = [
         [
             (Image.new("RGB", (64, 32), "gray"), "source", None),
-            *((Image.new("RGB", (side, side), own[i]), text, None) for side, text, i in looks),
+            *((Image.new("RGB", (side, side), row[i]), text, None) for side, text, i in looks),
         ]
-        for own in colours
+        for row in colours
     ]
     for columns in (1, 2):
         sheet = np.asarray(picture_grid(groups, columns=columns, side=128))
@@ -30,8 +30,8 @@ def test_a_sheet_shows_every_picture_whatever_its_side() -> None:
             top = 4 + (height * image if columns == 1 else 0)
             for view in range(3):
                 left = 4 + 8 + (view + 1) * 132 + (width * image if columns == 2 else 0)
-                shown = sheet[top : top + 128, left : left + 128]
-                assert (shown == colours[image][view]).all()  # scaled to fit
+                tile = sheet[top : top + 128, left : left + 128]
+                assert (tile == colours[image][view]).all()  # scaled to fit
                 name = sheet[top + 129 : top + 142, left : left + 128]
                 assert (name < 128).any() == (view < 2)
 
@@ -41,8 +41,8 @@ def test_a_picture_has_the_kind_of_its_ending(tmp_path: Path) -> None:
     for name, kind in (("a.png", "PNG"), ("b.JPG", "JPEG")):
         check_picture(tmp_path / name)
         save_picture(picture, tmp_path / "new" / name)
-        with Image.open(tmp_path / "new" / name) as read:
-            assert read.format == kind and read.size == (8, 8)
+        with Image.open(tmp_path / "new" / name) as image:
+            assert image.format == kind and image.size == (8, 8)
     for name in ("a.xyz", "png", "a.psd"):  # PIL can read PSD but not write it
         with pytest.raises(ValueError, match="has no extension of a picture format"):
             check_picture(tmp_path / name)

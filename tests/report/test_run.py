@@ -94,11 +94,11 @@ def test_runs_of_a_sweep_are_compared(small: TrainConfig, tmp_path: Path, one_ch
     of_knn, of_linear = evaluation_tables({"b": [evaluate_linear(runs[1], linear, CPU), record]})
     assert (of_knn.title, of_linear.title) == ("kNN", "Linear")
     top1 = record.first_with("trained")["top1"]
-    *others, row = (dict(zip(of_knn.heads, cells, strict=True)) for cells in of_knn.rows)
+    *other_rows, row = (dict(zip(of_knn.heads, cells, strict=True)) for cells in of_knn.rows)
     expected = {"run": "b", "epoch": "0.67", "features": "trained", "k": "3", "T": "0.2"}
     assert (expected | {"top-1 (%)": f"{top1:.2f}"}).items() <= row.items()
     assert "24 for training, 12 for validation, from " in row["images"]
-    assert [(x["features"], x["epoch"]) for x in others] == [("pixels", ""), ("untrained", "")]
+    assert [(x["features"], x["epoch"]) for x in other_rows] == [("pixels", ""), ("untrained", "")]
     (row,) = (dict(zip(of_linear.heads, cells, strict=True)) for cells in of_linear.rows)
     expected = {"epoch": "0.67", "base rate": "0.1", "optimizer": "lars", "epochs": "2"}
     assert expected.items() <= row.items()
@@ -110,8 +110,8 @@ def test_runs_of_a_sweep_are_compared(small: TrainConfig, tmp_path: Path, one_ch
     assert heads[:3] == ["run", "--lr", "epochs"]
     assert (first[:2], second[:2]) == (["lr-0.1", "0.1"], ["lr-0.5", "0.5"])
     assert first[-1] == "not measured"
-    of_other, own = sorted(second[-1].split("; "))
-    assert own == f"evaluated: {top1:.2f} at epoch 0.67 (k 3, T 0.2, bank 24)"
+    of_other, of_run = sorted(second[-1].split("; "))
+    assert of_run == f"evaluated: {top1:.2f} at epoch 0.67 (k 3, T 0.2, bank 24)"
     assert of_other == f"evaluated on {other}: {on_other:.2f} at epoch 0.67 (k 3, T 0.2, bank 18)"
     assert first[-2].endswith(" (not compiled)") and "compiled" not in second[-2]
 

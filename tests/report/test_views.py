@@ -38,7 +38,7 @@ def test_columns_carry_the_pipelines_names(
 
 
 def test_all_data_sets_of_a_mixture_are_shown(small: TrainConfig) -> None:
-    mixture = [replace(own, mixed_with=(own.data,)) for own in sources(small, "native")]
+    mixture = [replace(data, mixed_with=(data.data,)) for data in sources(small, "native")]
     _, record, _ = show_views(mixture, small.augment, images=48, epoch=0, seed=0)
     assert sorted(row["index"] for row in record) == list(range(48))
 
@@ -51,5 +51,5 @@ def test_a_pipeline_that_cannot_is_an_error(small: TrainConfig, tmp_path: Path) 
     flags = ["--data", small.data.data, "--recipe", "cifar10", "--out", str(out)]
     bad = fastsiam("views", "--pipeline", "torchvision,ffcv", *flags, code=1)
     assert bad.stderr.count("\n") == 1 and not out.exists()
-    done = fastsiam("views", "--pipeline", "torchvision", *flags)
-    assert out.is_file() and "pipeline torchvision, epoch 0" in done.stdout
+    result = fastsiam("views", "--pipeline", "torchvision", *flags)
+    assert out.is_file() and "pipeline torchvision, epoch 0" in result.stdout

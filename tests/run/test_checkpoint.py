@@ -76,17 +76,17 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
     """If the file's structure is intact, the digest of its content detects the corruption."""
     path = tmp_path / "last.pt"
     checkpoints.save(path, make(3, 64))
-    whole = path.read_bytes()
-    damaged = [b"", b"text", whole[: len(whole) // 2]]
-    at = whole.index(torch.full((64,), 3.0).numpy().tobytes())
+    original = path.read_bytes()
+    damaged = [b"", b"text", original[: len(original) // 2]]
+    at = original.index(torch.full((64,), 3.0).numpy().tobytes())
     for place in (at, at + 100, at + 255):  # single bits of a tensor
-        damaged.append(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        damaged.append(original[:place] + bytes([original[place] ^ 1]) + original[place + 1 :])
     for content in damaged:
         path.write_bytes(content)
         with pytest.raises(DamagedError, match="it is corrupt") as caught:
             checkpoints.load(path)
         assert "\n" not in str(caught.value)
-    path.write_bytes(whole)
+    path.write_bytes(original)
     assert checkpoints.load(path).step == 3
 
 
@@ -94,7 +94,7 @@ def test_a_digest_is_of_names_types_shapes_and_values() -> None:
     state = {"a": torch.arange(6.0), "b": [1, (2.0, None)], "c": {"d": "e", 3: True}}
     same = {"c": {3: True, "d": "e"}, "a": torch.arange(6.0).clone(), "b": [1, (2.0, None)]}
     assert digest_of(state) == digest_of(same)
-    others: list[dict[str, object]] = [
+    changes: list[dict[str, object]] = [
         {"a": torch.arange(6.0).reshape(2, 3)},
         {"a": torch.arange(6.0).to(torch.float64)},
         {"a": torch.arange(6.0).flip(0)},
@@ -104,7 +104,7 @@ def test_a_digest_is_of_names_types_shapes_and_values() -> None:
         {"c": {"d": "e", "3": True}},
         {"c": {"d": "e", 3: 1}},
     ]
-    assert len({digest_of(state), *(digest_of(state | other) for other in others)}) == 9
+    assert len({digest_of(state), *(digest_of(state | change) for change in changes)}) == 9
     empty = {"x": torch.zeros(0), "y": torch.tensor(1, dtype=torch.bfloat16)}
     assert digest_of(empty) == digest_of(dict(empty))
 
@@ -124,12 +124,14 @@ def test_the_one_before_is_kept_and_taken(
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(DamagedError, match=r"; the previous checkpoint is \S+previous\.pt$"):
         checkpoints.load(tmp_path)
-    state, said = checkpoints.load_newest(tmp_path)
+    state, message = checkpoints.load_newest(tmp_path)
     assert state is not None and state.step == 2
-    assert said.endswith("last.pt is corrupt: resuming from the previous checkpoint, at step 2")
+    assert message.endswith("last.pt is corrupt: resuming from the previous checkpoint, at step 2")
     checkpoints.rename_corrupt(tmp_path)
-    state, said = checkpoints.load_newest(tmp_path)
-    assert state is not None and "last.pt is missing: resuming from the previous checkpoint" in said
+    state, message = checkpoints.load_newest(tmp_path)
+    assert (
+        state is not None and "last.pt is missing: resuming from the previous checkpoint" in message
+    )
     checkpoints.save(path, make(3), keep=before)
     assert (checkpoints.load(path).step, checkpoints.load(before).step) == (3, 2)
     before.write_bytes(b"")
@@ -157,10 +159,12 @@ def test_a_checkpoint_on_a_disk_that_is_not_mounted_is_not_taken_for_none(
     link = tmp_path / name
     link.parent.mkdir(exist_ok=True)
     link.symlink_to(tmp_path / "disk" / name)
-    said = rf"^cannot read {tmp_path}: {link} is a link to \S+, which does not exist \(is its disk"
-    for read in (checkpoints.exists, checkpoints.load_newest, checkpoints.load):
-        with pytest.raises(CheckpointError, match=said):
-            read(tmp_path)
+    message = (
+        rf"^cannot read {tmp_path}: {link} is a link to \S+, which does not exist \(is its disk"
+    )
+    for function in (checkpoints.exists, checkpoints.load_newest, checkpoints.load):
+        with pytest.raises(CheckpointError, match=message):
+            function(tmp_path)
 
 
 def test_a_disk_that_fills_at_the_last_moment_changes_nothing(

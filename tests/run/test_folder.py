@@ -84,8 +84,8 @@ def test_a_second_run_is_refused_and_the_first_can_be_looked_at(
         assert first.poll() is None
         time.sleep(0.05)
     for second in {1, ranks}:
-        refused = fastsiam("train", *flags(with_settings(config, gpus=second)), code=1).stderr
-        (line,) = refused.splitlines()
+        stderr = fastsiam("train", *flags(with_settings(config, gpus=second)), code=1).stderr
+        (line,) = stderr.splitlines()
         assert line.startswith(f"error: {run} is in use by process ")
         assert line.endswith("; wait for it, or choose another --out")
     fastsiam("report", str(run))
@@ -94,9 +94,9 @@ def test_a_second_run_is_refused_and_the_first_can_be_looked_at(
     os.kill(int((run / "lock").read_text().split()[1]), signal.SIGKILL)  # rank 0
     first.wait()
     assert (run / "lock").exists()
-    done = checkpoints.load(run).step
-    fastsiam("train", *flags(with_settings(config, max_steps=done + 2, gpus=1)))
-    assert checkpoints.load(run).step == done + 2 and not (run / "lock").exists()
+    step = checkpoints.load(run).step
+    fastsiam("train", *flags(with_settings(config, max_steps=step + 2, gpus=1)))
+    assert checkpoints.load(run).step == step + 2 and not (run / "lock").exists()
 
 
 def test_the_lock_of_another_process_stays(tmp_path: Path) -> None:
@@ -145,6 +145,6 @@ def test_a_disk_that_is_full_for_a_while_ends_nothing(
             with pytest.raises(CheckpointError, match="No space left on device; free some space"):
                 trained(config, fill_or_free, out=run)
         assert checkpoints.load(run).step == (12 if freed else 2)
-    said = capfd.readouterr().err
-    assert "training continues, and the last good checkpoint is" in said and "(step 2)" in said
-    assert "Traceback" not in said
+    stderr = capfd.readouterr().err
+    assert "training continues, and the last good checkpoint is" in stderr and "(step 2)" in stderr
+    assert "Traceback" not in stderr

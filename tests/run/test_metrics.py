@@ -75,10 +75,10 @@ def test_rank_sees_the_collapse_that_std_does_not() -> None:
     assert rank_of(z) < 3.1
     guard = CollapseGuard("warn", batch=64)
     assert guard.check(5, z_std(z).item(), rank_of(z))
-    whole = torch.randn(512, 4)  # uses all of its 4 dimensions, which is healthy
+    full_rank = torch.randn(512, 4)  # uses all of its 4 dimensions, which is healthy
     guard = CollapseGuard("warn", batch=512, dim=4)
-    assert guard.check(5, z_std(whole).item(), rank_of(whole)) is None
-    assert guard.check(6, z_std(whole[:, :1].expand(-1, 4)).item(), 1.0)
+    assert guard.check(5, z_std(full_rank).item(), rank_of(full_rank)) is None
+    assert guard.check(6, z_std(full_rank[:, :1].expand(-1, 4)).item(), 1.0)
 
 
 def test_guard_warns_once_an_episode_or_stops() -> None:
@@ -181,25 +181,25 @@ def test_clock_tells_waiting_from_working(
                 times.now += finish
             yield number
 
-    own = Clock(seconds=100.0, device=torch.device(device))
-    own.resume()
-    for _ in own.over(batches()):
+    train_clock = Clock(seconds=100.0, device=torch.device(device))
+    train_clock.resume()
+    for _ in train_clock.over(batches()):
         if device == "cuda":
             times.launch(work)
         else:
             times.now += work
     times.now = max(times.now, times.busy_until)
-    own.pause()
+    train_clock.pause()
     ran = times.now
     times.now += 50  # a pause does not count as training
-    reading = own.read(8)
+    reading = train_clock.read(8)
     assert reading["data_wait"] * ran == pytest.approx(waited)
     assert reading["seconds"] == pytest.approx(100 + ran)
     assert reading["images_per_second"] == pytest.approx(48 / ran)
-    own.resume()
+    train_clock.resume()
     times.now += 1
-    own.pause()
-    assert own.read(8) == {"images_per_second": 0, "data_wait": 0, "seconds": 101 + ran}
+    train_clock.pause()
+    assert train_clock.read(8) == {"images_per_second": 0, "data_wait": 0, "seconds": 101 + ran}
 
 
 @pytest.mark.parametrize(("rank", "world"), [(0, 1), (0, 2), (1, 2)])
@@ -257,8 +257,8 @@ def test_a_resumed_run_keeps_the_lines_after_a_corrupt_one(
     texts[2], texts[6] = texts[2][:9] + texts[2], '{"kind": "train", "step": "seven"}'
     path.write_text("\n".join(texts) + "\n" + texts[8][:9])
     MetricsLog(RunFolder(tmp_path), step=8, steps_per_epoch=2).close()
-    kept = [json.loads(text)["step"] for text in path.read_text().splitlines()]
-    assert kept == [1, 2, 4, 5, 6, 8]
+    steps = [json.loads(text)["step"] for text in path.read_text().splitlines()]
+    assert steps == [1, 2, 4, 5, 6, 8]
     assert f"warning: removed 2 invalid lines from {path}\n" in capfd.readouterr().err
 
 
@@ -291,12 +291,12 @@ def test_lines_wait_for_room_on_a_full_disk(
         log.write("train", {"step": 300})
         log.close()
         assert [line["step"] for line in read_metrics(disk)] == list(range(1, 301))
-    said = capfd.readouterr().err
-    assert said.count("warning") == 1 and "lost" not in said
+    stderr = capfd.readouterr().err
+    assert stderr.count("warning") == 1 and "lost" not in stderr
     full = (
         "metrics.jsonl: No space left on device; free some space and try again; training continues"
     )
-    assert full in said
+    assert full in stderr
 
 
 @pytest.mark.parametrize("fails_at", ["open", "write"])

@@ -33,15 +33,15 @@ def needs(package: str) -> Any:
 
 def expected(run: Path) -> dict[int, dict[str, float]]:
     """Return a run's metrics by step, with the names that trackers use."""
-    found: dict[int, dict[str, float]] = {}
+    metrics: dict[int, dict[str, float]] = {}
     for line in read_metrics(run):
-        at = found.setdefault(line.get("step", round(line["epoch"] * 3)), {})
+        at = metrics.setdefault(line.get("step", round(line["epoch"] * 3)), {})
         at |= {
             f"{line['kind']}/{name}": value
             for name, value in line.items()
             if name not in ("kind", "step", "epoch", "since", "seen")
         }
-    return found
+    return metrics
 
 
 def wandb_records(file: Path) -> list[Any]:
@@ -71,9 +71,9 @@ def test_wandb_offline(small: TrainConfig, tmp_path: Path) -> None:
     needs("wandb")
     config = with_settings(small, epochs=2, tracker="wandb,tensorboard")
     run = tmp_path / "run"
-    how: dict[str, Any] = {"environment": {"WANDB_MODE": "offline", "WANDB_PROJECT": "own"}}
-    fastsiam("train", *flags(with_settings(config, max_steps=4)), **how)
-    fastsiam("train", *flags(config), **how)
+    options: dict[str, Any] = {"environment": {"WANDB_MODE": "offline", "WANDB_PROJECT": "own"}}
+    fastsiam("train", *flags(with_settings(config, max_steps=4)), **options)
+    fastsiam("train", *flags(config), **options)
     files = sorted((run / "wandb").glob("offline-run-*/*.wandb"), key=lambda x: x.stat().st_mtime)
     assert len(files) == 2 and len({file.name for file in files}) == 1
     rows: dict[int, dict[str, float]] = {}
@@ -123,22 +123,24 @@ def test_mlflow_files(small: TrainConfig, tmp_path: Path, monkeypatch: pytest.Mo
 
     def only() -> Any:
         experiment = client.get_experiment_by_name("own")
-        (found,) = client.search_runs([experiment.experiment_id])
-        return found
+        (tracked_run,) = client.search_runs([experiment.experiment_id])
+        return tracked_run
 
     train_here(with_settings(config, max_steps=4), "imagenet")
     train_here(with_settings(config, workers=1, log_every=2), "imagenet")
-    found = only()
-    assert found.info.run_id == (run / "trackers" / "mlflow.txt").read_text().strip()
-    assert (found.info.run_name, found.info.status) == ("run", "FINISHED")
-    assert found.data.tags["folder"] == str(run)
-    assert found.data.params == {name: str(x) for name, x in config.to_flags().items()} | {
+    tracked_run = only()
+    assert tracked_run.info.run_id == (run / "trackers" / "mlflow.txt").read_text().strip()
+    assert (tracked_run.info.run_name, tracked_run.info.status) == ("run", "FINISHED")
+    assert tracked_run.data.tags["folder"] == str(run)
+    assert tracked_run.data.params == {name: str(x) for name, x in config.to_flags().items()} | {
         "max_steps": "4"
     }
-    wanted = expected(run)
-    for name in wanted[0] | wanted[1]:
-        history = {x.step: x.value for x in client.get_metric_history(found.info.run_id, name)}
-        assert history == {step: row[name] for step, row in wanted.items() if name in row}
+    metrics = expected(run)
+    for name in metrics[0] | metrics[1]:
+        history = {
+            x.step: x.value for x in client.get_metric_history(tracked_run.info.run_id, name)
+        }
+        assert history == {step: row[name] for step, row in metrics.items() if name in row}
     assert not (run / "tensorboard").exists()
 
 
@@ -170,8 +172,8 @@ def test_wandb_without_a_key_is_refused(small: TrainConfig, tmp_path: Path) -> N
     nobody = {"HOME": str(tmp_path), "WANDB_API_KEY": "", "NETRC": str(tmp_path / "netrc")}
     arguments = flags(with_settings(small, tracker="wandb"))
     errors = fastsiam("train", *arguments, code=1, environment=nobody).stderr
-    said = "error: --tracker wandb has no API key: run `wandb login`"
-    assert errors.splitlines()[-1].startswith(said) and not (tmp_path / "run").exists()
+    message = "error: --tracker wandb has no API key: run `wandb login`"
+    assert errors.splitlines()[-1].startswith(message) and not (tmp_path / "run").exists()
 
 
 def test_figures_that_mlflow_could_not_send_disable_it(
@@ -186,16 +188,16 @@ def test_figures_that_mlflow_could_not_send_disable_it(
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file:{tmp_path}/store")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
-    sent: Any = RunOperations
-    monkeypatch.setattr(mlflow, "log_metrics", lambda *_, **__: sent([failed]))
+    operations: Any = RunOperations
+    monkeypatch.setattr(mlflow, "log_metrics", lambda *_, **__: operations([failed]))
     trackers = Trackers(["mlflow"], run=tmp_path, settings={}, step=0, console=Console())
     trackers.log(1, {"train/loss": 0.5})
     assert "disabled" not in capsys.readouterr().err
     trackers.log(2, {"train/loss": 0.4})
     assert "--tracker mlflow failed and is disabled" in capsys.readouterr().err
     assert mlflow.active_run() is None  # otherwise MLflow marks it as finished at exit
-    own = (tmp_path / "trackers" / "mlflow.txt").read_text().strip()
-    assert mlflow.get_run(own).info.status == "FAILED"
+    run_id = (tmp_path / "trackers" / "mlflow.txt").read_text().strip()
+    assert mlflow.get_run(run_id).info.status == "FAILED"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")  # nothing listens there
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     trackers = Trackers(

@@ -53,9 +53,9 @@ def record(name: str = "predictor", rows: Sequence[Sequence[Result]] = ()) -> St
     """Build a study's record at demo scale; rows that are not given get three default results."""
     names = [one.variant for one in STUDIES[name].rows]
     of_rows = [*rows, *[row(38, 32, 43)] * (len(names) - len(rows))]
-    found = study_record(STUDIES[name], scale("demo"), dict(zip(names, of_rows, strict=True)))
+    base = study_record(STUDIES[name], scale("demo"), dict(zip(names, of_rows, strict=True)))
     return replace(
-        found,
+        base,
         command=f"fastsiam study run {name} --scale demo",
         date="2026-01-31",
         environments=(environment(),),

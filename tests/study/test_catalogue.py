@@ -32,13 +32,13 @@ def test_every_variant_is_a_run(name: ScaleName, tmp_path: Path) -> None:
         assert (run.config.data.data, run.config.run.gpus) == ("images", 2)
         if name in ("paper", "demo"):
             run.prepare()
-            read = TrainConfig.from_flags(merge(read_settings(run.settings_file)).flags)
-            assert read == run.config, run.name
+            read_config = TrainConfig.from_flags(merge(read_settings(run.settings_file)).flags)
+            assert read_config == run.config, run.name
         steps = run.config.optim.epochs * (size.images // run.config.optim.batch)
         assert 15 <= steps // run.config.run.log_every <= 50, run.name
     for study in STUDIES.values():
-        own = [configs[row.variant] for row in study.rows]
-        trained = [(one.augment, one.model, one.optim, one.numerics) for one in own]
+        row_configs = [configs[row.variant] for row in study.rows]
+        trained = [(one.augment, one.model, one.optim, one.numerics) for one in row_configs]
         assert all(trained.count(one) == 1 for one in trained), study.name
 
 
@@ -88,18 +88,18 @@ def test_the_related_methods_are_their_recipes_as_long_as_the_papers() -> None:
         assert {one.optim.epochs for one in rows} == {100 * times}
         assert [one.optim.batch for one in rows] == [4096, 256, 4096, 4096, 256]
         byol = rows[2]
-        own = RECIPES[{1: "byol", 2: "byol_300", 4: "byol_300", 8: "byol_1000"}[times]]()
-        assert (byol.optim.lr, byol.optim.weight_decay) == (own.optim.lr, own.optim.weight_decay)
-        assert byol.model == own.model
+        base = RECIPES[{1: "byol", 2: "byol_300", 4: "byol_300", 8: "byol_1000"}[times]]()
+        assert (byol.optim.lr, byol.optim.weight_decay) == (base.optim.lr, base.optim.weight_decay)
+        assert byol.model == base.model
 
 
 @pytest.mark.parametrize("name", ["cifar-small", "demo"])
 def test_at_a_small_scale_methods_differ_in_heads_loss_and_rate_alone(name: ScaleName) -> None:
     size = scale(name, epochs=4)
     for row in STUDIES["related"].rows:
-        own, base = size.recipe_of(row.variant), size.base
-        optim = replace(own.optim, lr=base.optim.lr)
-        assert (own.augment, optim, own.monitor) == (base.augment, base.optim, base.monitor)
-        assert replace(own.model, method=base.model.method) == base.model
+        recipe, base = size.recipe_of(row.variant), size.base
+        optim = replace(recipe.optim, lr=base.optim.lr)
+        assert (recipe.augment, optim, recipe.monitor) == (base.augment, base.optim, base.monitor)
+        assert replace(recipe.model, method=base.model.method) == base.model
     swav = size.recipe_of("swav").model.method
     assert isinstance(swav, SwAVConfig) and swav.frozen_epochs == 0.4  # a tenth of the epochs

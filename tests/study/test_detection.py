@@ -24,17 +24,21 @@ from fastsiam.study.detection import (
 )
 from fastsiam.study.scales import scale
 from tests.evaluate.conftest import trained_run  # noqa: F401
-from tests.evaluate.detection.conftest import made  # noqa: F401
+from tests.evaluate.detection.conftest import detection_data  # noqa: F401
 from tests.evaluate.detection.test_command import QUICK
 from tests.processes import Forked, fork_programs
 from tests.run.test_records import record_of
 
 
-def work(rows: list[DetectionRow], config: StudyDetectConfig, how: DetectConfig, out: Path) -> None:
+def work(
+    rows: list[DetectionRow], config: StudyDetectConfig, detect: DetectConfig, out: Path
+) -> None:
     """Run the study and write its record like the command, with forked child processes."""
     fork_programs()
     try:
-        write_detection(out / "record.json", run_detection(rows, config, how, out), config, how)
+        write_detection(
+            out / "record.json", run_detection(rows, config, detect, out), config, detect
+        )
     except FastSiamError as error:
         print(error)
         raise SystemExit(1) from error
@@ -65,16 +69,16 @@ def test_rows_and_their_networks(trained_run: Path, tmp_path: Path) -> None:  # 
 
 def test_detectors_are_trained_once(
     trained_run: Path,  # noqa: F811
-    made: Path,  # noqa: F811
+    detection_data: Path,  # noqa: F811
     tmp_path: Path,
 ) -> None:
     rows = [DetectionRow("SimSiam, base", str(trained_run)), DetectionRow("BYOL", "", "run it")]
-    how = replace(QUICK, data=str(made / "voc"), steps=2)
+    detect = replace(QUICK, data=str(detection_data / "voc"), steps=2)
     config = StudyDetectConfig(lrs=(1e30, 0.02))
-    ended = Forked(work, rows, config, how, tmp_path).wait(300)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert "skipped row 'BYOL': run it" in ended.stderr
-    assert "SimSiam, base, rate 1e+30, seed 0: diverged" in ended.stderr
+    result = Forked(work, rows, config, detect, tmp_path).wait(300)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "skipped row 'BYOL': run it" in result.stderr
+    assert "SimSiam, base, rate 1e+30, seed 0: diverged" in result.stderr
     row, missing = json.loads((tmp_path / "record.json").read_text())["rows"]
     assert row["lr"] == 0.02 and missing["trials"] == []
     assert row["searched"] == [[0.02, row["trials"][0]["AP"]]] and row["trials"][0]["seed"] == 0
@@ -83,77 +87,79 @@ def test_detectors_are_trained_once(
 
     (file,) = (tmp_path / "voc07").glob("*.json")
     before = file.stat().st_mtime_ns
-    found = run_detection(rows, config, how, tmp_path)  # nothing is left to do
+    results = run_detection(rows, config, detect, tmp_path)  # nothing is left to do
     assert file.stat().st_mtime_ns == before
-    head, _, first, second, *_ = table(found, how).splitlines()
+    head, _, first, second, *_ = table(results, detect).splitlines()
     assert "paper: AP50" in head and "75.5" in first and "0.02" in first
     assert "BYOL" in second and second.split("|")[-2].strip() == "0"
 
     plain = json.loads(file.read_text())
     plain["data"]["labels_crc32"] = "0"
-    for content, said in (
+    for content, message in (
         (json.dumps(plain), "seed 0 was trained on different annotations than those"),
         ("{}", "is not a record of an evaluation; delete it"),
     ):
         file.write_text(content)
-        with pytest.raises(FastSiamError, match=said):
-            run_detection(rows, config, how, tmp_path)
+        with pytest.raises(FastSiamError, match=message):
+            run_detection(rows, config, detect, tmp_path)
 
 
 def test_the_best_rate_is_used_for_all_trials(
     trained_run: Path,  # noqa: F811
-    made: Path,  # noqa: F811
+    detection_data: Path,  # noqa: F811
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Diverged trials are reported; other data or settings are evaluated separately."""
-    done: list[Path] = []
+    record_paths: list[Path] = []
     plain = record_of("knn").to_dict() | {"kind": "detect", "protocol": {"differences": []}}
-    plain["data"]["labels_crc32"] = preflight(trained_run, replace(QUICK, data=str(made / "voc")))
+    plain["data"]["labels_crc32"] = preflight(
+        trained_run, replace(QUICK, data=str(detection_data / "voc"))
+    )
 
-    def evaluate(row: DetectionRow, how: DetectConfig, path: Path, diverged: Path) -> None:
-        done.append(path)
+    def evaluate(row: DetectionRow, trial: DetectConfig, path: Path, diverged: Path) -> None:
+        record_paths.append(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        if how.seed == 1:
+        if trial.seed == 1:
             diverged.touch()
         else:
-            line = {"trial": 1, "seed": how.seed, "AP50": 30.0, "AP": 1 / how.lr, "AP75": 10.0}
+            line = {"trial": 1, "seed": trial.seed, "AP50": 30.0, "AP": 1 / trial.lr, "AP75": 10.0}
             path.write_text(json.dumps(plain | {"results": [line]}))
 
     monkeypatch.setattr(detection, "_evaluate", evaluate)
     rows = [DetectionRow(title, str(trained_run)) for title in ("SimSiam, base", "scratch")]
     config = StudyDetectConfig(lrs=(0.02, 0.01))
-    how = replace(QUICK, data=str(made / "voc"), trials=3)
-    found = run_detection(rows, config, how, tmp_path)
-    assert {(row.lr, len(row.trials), row.diverged) for row in found} == {(0.01, 2, 1)}
-    assert [trial["seed"] for trial in found[0].trials] == [0, 2]
-    assert found[0].searched == {0.02: 50.0, 0.01: 100.0}
-    assert "scratch: 1 further trial diverged." in table(found, how)
-    assert len({*done}) == 8
-    shutil.copytree(made / "voc", tmp_path / "voc")
+    detect = replace(QUICK, data=str(detection_data / "voc"), trials=3)
+    results = run_detection(rows, config, detect, tmp_path)
+    assert {(row.lr, len(row.trials), row.diverged) for row in results} == {(0.01, 2, 1)}
+    assert [trial["seed"] for trial in results[0].trials] == [0, 2]
+    assert results[0].searched == {0.02: 50.0, 0.01: 100.0}
+    assert "scratch: 1 further trial diverged." in table(results, detect)
+    assert len({*record_paths}) == 8
+    shutil.copytree(detection_data / "voc", tmp_path / "voc")
     for other in ({"steps": 4}, {"precision": "bf16"}, {"data": str(tmp_path / "voc")}):
-        before = len(done)
-        run_detection(rows, config, replace(how, **other), tmp_path)
-        assert len({*done}) == len(done) == before + 8
-    run_detection(rows, config, how, tmp_path)
-    assert len(done) == 32
+        before = len(record_paths)
+        run_detection(rows, config, replace(detect, **other), tmp_path)
+        assert len({*record_paths}) == len(record_paths) == before + 8
+    run_detection(rows, config, detect, tmp_path)
+    assert len(record_paths) == 32
 
 
-def test_failures_stop_it(trained_run: Path, made: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_failures_stop_it(trained_run: Path, detection_data: Path, tmp_path: Path) -> None:  # noqa: F811
     rows = [DetectionRow("SwAV", str(trained_run))]
-    how = replace(QUICK, data=str(made / "voc"))
+    detect = replace(QUICK, data=str(detection_data / "voc"))
     with pytest.raises(FastSiamError, match=r"no data at .*nowhere"):
-        run_detection(rows, StudyDetectConfig(), replace(how, data="nowhere"), tmp_path / "none")
-    gone = [*rows, DetectionRow("BYOL", str(tmp_path / "gone"))]
+        run_detection(rows, StudyDetectConfig(), replace(detect, data="nowhere"), tmp_path / "none")
+    with_missing = [*rows, DetectionRow("BYOL", str(tmp_path / "gone"))]
     with pytest.raises(FastSiamError, match="gone"):
-        run_detection(gone, StudyDetectConfig(), how, tmp_path / "none")
+        run_detection(with_missing, StudyDetectConfig(), detect, tmp_path / "none")
     assert not (tmp_path / "none").exists()  # both errors come before any training
-    shutil.copytree(made / "voc", tmp_path / "voc")
+    shutil.copytree(detection_data / "voc", tmp_path / "voc")
     for image in (tmp_path / "voc").rglob("*.jpg"):
         image.write_bytes(b"none")
-    how = replace(how, data=str(tmp_path / "voc"))
-    ended = Forked(work, rows, StudyDetectConfig(), how, tmp_path / "out").wait(300)
-    assert ended.returncode == 1
-    assert "SwAV, rate 0.01, seed 0 failed (" in ended.stdout and ".log" in ended.stdout
+    detect = replace(detect, data=str(tmp_path / "voc"))
+    result = Forked(work, rows, StudyDetectConfig(), detect, tmp_path / "out").wait(300)
+    assert result.returncode == 1
+    assert "SwAV, rate 0.01, seed 0 failed (" in result.stdout and ".log" in result.stdout
     with pytest.raises(ValueError, match="lrs must be learning rates without duplicates"):
         StudyDetectConfig(lrs=(0.1, 0.1))

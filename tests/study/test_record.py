@@ -40,9 +40,9 @@ def test_kept_records_are_read_and_judged_by_todays_claims(tmp_path: Path) -> No
     old.write_text(text.replace('"works"', '"diverges"'))
     assert len(files) == 15 and old.read_text() != text
     for file in [*files, old]:
-        found = read_record(file)
-        claims = [row.claims for row in STUDIES[found.name].rows]
-        assert [row.claims for row in found.rows] == claims and len(found.seeds) in (3, 10)
+        study = read_record(file)
+        claims = [row.claims for row in STUDIES[study.name].rows]
+        assert [row.claims for row in study.rows] == claims and len(study.seeds) in (3, 10)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"environments": []}', '{"environments": 1}'])
@@ -57,14 +57,14 @@ def test_other_files_are_refused_in_one_line(text: str, tmp_path: Path) -> None:
 
 
 def test_settings_are_in_the_scales_own_numbers() -> None:
-    said = {
+    expected = {
         "baseline": "",
         "eighth-batch": "batch 16",
         "batch-8x": "batch 1024, warmup-epochs 1.2",
         "no-stop-gradient": "predictor-lr cosine, no stop-gradient",
         "asymmetric-2x": "views 4, no symmetric",
     }
-    assert {variant: setting(scale("demo"), variant) for variant in said} == said
+    assert {variant: setting(scale("demo"), variant) for variant in expected} == expected
 
 
 def test_the_table(table_1: StudyRecord) -> None:
@@ -83,11 +83,11 @@ def test_the_table(table_1: StudyRecord) -> None:
 
 
 def test_reasons_have_the_figures(table_1: StudyRecord) -> None:
-    said = reasons(table_1)
-    assert len(said) == 2 + 2 + 2 + 3
+    lines = reasons(table_1)
+    assert len(lines) == 2 + 2 + 2 + 3
     assert (
-        "no predictor: collapses: holds (3 of 3 seeds; loss -0.90, std 0.02, rank 1.5)" in said
-        and sum("cannot be told" in line for line in said) == 2
+        "no predictor: collapses: holds (3 of 3 seeds; loss -0.90, std 0.02, rank 1.5)" in lines
+        and sum("cannot be told" in line for line in lines) == 2
     )
 
 
@@ -99,7 +99,7 @@ def test_runs_on_other_images_are_named(table_1: StudyRecord) -> None:
     assert "Not comparable" not in as_text(replace(table_1, rows=tuple(rows)))
     rows[2] = replace(rows[2], results=on("b", rows[2].results))
     other = replace(table_1, rows=tuple(rows))
-    said = (
+    message = (
         "Not comparable: trained on other images than the first run: fixed random predictor, seed 0"
     )
-    assert said in as_text(other).splitlines() and said in as_markdown(other).splitlines()
+    assert message in as_text(other).splitlines() and message in as_markdown(other).splitlines()

@@ -46,24 +46,24 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def done(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished_study(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A study folder whose first run is finished. Do not modify it."""
     out = tmp_path_factory.mktemp("done")
-    ended = do_in_process(tiny_runs(data, out, SCALE)[:1], CPU)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+    result = do_in_process(tiny_runs(data, out, SCALE)[:1], CPU)
+    assert result.returncode == 0, result.stdout + result.stderr
     return out
 
 
 @pytest.fixture
-def copy(done: Path, tmp_path: Path) -> Path:
-    """A copy of ``done`` that a test may modify."""
-    return Path(shutil.copytree(done, tmp_path / "copy"))
+def copy(finished_study: Path, tmp_path: Path) -> Path:
+    """A copy of ``finished_study`` that a test may modify."""
+    return Path(shutil.copytree(finished_study, tmp_path / "copy"))
 
 
-def test_what_comes_of_it(data: Path, done: Path) -> None:
-    run, other = tiny_runs(data, done, SCALE)
+def test_what_comes_of_it(data: Path, finished_study: Path) -> None:
+    run, other = tiny_runs(data, finished_study, SCALE)
     assert [run.name, other.name] == ["predictor-lr-decayed-seed-0", "no-stop-gradient-seed-0"]
-    assert seeds_in(done) == [0] and read_result(other) is None
+    assert seeds_in(finished_study) == [0] and read_result(other) is None
     config = checkpoint.load(run.folder).config
     assert config.model == run.config.model and config.optim == run.config.optim
     result, knn = read_result(run), [x for x in read_metrics(run.folder) if x["kind"] == "knn"]
@@ -73,9 +73,9 @@ def test_what_comes_of_it(data: Path, done: Path) -> None:
     assert result.images == 24 and len(result.loss_curve) == 26
     assert result.loss == pytest.approx(result.loss_curve[-1], rel=1e-4)
     assert f"done: step {STEPS} of {STEPS}" in run.log_file.read_text()
-    before = {path: path.stat().st_mtime_ns for path in done.rglob("*")}
+    before = {path: path.stat().st_mtime_ns for path in finished_study.rglob("*")}
     execute_runs([run], CPU)  # a finished run is skipped
-    assert {path: path.stat().st_mtime_ns for path in done.rglob("*")} == before
+    assert {path: path.stat().st_mtime_ns for path in finished_study.rglob("*")} == before
 
 
 def test_what_a_study_in_the_same_folder_may_not_be(
@@ -86,8 +86,8 @@ def test_what_a_study_in_the_same_folder_may_not_be(
     check(runs)
     assert "warning" not in capfd.readouterr().err
     check([replace(run, scale=replace(SCALE, images=10_000)) for run in runs])
-    said = capfd.readouterr().err
-    assert "24 training images of 3 classes; --scale cifar expects 10,000 of 3" in said
+    stderr = capfd.readouterr().err
+    assert "24 training images of 3 classes; --scale cifar expects 10,000 of 3" in stderr
     with pytest.raises(DataError, match="of 3 classes; --scale cifar expects 24 of 100"):
         check([replace(run, scale=replace(SCALE, classes=100)) for run in runs])
     other = tmp_path / "other"
@@ -170,8 +170,8 @@ def test_raw_pixels_are_those_of_the_runs_own_images(data: Path, copy: Path) -> 
 
 def test_a_run_that_diverges_is_a_result(data: Path, tmp_path: Path) -> None:
     runs = tiny_runs(data, tmp_path, tiny(lr=1e30))[:1]
-    ended = do_in_process(runs, CPU)
-    assert ended.returncode == 0 and "diverged: its loss was not finite" in ended.stderr
+    process = do_in_process(runs, CPU)
+    assert process.returncode == 0 and "diverged: its loss was not finite" in process.stderr
     result = read_result(runs[0])
     assert result is not None and result.diverged and result.loss is None
     assert result.top1 == pytest.approx(100 / 3)
@@ -187,9 +187,9 @@ def test_a_failure_ends_the_study_after_what_is_beside_it(data: Path, tmp_path: 
     bad = replace(good, folder=tmp_path / "bad")
     bad.folder.mkdir()
     bad.log_file.write_text("error: the loss is not finite at step 3\n")
-    ended = do_in_process([bad, good, other], replace(CPU, parallel=2), failing="bad")
-    assert ended.returncode == 1 and not bad.is_diverged
-    assert re.fullmatch(r".*bad failed \(no room\); see .*study.log\n", ended.stdout)
+    result = do_in_process([bad, good, other], replace(CPU, parallel=2), failing="bad")
+    assert result.returncode == 1 and not bad.is_diverged
+    assert re.fullmatch(r".*bad failed \(no room\); see .*study.log\n", result.stdout)
     assert good.is_done and not other.folder.exists()
 
 
@@ -208,9 +208,11 @@ def test_a_run_that_cannot_be_prepared_or_leaves_no_result_is_a_failure(
         execute_runs([bad, run], CPU)
 
 
-def test_a_study_that_is_killed_goes_on_bit_for_bit(data: Path, done: Path, tmp_path: Path) -> None:
+def test_a_study_that_is_killed_goes_on_bit_for_bit(
+    data: Path, finished_study: Path, tmp_path: Path
+) -> None:
     """The study's training process notices that the study was killed and saves its state."""
-    run, undisturbed = (tiny_runs(data, folder, SCALE)[0] for folder in (tmp_path, done))
+    run, undisturbed = (tiny_runs(data, folder, SCALE)[0] for folder in (tmp_path, finished_study))
     last = checkpoint.last(run.folder)
 
     work = Forked(study, [run], CPU)
@@ -237,9 +239,9 @@ def test_a_second_signal_kills_the_runs(data: Path, tmp_path: Path) -> None:
     time.sleep(0.5)
     assert work.poll() is None
     work.send(signal.SIGTERM)
-    ended = work.wait()
-    assert ended.returncode == 128 + signal.SIGTERM
-    assert "stopped, runs left: 1; run the same command to continue" in ended.stdout
+    result = work.wait()
+    assert result.returncode == 128 + signal.SIGTERM
+    assert "stopped, runs left: 1; run the same command to continue" in result.stdout
     with pytest.raises(ProcessLookupError):
         os.kill(process, 0)
 
@@ -251,9 +253,9 @@ def test_runs_side_by_side_share_the_machine(monkeypatch: pytest.MonkeyPatch) ->
     share = {"FASTSIAM_CORES": "4", "OMP_NUM_THREADS": "4"}
     assert slots(replace(CPU, parallel=2), []) == [share, share]
     four = slots(replace(CPU, parallel=2, gpus=2), ["4", "5", "6", "7"])
-    assert [own["CUDA_VISIBLE_DEVICES"] for own in four] == ["4,5", "6,7"]
+    assert [variables["CUDA_VISIBLE_DEVICES"] for variables in four] == ["4,5", "6,7"]
     one = slots(replace(CPU, parallel=3), ["0", "1"])
-    assert [own["CUDA_VISIBLE_DEVICES"] for own in one] == ["0", "1", "0"]
+    assert [variables["CUDA_VISIBLE_DEVICES"] for variables in one] == ["0", "1", "0"]
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     assert slots(replace(CPU, parallel=2), [])[0]["OMP_NUM_THREADS"] == "3"
 

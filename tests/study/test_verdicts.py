@@ -28,17 +28,19 @@ REFERENCE = row(60, 61, 59)
 """Gains over the untrained network of 40, 41 and 39 points; a quarter of the mean is 10."""
 
 
-def judged(kind: ClaimKind, own: Results, other: Results = REFERENCE) -> Verdict:
+def verdict_of(kind: ClaimKind, results: Results, other: Results = REFERENCE) -> Verdict:
     """Judge a claim about a row; ``other`` is the reference and the row it is compared with."""
-    than = "other" if kind in ("better", "worse", "alike") else ""
-    return judge(Claim(kind, than), "own", {"own": own, "other": other}, reference="other")
+    compared_row = "other" if kind in ("better", "worse", "alike") else ""
+    return judge(
+        Claim(kind, compared_row), "own", {"own": results, "other": other}, reference="other"
+    )
 
 
 def test_an_interval_is_students() -> None:
-    found = interval([1.0, 2.0, 3.0])
-    assert found is not None and found.mean == 2
-    assert found.high - 2 == pytest.approx(4.303 / sqrt(3), abs=1e-3)
-    assert found.low + found.high == pytest.approx(4)
+    three = interval([1.0, 2.0, 3.0])
+    assert three is not None and three.mean == 2
+    assert three.high - 2 == pytest.approx(4.303 / sqrt(3), abs=1e-3)
+    assert three.low + three.high == pytest.approx(4)
     assert interval([1.0]) is None and interval([]) is None
     two = interval([0.0, 2.0])
     assert two is not None and two.high == pytest.approx(1 + 12.7062)
@@ -113,34 +115,34 @@ CASES: tuple[tuple[Results, dict[ClaimKind, Outcome]], ...] = (
 
 def test_verdicts() -> None:
     """For ``unstable``, the reference's loss changes by 0.1 between log lines."""
-    for own, verdicts in CASES:
+    for results, verdicts in CASES:
         for kind, outcome in verdicts.items():
             other = losses(0.1, 0.1, 0.1) if kind == "unstable" else REFERENCE
-            assert judged(kind, own, other).outcome == outcome, (kind, own)
+            assert verdict_of(kind, results, other).outcome == outcome, (kind, results)
 
 
 def test_beside_a_reference_that_learns_nothing_nothing_fails() -> None:
     lost = (result(0, diverged=True), result(1, diverged=True))
     for reference in (row(20, 20, 20), row(20, 23, 20.1), row(15, 16, 14), lost):
-        found = judged("fails", row(20, 21, 22), reference)
-        assert found.outcome == OPEN and "the reference itself" in found.reason
+        verdict = verdict_of("fails", row(20, 21, 22), reference)
+        assert verdict.outcome == OPEN and "the reference itself" in verdict.reason
 
 
 def test_seeds_that_diverged_in_both_rows_are_not_compared() -> None:
     """Both are at chance accuracy, which does not make them alike."""
     kinds: tuple[ClaimKind, ...] = ("alike", "better", "worse", "unstable")
-    assert {judged(kind, LOST, LOST).outcome for kind in kinds} == {OPEN}
+    assert {verdict_of(kind, LOST, LOST).outcome for kind in kinds} == {OPEN}
     both = (*row(60, 61), LOST[2])
-    assert judged("alike", both, both).outcome == HOLDS
-    own, reference = row(23, 24, 22, 23, 24, 22), row(60, 61, 59, 60, 61, 59)
+    assert verdict_of("alike", both, both).outcome == HOLDS
+    results, reference = row(23, 24, 22, 23, 24, 22), row(60, 61, 59, 60, 61, 59)
     lost = result(6, diverged=True)
-    with_lost = judged("fails", (*own, lost), (*reference, lost))
-    assert with_lost == judged("fails", own, reference) and with_lost.outcome == HOLDS
+    with_lost = verdict_of("fails", (*results, lost), (*reference, lost))
+    assert with_lost == verdict_of("fails", results, reference) and with_lost.outcome == HOLDS
 
 
 def test_a_reference_that_diverged_has_no_roughness() -> None:
     smooth, lost = losses(0.1, 0.1, 0.1), replace(losses(0.1, 0.1, 0.9)[2], diverged=True)
-    assert judged("unstable", losses(0.2, 0.2, 0.2), (*smooth[:2], lost)).outcome == HOLDS
+    assert verdict_of("unstable", losses(0.2, 0.2, 0.2), (*smooth[:2], lost)).outcome == HOLDS
 
 
 def test_holm() -> None:
@@ -154,18 +156,18 @@ def test_comparisons_are_corrected_for_their_number() -> None:
     claim = Claim("worse", "baseline")
     rows = {"own": smaller, "baseline": base}
     assert judge(claim, "own", rows, reference="baseline").outcome == HOLDS
-    found = dict(judge_all(record("batch", [smaller, *[base] * 6]))["eighth-batch"])[claim]
-    assert found.outcome == OPEN and "corrected" in found.reason
+    verdict = dict(judge_all(record("batch", [smaller, *[base] * 6]))["eighth-batch"])[claim]
+    assert verdict.outcome == OPEN and "corrected" in verdict.reason
 
 
 def test_the_same_runs_work_in_every_study() -> None:
     """The verdict does not depend on the study's other rows or its number of claims."""
-    runs, found = row(28, 32, 27), []
+    runs, verdicts = row(28, 32, 27), []
     for name, variant in (("predictor", "baseline"), ("batch", "baseline"), ("byol", "simsiam")):
         table = record(name)
         rows = tuple(
             replace(one, results=runs if one.variant == variant else row(9, 70, 30))
             for one in table.rows
         )
-        found.append(dict(judge_all(replace(table, rows=rows))[variant])[Claim("works")])
-    assert found[0].outcome == HOLDS and found.count(found[0]) == 3
+        verdicts.append(dict(judge_all(replace(table, rows=rows))[variant])[Claim("works")])
+    assert verdicts[0].outcome == HOLDS and verdicts.count(verdicts[0]) == 3

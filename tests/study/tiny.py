@@ -35,8 +35,8 @@ def tiny(*, epochs: int = 2, lr: float = 0.5) -> Scale:
 def tiny_runs(
     data: Path, out: Path, scale: Scale, *, study: str = "stop-gradient", seeds: int = 1
 ) -> list[Run]:
-    own = scale.on(str(data), gpus=1, device="cpu")
-    return runs_of([STUDIES[study]], own, out, seeds=range(seeds))
+    data_scale = scale.on(str(data), gpus=1, device="cpu")
+    return runs_of([STUDIES[study]], data_scale, out, seeds=range(seeds))
 
 
 def do_in_process(

@@ -28,7 +28,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> TrainConfig:
 
 
 @pytest.fixture
-def begun(stopped: TrainConfig, tmp_path: Path) -> TrainConfig:
+def stopped_copy(stopped: TrainConfig, tmp_path: Path) -> TrainConfig:
     """A copy of ``stopped`` that a test may change."""
     run = shutil.copytree(stopped.run.out, tmp_path / "run")
     return with_settings(stopped, out=run)

@@ -87,10 +87,10 @@ def same_state(one: Any, other: Any) -> bool:
     return checkpoints.digest_of(one) == checkpoints.digest_of(other)
 
 
-def assert_same_runs(run: Path, whole: Path) -> None:
+def assert_same_runs(run: Path, reference: Path) -> None:
     """Check that two runs have bitwise equal log lines, weights and optimizer state."""
-    one, other = checkpoints.load(run), checkpoints.load(whole)
-    assert history(run) == history(whole)
+    one, other = checkpoints.load(run), checkpoints.load(reference)
+    assert history(run) == history(reference)
     assert one.step == other.step and same_state(one.model, other.model)
     assert same_state(one.optimizer, other.optimizer)
 
@@ -103,15 +103,15 @@ def resumed_after(
     Returns:
         The error that ended the run.
     """
-    whole = trained(config, out=folder / "whole")
+    reference = trained(config, out=folder / "whole")
     config = with_settings(config, out=folder / "ended")
     with pytest.raises(FastSiamError) as caught:
         trained(config, before)
     last = checkpoints.last(folder / "ended")
     assert f"saved {last} at step" in caught.value.__notes__[0]
-    assert 0 < checkpoints.load(last).step < checkpoints.load(whole).step
+    assert 0 < checkpoints.load(last).step < checkpoints.load(reference).step
     restore()
-    assert_same_runs(trained(config), whole)
+    assert_same_runs(trained(config), reference)
     return caught.value
 
 
@@ -121,11 +121,11 @@ def kills_a_worker() -> Before:
     Workers that already exist are ignored: a thread may still be shutting down those of an earlier
     test.
     """
-    others = set(multiprocessing.active_children())
+    earlier_workers = set(multiprocessing.active_children())
 
     def kill(step: int, _: Batch) -> None:
         if step == 4:
-            worker = (set(multiprocessing.active_children()) - others).pop()
+            worker = (set(multiprocessing.active_children()) - earlier_workers).pop()
             worker.kill()
             worker.join(60)
             assert not worker.is_alive()

@@ -50,12 +50,12 @@ def test_the_run_continues_and_remembers(
     good = damage(images)
     run = trained(config)
     assert checkpoints.load(run).step == 12
-    found = [json.loads(line) for line in (run / FILE).read_text().splitlines()]
-    assert sorted(own["name"] for own in found) == sorted(BAD)
-    assert all(own["reason"] and own["epoch"] == own["step"] // 3 == 0 for own in found)
-    for own in found:
+    entries = [json.loads(line) for line in (run / FILE).read_text().splitlines()]
+    assert sorted(bad["name"] for bad in entries) == sorted(BAD)
+    assert all(bad["reason"] and bad["epoch"] == bad["step"] // 3 == 0 for bad in entries)
+    for bad in entries:
         line = (
-            f"bad image {own['index']} ({own['name']}): {own['reason']}; another image replaces it"
+            f"bad image {bad['index']} ({bad['name']}): {bad['reason']}; another image replaces it"
         )
         assert caplog.messages.count(line) == 1
     assert len(read_bad_images(trained(config))) == 2
@@ -78,13 +78,13 @@ def test_resumed_mid_epoch_it_is_the_same_run(
     else:
         good = damage(images)
     config = with_settings(config, pipeline=name, data=data, save_every=1)
-    whole = trained(config, out=tmp_path / "whole")
+    reference = trained(config, out=tmp_path / "whole")
     run = killed(config, 5)
     for file, content in good.items():
         file.write_bytes(content)
-    assert_same_runs(trained(config), whole)
-    assert [own.index for own in read_bad_images(run)] == [
-        own.index for own in read_bad_images(whole)
+    assert_same_runs(trained(config), reference)
+    assert [entry.index for entry in read_bad_images(run)] == [
+        entry.index for entry in read_bad_images(reference)
     ]
 
 
@@ -93,7 +93,7 @@ def test_stopped_by_one_it_continues_with_another_instead(
 ) -> None:
     """The result equals that of a run that replaced bad images from the start."""
     damage(images)
-    whole = trained(config, out=tmp_path / "whole")
+    reference = trained(config, out=tmp_path / "whole")
     with pytest.raises(ImageError) as error:
         trained(config, bad_images="stop")
     (note,) = error.value.__notes__
@@ -104,7 +104,7 @@ def test_stopped_by_one_it_continues_with_another_instead(
     )
     assert error.value.name in BAD and error.value.name in str(error.value)
     assert not (Path(config.run.out) / FILE).exists()
-    assert_same_runs(trained(config), whole)
+    assert_same_runs(trained(config), reference)
 
 
 def test_a_branch_copies_the_list_and_a_new_run_does_not(
@@ -156,7 +156,7 @@ def test_what_follows_a_run_leaves_them_out(
 
     page = write_report([run], run / "report.html").read_text()
     assert "<h2>Bad images</h2>" in page and "Each of these 2 images was replaced" in page
-    for own in read_bad_images(run):
-        assert f"<td>{own.name}</td><td>{own.reason}</td>" in page
+    for entry in read_bad_images(run):
+        assert f"<td>{entry.name}</td><td>{entry.reason}</td>" in page
     (run / FILE).unlink()
     assert "Bad images" not in write_report([run], run / "report.html").read_text()

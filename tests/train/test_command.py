@@ -55,15 +55,15 @@ def refused_runs(small: TrainConfig, tmp_path: Path) -> Iterator[tuple[TrainConf
 def test_a_run_that_is_refused_leaves_no_folder(small: TrainConfig, tmp_path: Path) -> None:
     """The launcher fails before or after it starts ranks; with torchrun, rank 0 fails."""
     out = tmp_path / "runs" / "new"
-    found = [*refused_runs(small, tmp_path)]
-    for config, message in found:
+    cases = [*refused_runs(small, tmp_path)]
+    for config, message in cases:
         with pytest.raises(FastSiamError, match=re.escape(message)):
             trained(config, out=out)
         assert not out.parent.exists(), message
     two = ["--gpus", "2", "--out", str(out)]
-    for config, message in (found[0], found[-1]):
-        said = fastsiam("train", *flags(config), *two, code=1).stderr
-        assert "error: " in said and message in said and not out.parent.exists()
+    for config, message in (cases[0], cases[-1]):
+        stderr = fastsiam("train", *flags(config), *two, code=1).stderr
+        assert "error: " in stderr and message in stderr and not out.parent.exists()
     ranks = fastsiam_on_ranks(2, "train", *flags(config), *two, code=1)
     assert message in ranks[0].stderr and not out.parent.exists()
 
@@ -78,14 +78,16 @@ def test_training_starts_from_a_files_weights(
         name: load_pretrained(trained(zero, out=tmp_path / name, init=init)).state
         for name, init in (("all", first), ("some", some), ("none", ""))
     }
-    given = load_pretrained(first).state
-    for key, value in given.items():
+    initial_state = load_pretrained(first).state
+    for key, value in initial_state.items():
         if "running" in key or "tracked" in key:
             continue
         torch.testing.assert_close(weights["all"][key], value, rtol=0, atol=1e-20)
         other = weights["all"] if key.startswith("backbone.") else weights["none"]
         torch.testing.assert_close(weights["some"][key], other[key], rtol=0, atol=1e-20)
-    assert not torch.equal(weights["none"]["backbone.conv1.weight"], given["backbone.conv1.weight"])
+    assert not torch.equal(
+        weights["none"]["backbone.conv1.weight"], initial_state["backbone.conv1.weight"]
+    )
     assert "randomly initialised: projector, predictor" in capsys.readouterr().err
     lost = tmp_path / "lost"
     for different in ({"width": 8}, {"stem": "cifar-pad2"}):
@@ -100,14 +102,14 @@ def test_training_starts_from_a_files_weights(
 
 
 def test_torchrun_restarts_only_runs_that_can_be_found_and_resumed(
-    begun: TrainConfig, monkeypatch: pytest.MonkeyPatch
+    stopped_copy: TrainConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
     with pytest.raises(ValueError, match="--max-restarts needs --out"):
-        check_run(with_settings(begun, out=""))
+        check_run(with_settings(stopped_copy, out=""))
     with pytest.raises(ValueError, match="--max-restarts needs --resume auto"):
-        check_run(with_settings(begun, resume="never"))
-    assert check_run(begun) == 1
+        check_run(with_settings(stopped_copy, resume="never"))
+    assert check_run(stopped_copy) == 1
 
 
 def test_nobody_restarts_a_run_of_one_process(

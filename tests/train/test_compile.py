@@ -44,9 +44,9 @@ NETWORKS: dict[str, Callable[[], AbstractContextManager[None]]] = {
 @pytest.fixture(autouse=True)
 def network(request: pytest.FixtureRequest) -> Iterator[None]:
     """Shorten "resnet10" as the test requests: "stem", "block" (the default) or "whole"."""
-    if asked := getattr(request, "param", None):
+    if requested_part := getattr(request, "param", None):
         torch._dynamo.reset()  # or dynamo would reuse code that was compiled for other settings
-    with NETWORKS[asked or "block"]():
+    with NETWORKS[requested_part or "block"]():
         yield
 
 
@@ -69,7 +69,7 @@ def test_a_compiled_step_is_the_same_step(settings: dict[str, Any], network: Non
 @pytest.mark.parametrize("network", ["stem"], indirect=True)
 def test_compiled_steps_in_bfloat16_have_the_losses_of_eager_ones(network: None) -> None:
     """They differ by 0.0002. The float32 losses differ from them by 0.006."""
-    eager, compiled = (results(precision="bf16", compile=how)["loss"] for how in ("off", "on"))
+    eager, compiled = (results(precision="bf16", compile=mode)["loss"] for mode in ("off", "on"))
     torch.testing.assert_close(compiled, eager, atol=3e-3, rtol=0)
 
 
@@ -86,13 +86,13 @@ def test_what_is_prepared_is_all_that_is_compiled_and_leaves_no_trace(
     before = {name: value.clone() for name, value in method.state_dict().items()}
     generator = torch.get_rng_state()
 
-    def noting(step: TrainingStep, batch: Batch) -> Output:
+    def record_views(step: TrainingStep, batch: Batch) -> Output:
         seen.extend(batch.views)
         return forward(step, batch)
 
     step = TrainingStep(config, method, CPU, steps_per_epoch=2)
     with monkeypatch.context() as patch:
-        patch.setattr(TrainingStep, "_forward", noting)
+        patch.setattr(TrainingStep, "_forward", record_views)
         assert step.prepare().startswith("compiled in")
     assert len(seen) == 2 * 3
     assert all(view.std() == pytest.approx(1, abs=0.1) for view in seen)
@@ -103,7 +103,7 @@ def test_what_is_prepared_is_all_that_is_compiled_and_leaves_no_trace(
         for i in range(2):
             step(rank_jobs.global_batch(), at=i)
     images = torch.randn(3, 3, 16, 16)
-    whole, parts = (
+    one_batch, parts = (
         concat_batches(
             feature_batches(
                 step.method.backbone,
@@ -112,7 +112,7 @@ def test_what_is_prepared_is_all_that_is_compiled_and_leaves_no_trace(
         )[0]
         for size in ([images], [images[:1], images[1:]])
     )
-    torch.testing.assert_close(whole, parts)
+    torch.testing.assert_close(one_batch, parts)
 
 
 def test_a_compiled_run_is_resumed_bit_for_bit_and_keeps_what_it_compiled(
@@ -120,16 +120,16 @@ def test_a_compiled_run_is_resumed_bit_for_bit_and_keeps_what_it_compiled(
 ) -> None:
     """The second half runs in another process, which takes the graphs from the cache."""
     config = with_settings(small, knn_every=0, compile="on")
-    whole, halves = tmp_path / "whole", tmp_path / "halves"
+    reference, halves = tmp_path / "whole", tmp_path / "halves"
     with short_resnet10():
-        trained(config, out=whole)
+        trained(config, out=reference)
         trained(config, out=halves, max_steps=5)
     # With "auto" a run this short would not compile, but a resumed run keeps its setting.
-    done = Forked(_train_short, with_settings(config, out=str(halves), compile="auto")).wait()
-    assert done.returncode == 0, done.stderr
-    assert "compiled in" in done.stderr
-    assert done.stdout == "all graphs from the cache\n"
-    states = [checkpoints.load(run) for run in (whole, halves)]
+    result = Forked(_train_short, with_settings(config, out=str(halves), compile="auto")).wait()
+    assert result.returncode == 0, result.stderr
+    assert "compiled in" in result.stderr
+    assert result.stdout == "all graphs from the cache\n"
+    states = [checkpoints.load(run) for run in (reference, halves)]
     assert states[0].step == states[1].step == 12
     torch.testing.assert_close(states[0].model, states[1].model, atol=0, rtol=0)
 
@@ -163,9 +163,9 @@ def test_graphs_that_cannot_be_recorded_are_refused(
 ) -> None:
     """Compilation itself works here. An error of the device is passed on unchanged."""
     config = with_settings(small, compile="on", cuda_graphs=True)
-    refused = r"model \(RuntimeError: not these\); pass --no-cuda-graphs"
+    no_graphs = r"model \(RuntimeError: not these\); pass --no-cuda-graphs"
     for error, kind, message in (
-        (RuntimeError("not these"), BackendError, refused),
+        (RuntimeError("not these"), BackendError, no_graphs),
         (torch.AcceleratorError("CUDA error"), torch.AcceleratorError, "CUDA error"),
     ):
         monkeypatch.setattr(TrainingStep, "_warm_up", Mock(side_effect=error))
@@ -211,13 +211,13 @@ def test_a_missing_compiler_is_one_line(
     trained(config, out=eager)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
     compiled = with_settings(config, out=str(fallen), compile="on")
-    done = Forked(_train_without_compiler, compiled).wait()
-    written = done.stderr
-    assert done.returncode == 0, written
-    lines = [line for line in written.splitlines() if "torch.compile" in line]
-    assert len(lines) == 1, written
-    assert lines[0].startswith("warning: torch.compile does not work on this machine ("), written
-    assert "Traceback" not in written
+    result = Forked(_train_without_compiler, compiled).wait()
+    stderr = result.stderr
+    assert result.returncode == 0, stderr
+    lines = [line for line in stderr.splitlines() if "torch.compile" in line]
+    assert len(lines) == 1, stderr
+    assert lines[0].startswith("warning: torch.compile does not work on this machine ("), stderr
+    assert "Traceback" not in stderr
     states = [checkpoints.load(run) for run in (eager, fallen)]
     torch.testing.assert_close(states[0].model, states[1].model, atol=0, rtol=0)
     assert "(InvalidCxxCompiler: No working C++ compiler found" in lines[0]
@@ -233,9 +233,9 @@ def _compile_error(error: Exception) -> Exception:
     def backend(*_: object) -> Any:
         raise error
 
-    with pytest.raises(Exception) as found:
+    with pytest.raises(Exception) as caught:
         torch.compile(lambda x: x + 1, backend=backend)(torch.zeros(2))
-    return found.value
+    return caught.value
 
 
 def test_a_failed_compilation_is_named_by_its_cause() -> None:
@@ -250,8 +250,8 @@ def test_a_failed_compilation_is_named_by_its_cause() -> None:
         ["g++", "-Werror"], "In file included:\na.h:1:2: fatal error: no omp.h\n"
     )
     failed.__cause__ = subprocess.CalledProcessError(1, "g++ a.cpp")
-    said = cause_line(_compile_error(failed))
-    assert said == "CppCompileError: a.h:1:2: fatal error: no omp.h"
+    cause = cause_line(_compile_error(failed))
+    assert cause == "CppCompileError: a.h:1:2: fatal error: no omp.h"
     with pytest.raises(Unsupported) as broken:
         torch.compile(lambda x: print(x), backend="eager", fullgraph=True)(torch.zeros(2))
     line = cause_line(broken.value)

@@ -27,9 +27,9 @@ def healthy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def warnings_of(run: Path, waits: list[float]) -> list[str]:
     log = MetricsLog(RunFolder(run), step=0, steps_per_epoch=10)
-    own = MachineMonitor(log, console=Console(quiet=True))
+    machine_monitor = MachineMonitor(log, console=Console(quiet=True))
     for step, wait in enumerate(waits, start=1):
-        own.check({"step": step, "epoch": step / 10, "data_wait": wait})
+        machine_monitor.check({"step": step, "epoch": step / 10, "data_wait": wait})
     log.close()
     return [f"{line['step']} {line['name']}: {line['text']}" for line in read_metrics(run)]
 
@@ -68,7 +68,7 @@ def test_a_disk_without_room_for_checkpoints_is_in_the_log_on_the_screen_and_in_
     assert capfd.readouterr().err.count(f"warning: {text}") == 1
     trained(config)
     assert capfd.readouterr().err.count(f"warning: {text}") == 1
-    found = [line for line in read_metrics(run) if line["kind"] == "alarm"]
-    assert [(line["step"], line["name"]) for line in found] == [(3, "disk"), (5, "disk")]
+    alarms = [line for line in read_metrics(run) if line["kind"] == "alarm"]
+    assert [(line["step"], line["name"]) for line in alarms] == [(3, "disk"), (5, "disk")]
     page = write_report([run], tmp_path / "page.html").read_text()
     assert "<h2>Alarms</h2>" in page and f"epoch 1: the disk of {folder} has 100 kB left" in page

@@ -20,14 +20,14 @@ def test_each_image_keeps_its_place(then: list[str], now: list[str]) -> None:
     """Images with the same name keep their order; a missing image is replaced by the next one."""
     places = ImageList(tuple(then)).positions_in(now)
     for name in "abcd":
-        old = places[[at for at, own in enumerate(then) if own == name]].tolist()
-        new = [at for at, own in enumerate(now) if own == name]
+        old = places[[at for at, other in enumerate(then) if other == name]].tolist()
+        new = [at for at, other in enumerate(now) if other == name]
         assert old == (new + [-1] * len(old))[: len(old)]
     if (places >= 0).any():
-        found = with_replacements(places)
+        replaced = with_replacements(places)
         following = [*places, *places]
-        for at, own in enumerate(found):
-            assert own == next(place for place in following[at:] if place >= 0)
+        for at, index in enumerate(replaced):
+            assert index == next(place for place in following[at:] if place >= 0)
 
 
 def test_a_list_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -36,9 +36,9 @@ def test_a_list_is_read_as_it_was_written(tmp_path: Path) -> None:
     names = ("a/\udcff.jpg", "b/ä\n.jpg", "c")
     odd = ImageList(names, accepted=fingerprint(["x"]), blocks=blocks)
     (tmp_path / FILE).write_bytes(odd.to_bytes())
-    read = ImageList.load(tmp_path)
-    assert read is not None and (read.names, read.accepted) == (odd.names, odd.accepted)
-    assert read.blocks is not None and read.blocks.tolist() == blocks.tolist()
+    copy = ImageList.load(tmp_path)
+    assert copy is not None and (copy.names, copy.accepted) == (odd.names, odd.accepted)
+    assert copy.blocks is not None and copy.blocks.tolist() == blocks.tolist()
     corrupt = [odd.to_bytes()[:60]]
     for wrong in (blocks[:2], blocks.astype(float), blocks[:, None]):
         corrupt.append(ImageList(names, blocks=wrong).to_bytes())

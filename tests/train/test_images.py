@@ -82,28 +82,28 @@ def file_in(place: Path) -> Path:
 
 @pytest.mark.parametrize("container", rest_slow([moved, archive, beton, arrow, parquet], fast=2))
 def test_a_run_continues_in_any_container(
-    container: Callable[[Path], Path], begun: TrainConfig, images: Path, finished: Path,
+    container: Callable[[Path], Path], stopped_copy: TrainConfig, images: Path, finished: Path,
     capfd: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     """Data may be moved, converted or packed. A missing or truncated file is a one-line error."""
     place = container(images)
-    config, file = with_settings(begun, data=place), file_in(place)
+    config, file = with_settings(stopped_copy, data=place), file_in(place)
     run = trained(config, max_steps=7)
     content = file.read_bytes()
     for damage in (Path.unlink, lambda file: os.truncate(file, len(content) // 2)):
         damage(file)
-        with pytest.raises(FastSiamError) as refused:
+        with pytest.raises(FastSiamError) as caught:
             trained(config)
         named = NAME if container is moved else str(file)
-        assert "\n" not in str(refused.value) and named in str(refused.value)
+        assert "\n" not in str(caught.value) and named in str(caught.value)
         assert checkpoints.load(run).step in (7, 8)  # files of a folder are opened lazily
         file.write_bytes(content)
     os.utime(file, ns=(0, 10**18))
     capfd.readouterr()
-    said = f"warning: {file} was modified since the run was"
+    message = f"warning: {file} was modified since the run was"
     for stop, warns in ((10, container is not moved), (0, False)):
         trained(config, max_steps=stop)
-        assert (said in capfd.readouterr().err) == warns  # only once
+        assert (message in capfd.readouterr().err) == warns  # only once
     assert_same_runs(run, finished)
 
 
@@ -115,20 +115,20 @@ def longer(place: Path) -> None:
 
 
 def test_a_file_of_another_size_is_refused(
-    begun: TrainConfig, images: Path, finished: Path
+    stopped_copy: TrainConfig, images: Path, finished: Path
 ) -> None:
     """It fails even with the same names, unless the path is new or the run has no file list."""
     file = archive(images)
-    config = with_settings(begun, data=file)
+    config = with_settings(stopped_copy, data=file)
     run = trained(config, max_steps=7)
     size = file.stat().st_size
     listed = ImageList.load(run)
     assert listed is not None and listed.files == files_of(open_store(file, "train"))
     shutil.copy(file, file.with_name("moved.tar"))
     longer(file)
-    with pytest.raises(CheckpointError) as refused:
+    with pytest.raises(CheckpointError) as caught:
         trained(config)
-    assert str(refused.value) == (
+    assert str(caught.value) == (
         f"{file} changed since the run was last started: it had {size:,} bytes and now has "
         f"{size + 10240:,}; restore the data, pass --data-changed accept to continue with the "
         "current images, or choose another --out for a new run"
@@ -144,32 +144,34 @@ def test_a_file_of_another_size_is_refused(
 
 
 def test_names_of_another_kind_are_taken_for_the_same_images_if_there_are_as_many(
-    begun: TrainConfig, images: Path, finished: Path, capfd: pytest.CaptureFixture[str]
+    stopped_copy: TrainConfig, images: Path, finished: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Shards number their images and folders name them, so only the count can be compared."""
     members = [
         (f"{i:05d}.jpg", data) for i, (_, data) in enumerate(folder_members(images / "train"))
     ]
     shards = tar(images.with_name("shards.tar"), members)
-    run = trained(begun, data=shards, max_steps=9)
+    run = trained(stopped_copy, data=shards, max_steps=9)
     assert "all image names changed since" in capfd.readouterr().err
     assert history(run) == history(finished)[:9]
     tar(shards, members[:-1])
     with pytest.raises(CheckpointError, match=r"24 of 24 images missing .*, 23 new"):
-        trained(begun, data=shards)
+        trained(stopped_copy, data=shards)
 
 
-def test_data_that_changed_are_refused(begun: TrainConfig, images: Path, tmp_path: Path) -> None:
+def test_data_that_changed_are_refused(
+    stopped_copy: TrainConfig, images: Path, tmp_path: Path
+) -> None:
     """It fails for resumed runs, their branches, and branches from a copied checkpoint."""
-    run, config = tmp_path / "run", with_settings(begun, data=images)
-    kept = shutil.copy(checkpoints.last(run), run / "kept.pt")
+    run, config = tmp_path / "run", with_settings(stopped_copy, data=images)
+    copied_checkpoint = shutil.copy(checkpoints.last(run), run / "kept.pt")
     before = {path: path.read_bytes() for path in run.glob("*.*")}
     (images / "train" / NAME).rename(images / "train" / "class1" / "other.jpg")
-    for path in ("auto", run, kept):
+    for path in ("auto", run, copied_checkpoint):
         out = run if path == "auto" else tmp_path / "branch"
-        with pytest.raises(CheckpointError) as refused:
+        with pytest.raises(CheckpointError) as caught:
             trained(config, resume=path, out=out)
-        assert str(refused.value) == (
+        assert str(caught.value) == (
             f"the data changed since the run started: 1 of 24 images missing ({NAME}), 1 new "
             "(class1/other.jpg); restore the data, pass --data-changed accept to continue with the "
             "current images, or choose another --out for a new run"
@@ -188,7 +190,7 @@ def test_a_run_continues_with_the_images_that_are_left(
 ) -> None:
     """All other images keep their steps. ``accept`` covers only one change of the data."""
     config = with_settings(small, knn_every=0)
-    whole = batches(config, out=tmp_path / "whole")
+    reference = batches(config, out=tmp_path / "whole")
     run = trained(config, max_steps=2)
     (images / "train" / NAME).unlink()
     new = images / "train" / "class1" / "new.jpg"
@@ -204,26 +206,26 @@ def test_a_run_continues_with_the_images_that_are_left(
     seen |= batches(config)
     assert sorted(seen) == list(range(2, 12))
     for step, batch in seen.items():
-        assert torch.equal(batch.index, whole[step].index)
-        others = batch.index != LOST
-        assert torch.equal(batch.view1[others], whole[step].view1[others])
-        assert not (batch.view1[~others] == whole[step].view1[~others]).flatten(1).all(1).any()
+        assert torch.equal(batch.index, reference[step].index)
+        rest = batch.index != LOST
+        assert torch.equal(batch.view1[rest], reference[step].view1[rest])
+        assert not (batch.view1[~rest] == reference[step].view1[~rest]).flatten(1).all(1).any()
     assert any(LOST in batch.index for batch in seen.values())
     shutil.rmtree(images / "train" / "class2")
     with pytest.raises(CheckpointError, match="9 of 24 images missing"):
         trained(config)
 
 
-def test_a_run_from_before_there_were_lists(begun: TrainConfig, images: Path) -> None:
-    run, image = Path(begun.run.out), images / "train" / NAME
+def test_a_run_from_before_there_were_lists(stopped_copy: TrainConfig, images: Path) -> None:
+    run, image = Path(stopped_copy.run.out), images / "train" / NAME
     (run / FILE).unlink()
-    kept = image.read_bytes()
+    content = image.read_bytes()
     image.unlink()
     with pytest.raises(CheckpointError, match=r"23 images now, 24 when"):
-        trained(begun, data=images)
+        trained(stopped_copy, data=images)
     assert not (run / FILE).exists()
-    image.write_bytes(kept)
-    trained(begun, data=images, max_steps=7)  # this start writes a list
+    image.write_bytes(content)
+    trained(stopped_copy, data=images, max_steps=7)  # this start writes a list
     assert ImageList.load(run) == ImageList(tuple(names_of(open_store(images, "train"))))
 
 
@@ -238,13 +240,13 @@ def test_a_run_leaves_its_holdout_out_and_watches_it(
     assert [(x["epoch"], x["bank"]) for x in read_metrics(run) if x["kind"] == "knn"] == [
         (0, 18), (2, 18), (4, 18)
     ]  # fmt: skip
-    found = ImageList.load(run)
-    assert found and len(found.names) == 18
+    image_list = ImageList.load(run)
+    assert image_list and len(image_list.names) == 18
     assert "holding out 6 images (25% of each class) for validation" in capfd.readouterr().err
     settings = json.loads((run / "config.json").read_text())
     assert settings["config"]["data"]["holdout"] == "25%"
-    for other, said in (("", "none"), ("50%", "50%")):
-        with pytest.raises(CheckpointError, match=rf"holdout: 25% -> {said}\)"):
+    for other, new_value in (("", "none"), ("50%", "50%")):
+        with pytest.raises(CheckpointError, match=rf"holdout: 25% -> {new_value}\)"):
             trained(config, holdout=other)
 
 
@@ -255,11 +257,14 @@ def test_without_labels_a_share_of_all_is_held_out(
     for path in (images / "train").rglob("*.jpg"):
         shutil.copy(path, tmp_path / "flat" / f"{path.parent.name}{path.name}")
     run = trained(small, data=tmp_path / "flat", max_steps=1, holdout="25%")
-    said = capfd.readouterr().err
-    assert "holding out 6 images (25% of all)" in said
-    assert "kNN monitor disabled: " in said and "has no labels, which this evaluation needs" in said
-    found = ImageList.load(run)
-    assert found and len(found.names) == 18
+    stderr = capfd.readouterr().err
+    assert "holding out 6 images (25% of all)" in stderr
+    assert (
+        "kNN monitor disabled: " in stderr
+        and "has no labels, which this evaluation needs" in stderr
+    )
+    image_list = ImageList.load(run)
+    assert image_list and len(image_list.names) == 18
 
 
 @pytest.fixture
@@ -273,16 +278,16 @@ def test_in_any_container_a_run_keeps_the_shuffle_that_it_began_with(
     shuffled: TrainConfig, images: Path, tmp_path: Path
 ) -> None:
     """Containers store the images in different orders, so new runs would shuffle differently."""
-    whole = trained(shuffled, out=tmp_path / "whole")
+    reference = trained(shuffled, out=tmp_path / "whole")
     convert_data("folder", ConvertConfig(source=str(images), out=str(tmp_path / "converted")))
     other = tar(tmp_path / "other.tar", folder_members(images / "train")[::-1])
     for number, place in enumerate((images, tmp_path / "converted", other, images), 1):
         run = trained(shuffled, data=place, max_steps=3 * number - 1)
-    assert_same_runs(trained(shuffled), whole)
+    assert_same_runs(trained(shuffled), reference)
     for data in ("", str(other)):
         assert "12 log lines agree" in verified(run, data=data)
     turned = trained(shuffled, data=other, out=tmp_path / "turned")
-    assert history(turned) != history(whole)
+    assert history(turned) != history(reference)
 
 
 def test_a_run_on_a_mixture(
@@ -292,12 +297,12 @@ def test_a_run_on_a_mixture(
     alone = tmp_path / "alone"
     shutil.copytree(images / "train" / "class1", alone / "train" / "class1")
     mixed = with_settings(small, mixed_with=(str(alone),), weights=(1, 1), knn_every=0)
-    whole = trained(mixed, out=tmp_path / "whole")
+    reference = trained(mixed, out=tmp_path / "whole")
     assert "mixture of 50.0% " in capfd.readouterr().err
     assert flags(mixed).count("--data") == 2
     fastsiam("train", *flags(mixed), "--max-steps", "5")
     run = trained(mixed)
-    assert_same_runs(run, whole)
+    assert_same_runs(run, reference)
     assert "16 log lines agree" in verified(run)
     settings = json.loads((run / "config.json").read_text())["config"]
     assert settings["data"]["mixed_with"] == [str(alone)]
@@ -316,10 +321,10 @@ def test_a_run_and_its_evaluations_take_the_named_columns(
     root = saved(tmp_path / "two", {"train": table(rows=12)})
     photos = with_settings(small, data=root, batch=4, max_steps=2, **columns)
     run, knn = trained(photos), KnnConfig(k=(1,), workers=0, device="cpu")
-    own = evaluate_knn(run, knn, CPU)
-    assert (own.data.classes, own.data.image_column) == (3, "photo")
+    run_record = evaluate_knn(run, knn, CPU)
+    assert (run_record.data.classes, run_record.data.image_column) == (3, "photo")
     other = evaluate_knn(run, replace(knn, image_column="mask", label_column="genus"), CPU)
-    assert other.data.classes == 2 and other.identity != own.identity
+    assert other.data.classes == 2 and other.identity != run_record.identity
     assert "log lines agree" in verified(run)
     elsewhere = str(saved(tmp_path / "elsewhere", {"train": table()}))
     which = r"2 columns .* --image-column photo"
@@ -338,7 +343,7 @@ def test_names_are_dropped_before_the_first_step(small: TrainConfig) -> None:
 
     def lists() -> int:
         gc.collect()
-        return sum(type(found) is ImageList for found in gc.get_objects())
+        return sum(type(item) is ImageList for item in gc.get_objects())
 
     before, during = lists(), list[int]()
     run = trained(small, lambda *_: during.append(lists()), max_steps=1)

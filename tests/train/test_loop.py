@@ -37,32 +37,32 @@ def test_training_goes_on_while_eigenvalues_are_found(
     """The log line of step 2 is written after step 3 and before the line of step 4."""
     config = with_settings(small, batch=4, epochs=1, log_every=2)
     expected = history(trained(config, out=tmp_path / "at once"))
-    run, found = tmp_path / "run", threading.Event()
+    run, may_finish = tmp_path / "run", threading.Event()
 
     def when_it_may(gram: Tensor) -> Tensor:
-        assert found.wait(60)
+        assert may_finish.wait(60)
         return rank_of_gram(gram)
 
     def look(step: int, batch: Batch) -> None:
         if step == 3:
             assert not history(run)
-            found.set()
+            may_finish.set()
         if step == 5:
             assert history(run)[0] == expected[0]
 
     monkeypatch.setattr(loop, "host_is_idle", lambda device: True)
     monkeypatch.setattr(loop, "rank_of_gram", when_it_may)
     trained(config, look)
-    assert found.is_set() and history(run) == expected and len(expected) == 3
+    assert may_finish.is_set() and history(run) == expected and len(expected) == 3
 
 
 def test_lines_and_files_of_a_run(
     small: TrainConfig, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     run = trained(small)
-    shown = r"step 12 \(epoch 4\.00\): loss -?\d\.\d{3}, std \d\.\d\d, rank \d+, "
-    said = capfd.readouterr().err
-    assert re.search(shown, said) and "\ndone: step 12 of 12, saved " in said
+    pattern = r"step 12 \(epoch 4\.00\): loss -?\d\.\d{3}, std \d\.\d\d, rank \d+, "
+    stderr = capfd.readouterr().err
+    assert re.search(pattern, stderr) and "\ndone: step 12 of 12, saved " in stderr
     assert run == tmp_path / "run"
     lines = read_metrics(run)
     kinds = [line["kind"] for line in lines]
@@ -89,30 +89,30 @@ def test_lines_and_files_of_a_run(
     board = [(event.step, event.value) for event in events.Scalars("train/loss")]
     assert [step for step, _ in board] == list(range(1, 13))
     assert [value for _, value in board] == pytest.approx([line["loss"] for line in train_lines])
-    written = {f"{line['kind']}/{name}" for line in lines for name in line}
+    tags = {f"{line['kind']}/{name}" for line in lines for name in line}
     places = {
         f"{kind}/{name}" for kind in kinds for name in ("kind", "step", "epoch", "since", "seen")
     }
-    assert set(events.Tags()["scalars"]) == written - places
+    assert set(events.Tags()["scalars"]) == tags - places
 
 
 def test_collapse_is_judged_by_the_untrained_network(small: TrainConfig, tmp_path: Path) -> None:
     """The initial std is measured once, also for a run that is resumed or branched off."""
     config = with_settings(small, head_bn="none", knn_every=0)
     run = trained(config, max_steps=2)
-    (found,) = [line["z_std"] for line in read_metrics(run) if line["kind"] == "initial"]
+    (std,) = [line["z_std"] for line in read_metrics(run) if line["kind"] == "initial"]
     with closing(build_loader(config.data, config.augment, batch=8)) as loader:
         torch.manual_seed(config.numerics.seed)
         method = build_method(config.model, images=loader.images)
         batch = next(iter(loader.epoch(0)))
-        assert z_std(method(batch.views, batch.index).embedding).item() == pytest.approx(found)
+        assert z_std(method(batch.views, batch.index).embedding).item() == pytest.approx(std)
     branch = tmp_path / "branch"
     for resume, steps in ((run, 3), ("auto", 4)):
         trained(config, resume=resume, out=branch, max_steps=steps)
         lines = read_metrics(branch)
-        assert [line["z_std"] for line in lines if line["kind"] == "initial"] == [found]
+        assert [line["z_std"] for line in lines if line["kind"] == "initial"] == [std]
     trained(config)
-    assert [line["z_std"] for line in read_metrics(run) if line["kind"] == "initial"] == [found]
+    assert [line["z_std"] for line in read_metrics(run) if line["kind"] == "initial"] == [std]
 
 
 def test_no_evaluation_before_the_first_epoch(small: TrainConfig) -> None:
@@ -201,5 +201,5 @@ def train_without_stderr(arguments: list[str]) -> None:
 
 def test_a_run_whose_messages_nobody_can_take(small: TrainConfig) -> None:
     """stderr is closed (``2>&-``). For a full disk see tests/test_console.py."""
-    done = Forked(train_without_stderr, ["train", *flags(small)]).wait(120)
-    assert done.returncode == 0 and len(history(Path(small.run.out))) == 12
+    result = Forked(train_without_stderr, ["train", *flags(small)]).wait(120)
+    assert result.returncode == 0 and len(history(Path(small.run.out))) == 12

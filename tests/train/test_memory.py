@@ -18,15 +18,15 @@ def test_no_less_than_a_step_keeps() -> None:
     """The method's entire forward pass, including heads and loss, on real tensors."""
     config = with_settings(RECIPES["cifar10"](), batch=32, precision="fp32", width=16)
     method = build_method(config.model)
-    kept: dict[int, torch.Tensor] = {}
+    saved_tensors: dict[int, torch.Tensor] = {}
 
     def note(tensor: torch.Tensor) -> torch.Tensor:
-        kept[tensor.untyped_storage().data_ptr()] = tensor
+        saved_tensors[tensor.untyped_storage().data_ptr()] = tensor
         return tensor
 
     with saved_tensors_hooks(note, lambda tensor: tensor):
         method((torch.zeros(32, 3, 32, 32), torch.zeros(32, 3, 32, 32)), torch.zeros(32).long())
-    really = sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+    really = sum(tensor.untyped_storage().nbytes() for tensor in saved_tensors.values())
     really += 2 * sum(weight.nbytes for weight in method.parameters())
     assert really < training_bytes(config, CPU, images=100) < 2 * really
 
@@ -51,14 +51,14 @@ def test_what_it_grows_with() -> None:
         )
         return training_bytes(config, place, images=100)
 
-    whole = estimate()
-    assert estimate(precision="bf16") < 0.6 * whole
-    assert estimate(crop=112) < 0.4 * whole
-    assert estimate(accumulate=4) < 0.4 * whole
-    assert estimate(backbone="resnet18") < 0.4 * whole
-    assert estimate(Place(0, 2, CPU.device)) < 0.6 * whole
+    base = estimate()
+    assert estimate(precision="bf16") < 0.6 * base
+    assert estimate(crop=112) < 0.4 * base
+    assert estimate(accumulate=4) < 0.4 * base
+    assert estimate(backbone="resnet18") < 0.4 * base
+    assert estimate(Place(0, 2, CPU.device)) < 0.6 * base
     # 1.5 times the 88 MB per view that a ResNet-50 keeps in float32, plus views and heads.
-    assert 1.5 * 0.17e9 < whole / 64 < 1.5 * 0.19e9
+    assert 1.5 * 0.17e9 < base / 64 < 1.5 * 0.19e9
 
 
 @pytest.mark.parametrize(

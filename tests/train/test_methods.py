@@ -59,11 +59,11 @@ def test_a_run_is_evaluated_exported_and_described(
     out = tmp_path / "z.npy"
     write_features(run, FeaturesConfig(out=str(out), layer="projector", workers=0), CPU)
     assert np.load(out).shape == (24, 16)
-    read = load_pretrained(run)
+    pretrained = load_pretrained(run)
     fastsiam("export", str(run), "--format", "plain", "--out", str(tmp_path / "w.pth"))
     card = (tmp_path / "w.pth.md").read_text()
-    assert read.config is not None
-    settings = read.config.model.method
+    assert pretrained.config is not None
+    settings = pretrained.config.model.method
     assert card.startswith(f"# ResNet-10, pre-trained with {settings.title}")
     assert settings.paper in card
     assert all(f"| {name} | {value} |" in card for name, value in settings.described().items())
@@ -80,7 +80,7 @@ def test_a_run_is_evaluated_exported_and_described(
     assert str(run.parent) not in card and str(tmp_path) not in card
     again = load_pretrained(tmp_path / "w.pth")
     images = torch.randn(2, 3, 16, 16)
-    assert torch.equal(again.network()(images), read.network()(images))
+    assert torch.equal(again.network()(images), pretrained.network()(images))
 
 
 def test_a_run_begins_with_what_is_to_be_doubted(
@@ -88,11 +88,11 @@ def test_a_run_begins_with_what_is_to_be_doubted(
 ) -> None:
     """MoCo warns if all images share BN statistics; not with two groups, or without BN."""
     half = small.optim.batch // 2
-    own = {"backbone": "convnext_tiny", "stem": "imagenet", "width": 64, "crop": 32}
+    without_bn = {"backbone": "convnext_tiny", "stem": "imagenet", "width": 64, "crop": 32}
     for settings, warns in (
         ({"sync_bn": False}, True),
         ({"sync_bn": False, "bn_images": half}, False),
-        ({**own, "eval_resize": 32}, False),
+        ({**without_bn, "eval_resize": 32}, False),
     ):
         config = with_settings(of("mocov2", small, **settings), max_steps=1)
         trained(config, out=tmp_path / str(len(settings)))

@@ -30,12 +30,12 @@ def test_settled_once_and_kept(small: TrainConfig, tmp_path: Path) -> None:
     first = fastsiam("train", *flags(config), "--max-steps", "3").stderr
     assert first.count("pipeline memory: 24 images take 41 kB of ") == 1
     assert settled(run) == ("memory", "memory")
-    written = json.loads((run / "config.json").read_text())
-    assert written["asked"]["data"]["pipeline"] == "auto"
-    assert written["resolved"]["steps_per_epoch"] == 3 and written["resolved"]["last_step"] == 3
+    record = json.loads((run / "config.json").read_text())
+    assert record["asked"]["data"]["pipeline"] == "auto"
+    assert record["resolved"]["steps_per_epoch"] == 3 and record["resolved"]["last_step"] == 3
     # A resumed run keeps its pipeline unless the user passes another one.
-    told = fastsiam("train", *flags(config), "--pipeline", "torchvision", "--max-steps", "6")
-    assert "take " not in told.stderr and settled(run) == ("torchvision", "torchvision")
+    result = fastsiam("train", *flags(config), "--pipeline", "torchvision", "--max-steps", "6")
+    assert "take " not in result.stderr and settled(run) == ("torchvision", "torchvision")
     later = fastsiam("train", *flags(config)).stderr
     assert "pipeline torchvision: as when the run started" in later
     assert settled(run) == ("torchvision", "torchvision")
@@ -50,8 +50,8 @@ def test_a_pipeline_that_cannot_read_the_images_is_not_kept(
     beton = readable("ffcv", images / "train")
     run = trained(small, pipeline="ffcv", data=beton, knn_every=0, max_steps=2)
 
-    def pipeline(**asked: Any) -> str:
-        return open_subject(run, EvalConfig(**asked), CPU).data.pipeline
+    def pipeline(**settings: Any) -> str:
+        return open_subject(run, EvalConfig(**settings), CPU).data.pipeline
 
     assert pipeline() == "ffcv"
     assert pipeline(data=str(images)) == "native"

@@ -40,7 +40,7 @@ from tests.train.runs import (
     verified,
 )
 
-Whole = Callable[[str], Path]
+RunOfPipeline = Callable[[str], Path]
 
 
 def saving(config: TrainConfig, pipeline: str = "memory") -> TrainConfig:
@@ -51,7 +51,7 @@ def saving(config: TrainConfig, pipeline: str = "memory") -> TrainConfig:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
+def full_run(tmp_path_factory: pytest.TempPathFactory) -> RunOfPipeline:
     """Train an uninterrupted run of a pipeline once and return its folder."""
     folder = tmp_path_factory.mktemp("whole")
     data = write_data(folder / "data")
@@ -59,18 +59,20 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
 
 
 @pytest.mark.parametrize("pipeline", PIPELINES)
-def test_a_killed_run_resumes_bit_for_bit(pipeline: str, small: TrainConfig, whole: Whole) -> None:
+def test_a_killed_run_resumes_bit_for_bit(
+    pipeline: str, small: TrainConfig, full_run: RunOfPipeline
+) -> None:
     """The run is killed in the middle of an epoch. The next test covers all other steps."""
     config = saving(small, pipeline)
-    assert checkpoints.load(whole(pipeline)).step == len(history(whole(pipeline))) == 12
+    assert checkpoints.load(full_run(pipeline)).step == len(history(full_run(pipeline))) == 12
     run = killed(config, 5)
     assert checkpoints.load(run).step == 4
-    assert_same_runs(trained(config), whole(pipeline))
+    assert_same_runs(trained(config), full_run(pipeline))
     assert "12 log lines agree" in verified(run)
 
 
 def test_any_step_can_be_the_last_one_before_a_kill(
-    small: TrainConfig, tmp_path: Path, whole: Whole
+    small: TrainConfig, tmp_path: Path, full_run: RunOfPipeline
 ) -> None:
     """One run is copied before every step. Each copy is what a kill at that step would leave."""
     config = saving(small)
@@ -83,7 +85,7 @@ def test_any_step_can_be_the_last_one_before_a_kill(
         run = tmp_path / f"killed{kill_at}"
         last = checkpoints.last(run)
         assert (checkpoints.load(run).step if last.exists() else 0) == kill_at // 2 * 2
-        assert_same_runs(trained(config, out=run), whole("memory"))
+        assert_same_runs(trained(config, out=run), full_run("memory"))
 
 
 def out_of_memory(config: TrainConfig, error: Exception, kind: str) -> None:
@@ -92,17 +94,17 @@ def out_of_memory(config: TrainConfig, error: Exception, kind: str) -> None:
     steps = count(1)
 
     def step(self: TrainingStep, batch: Batch, *, at: int) -> Any:
-        done = take(self, batch, at=at)
+        result = take(self, batch, at=at)
         if next(steps) == 6:
             raise error
-        return done
+        return result
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(TrainingError) as caught:
         patch.setattr(TrainingStep, "__call__", step)
         trained(config)
-    said, saved = str(caught.value), checkpoints.last(Path(config.run.out))
-    assert said.startswith(f"out of {kind} at step 6 with --batch 8; to resume this run, pass ")
-    assert said.endswith(f"; the last good checkpoint is {saved} (step 4)")
+    message, saved = str(caught.value), checkpoints.last(Path(config.run.out))
+    assert message.startswith(f"out of {kind} at step 6 with --batch 8; to resume this run, pass ")
+    assert message.endswith(f"; the last good checkpoint is {saved} (step 4)")
 
 
 def out_of_memory_at_the_start(config: TrainConfig) -> None:
@@ -135,8 +137,8 @@ def unreadable_checkpoint(config: TrainConfig) -> None:
 
 def killed_in_a_save(config: TrainConfig, at: int, has_links: bool) -> None:
     """Kill the run when half of a checkpoint is written (``at=0``), or before a rename."""
-    done = Forked(save_and_die, config, at, has_links).wait(120)
-    assert done.returncode == -signal.SIGKILL
+    result = Forked(save_and_die, config, at, has_links).wait(120)
+    assert result.returncode == -signal.SIGKILL
     assert len(history(Path(config.run.out))) < 12
 
 
@@ -178,16 +180,16 @@ SLOW = [*ENDINGS][-4:]
 
 @pytest.mark.parametrize("ending", [slow(name) if name in SLOW else name for name in ENDINGS])
 def test_a_run_resumes_whatever_ended_it(
-    ending: str, small: TrainConfig, whole: Whole, capfd: pytest.CaptureFixture[str]
+    ending: str, small: TrainConfig, full_run: RunOfPipeline, capfd: pytest.CaptureFixture[str]
 ) -> None:
     ENDINGS[ending](saving(small))
     capfd.readouterr()
     run = trained(saving(small))
-    assert_same_runs(run, whole("memory"))
+    assert_same_runs(run, full_run("memory"))
     left = {path.name for path in (run / "checkpoints").iterdir()} - {"last.pt", "previous.pt"}
     assert left == ({"last.pt.damaged"} if ending == "damaged checkpoint" else set())
-    said = "last.pt is corrupt: resuming from the previous checkpoint, at step 6"
-    assert (said in capfd.readouterr().err) == (ending == "damaged checkpoint")
+    message = "last.pt is corrupt: resuming from the previous checkpoint, at step 6"
+    assert (message in capfd.readouterr().err) == (ending == "damaged checkpoint")
 
 
 def test_a_loader_process_is_killed(small: TrainConfig, tmp_path: Path) -> None:
@@ -215,34 +217,36 @@ def test_lines_that_come_late_are_neither_lost_nor_doubled(
 ) -> None:
     """Runs are killed between a log point and its log line, also after the next checkpoint."""
     config = with_settings(saving(small), log_every=3)
-    whole = history(trained(config, out=tmp_path / "whole"))
+    reference = history(trained(config, out=tmp_path / "whole"))
     request.getfixturevalue("slow_eigenvalues")
-    assert history(trained(config, out=tmp_path / "late")) == whole
+    assert history(trained(config, out=tmp_path / "late")) == reference
     for kill_at in (3, 10):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Trainer, "close", lambda trainer: None)  # writes nothing
             run = killed(config, kill_at, out=tmp_path / f"killed{kill_at}")
         step = checkpoints.load(run).step
         assert step == kill_at // 2 * 2
-        saved = [line for line in whole if line[0] <= step]
+        saved = [line for line in reference if line[0] <= step]
         assert history(run)[: len(saved)] == saved
-        assert history(trained(config, out=run)) == whole
+        assert history(trained(config, out=run)) == reference
 
 
 def test_kill_9_of_the_whole_program(small: TrainConfig, tmp_path: Path) -> None:
     """After SIGKILL, the same command continues and gives the result of an uninterrupted run."""
     config = with_settings(small, epochs=20, save_every=5, knn_every=10)
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    fastsiam("train", *flags(config), "--out", str(whole))
+    reference, killed = tmp_path / "whole", tmp_path / "killed"
+    fastsiam("train", *flags(config), "--out", str(reference))
     process = command("train", *flags(config), "--out", str(killed))
     last = checkpoints.last(killed)
     until(process, lambda: last.exists() and checkpoints.load(last).step >= 20)
     process.send(signal.SIGKILL)
     assert process.wait().returncode == -signal.SIGKILL
-    done = fastsiam("train", *flags(config), "--out", str(killed))
-    assert "resuming after step" in done.stderr
-    assert_same_runs(killed, whole)
-    knn = [[line for line in read_metrics(run) if line["kind"] == "knn"] for run in (whole, killed)]
+    result = fastsiam("train", *flags(config), "--out", str(killed))
+    assert "resuming after step" in result.stderr
+    assert_same_runs(killed, reference)
+    knn = [
+        [line for line in read_metrics(run) if line["kind"] == "knn"] for run in (reference, killed)
+    ]
     assert knn[0] == knn[1] and [line["epoch"] for line in knn[0]] == [0, 10, 20]
 
 
@@ -250,8 +254,8 @@ def test_a_finished_run_stays_finished(small: TrainConfig, monkeypatch: pytest.M
     """A finished run only repeats the last evaluation, if it was killed before logging that."""
     run = trained(small)
     before, state = read_metrics(run), checkpoints.load(run)
-    *others, last = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
-    (run / "metrics.jsonl").write_text("".join(others))
+    *other_lines, last = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run / "metrics.jsonl").write_text("".join(other_lines))
     assert '"knn"' in last
     trained(small)
     assert read_metrics(run) == before

@@ -65,11 +65,11 @@ def test_signals_save_and_leave(
     until(process, partial(has_lines, run, 5))
     for _ in range(2 if number == signal.SIGINT else 1):
         os.killpg(process.pid, number)
-    done = process.wait(60)
-    assert done.returncode == code, done.stderr
-    assert f"{signal.Signals(number).name}: stopped after step" in done.stderr
-    assert f"last.pt; pass --resume {run} to continue from there\n" in done.stderr
-    assert "Traceback" not in done.stderr
+    result = process.wait(60)
+    assert result.returncode == code, result.stderr
+    assert f"{signal.Signals(number).name}: stopped after step" in result.stderr
+    assert f"last.pt; pass --resume {run} to continue from there\n" in result.stderr
+    assert "Traceback" not in result.stderr
     state = checkpoints.load(run)
     assert state.step >= 5 and state.step == read_metrics(run)[-1]["step"]
 
@@ -92,16 +92,16 @@ def test_under_nohup_a_closed_terminal_is_nothing(endless: TrainConfig, tmp_path
         enough = len(history(run)) + 5
         until(process, partial(has_lines, run, enough))
         os.killpg(process.pid, number)
-    done = process.wait(60)
-    assert done.returncode == 128 + signal.SIGTERM, done.stderr
-    assert "SIGTERM: stopped after step" in done.stderr and "SIGHUP" not in done.stderr
+    result = process.wait(60)
+    assert result.returncode == 128 + signal.SIGTERM, result.stderr
+    assert "SIGTERM: stopped after step" in result.stderr and "SIGHUP" not in result.stderr
 
 
 def enlarge(images: Path) -> None:
     """Make the images so large that an evaluation takes a long time."""
-    first, *others = images.rglob("*.jpg")
+    first, *other_paths = images.rglob("*.jpg")
     Image.effect_noise((8000, 6000), 60).convert("RGB").save(first)
-    for path in others:
+    for path in other_paths:
         path.unlink()
         path.hardlink_to(first)
 
@@ -120,13 +120,13 @@ def test_twice_in_the_first_evaluation(small: TrainConfig, images: Path, tmp_pat
     time.sleep(2 * ECHO)  # so that the second signal is not taken for an echo of the first
     assert process.poll() is None
     press(process)
-    done = process.wait(60)
-    assert done.returncode == 130, done.stderr
+    result = process.wait(60)
+    assert result.returncode == 130, result.stderr
     assert (
         "SIGINT: stopping before the next step or batch; a second signal exits at once"
-        in done.stderr
+        in result.stderr
     )
-    assert "Traceback" not in done.stderr
+    assert "Traceback" not in result.stderr
     assert not read_metrics(tmp_path / "run")
 
 
@@ -137,8 +137,8 @@ def test_an_evaluation_is_left_at_its_next_batch(
     config = with_settings(small, max_steps=6, knn_every=1, log_every=2)
     run, evaluate = Path(config.run.out), feature_batches
 
-    def signalled(*given: Any, **how: Any) -> Iterator[Any]:
-        for batch in evaluate(*given, **how):
+    def signalled(*arguments: Any, **options: Any) -> Iterator[Any]:
+        for batch in evaluate(*arguments, **options):
             if checkpoints.last(run).exists():  # skip the first evaluation
                 os.kill(os.getpid(), signal.SIGTERM)
             yield batch
@@ -181,16 +181,16 @@ def test_ctrl_c_while_a_tracker_closes_says_what_is_saved(
     )
 
 
-def test_elsewhere_than_in_a_run(begun: TrainConfig, images: Path) -> None:
+def test_elsewhere_than_in_a_run(stopped_copy: TrainConfig, images: Path) -> None:
     """An evaluation exits without a traceback."""
     enlarge(images)
     options = ["--data", str(images), "--workers", "2"]
-    process = command("eval", "knn", begun.run.out, *options, session=True)
+    process = command("eval", "knn", stopped_copy.run.out, *options, session=True)
     until(process, lambda: "images from" in process.messages())
     press(process)
-    done = process.wait(60)
-    assert done.returncode == 130, done.stderr
-    assert "Traceback" not in done.stderr
+    result = process.wait(60)
+    assert result.returncode == 130, result.stderr
+    assert "Traceback" not in result.stderr
 
 
 @pytest.mark.slow

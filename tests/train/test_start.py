@@ -33,17 +33,17 @@ OTHER: dict[str, Any] = {
     "accumulate": 2,
     "predictor_lr": "cosine",
 }
-"""Optimizer settings that all differ from those of ``begun``."""
+"""Optimizer settings that all differ from those of ``stopped_copy``."""
 
 
 @pytest.fixture
-def branch(begun: TrainConfig, tmp_path: Path) -> TrainConfig:
-    return with_settings(begun, resume=tmp_path / "run", out=tmp_path / "branch")
+def branch(stopped_copy: TrainConfig, tmp_path: Path) -> TrainConfig:
+    return with_settings(stopped_copy, resume=tmp_path / "run", out=tmp_path / "branch")
 
 
 def recorded(run: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((run / "config.json").read_text()).get("branch", {})
-    return found
+    record: dict[str, Any] = json.loads((run / "config.json").read_text()).get("branch", {})
+    return record
 
 
 def cosine(part: float) -> float:
@@ -69,12 +69,12 @@ def test_a_branch_takes_other_optimiser_settings(
         "epoch": 2.0,
         "changed": {name: {"from": before[name], "to": value} for name, value in OTHER.items()},
     }
-    said = capfd.readouterr().err
+    stderr = capfd.readouterr().err
     point = f"{tmp_path / 'run'} after step 6 (epoch 2)"
-    assert f"branches off {point}, predictor-lr: constant -> cosine, epochs: 4 -> 5, " in said
-    assert ", lr: 0.5 -> 0.1, momentum: 0.9 -> 0.8, " in said
-    assert f"learning rate: {PEAK * cosine(5 / 12):.3g} now" in said
-    assert f", {rates[0]:.3g} at the next step" in said
+    assert f"branches off {point}, predictor-lr: constant -> cosine, epochs: 4 -> 5, " in stderr
+    assert ", lr: 0.5 -> 0.1, momentum: 0.9 -> 0.8, " in stderr
+    assert f"learning rate: {PEAK * cosine(5 / 12):.3g} now" in stderr
+    assert f", {rates[0]:.3g} at the next step" in stderr
     assert checkpoints.load(tmp_path / "run").config == origin.config
     page = write_report([run], tmp_path / "report.html").read_text()
     assert f"branch of {point}: predictor-lr: constant -&gt; cosine, epochs: 4 -&gt; 5" in page
@@ -89,26 +89,28 @@ def test_the_command_of_a_branch_resumes_it_bit_for_bit(
 ) -> None:
     """It resumes the branch and not the original run, even without config.json."""
     config = with_settings(branch, **OTHER)
-    whole = trained(config, out=tmp_path / "whole")
+    reference = trained(config, out=tmp_path / "whole")
     for stop in (6, 8, 0):
         run = trained(config, max_steps=stop)
         (run / "config.json").unlink()
-    assert_same_runs(trained(config), whole)
-    assert recorded(run) == recorded(whole)
+    assert_same_runs(trained(config), reference)
+    assert recorded(run) == recorded(reference)
 
 
-def test_an_extended_run_is_exact_when_interrupted(begun: TrainConfig, tmp_path: Path) -> None:
+def test_an_extended_run_is_exact_when_interrupted(
+    stopped_copy: TrainConfig, tmp_path: Path
+) -> None:
     """Extend and interrupt a run, repeat the command, extend it again: as if uninterrupted."""
     run = tmp_path / "run"
     shutil.copytree(run, tmp_path / "whole")
-    whole = trained(begun, extend=6, out=tmp_path / "whole")
+    reference = trained(stopped_copy, extend=6, out=tmp_path / "whole")
     for stop in (6, 7, 10, 0):
-        trained(begun, extend=6, max_steps=stop)
-    assert_same_runs(run, whole)
+        trained(stopped_copy, extend=6, max_steps=stop)
+    assert_same_runs(run, reference)
     assert len(history(run)) == 18 and checkpoints.load(run).config.optim.epochs == 6
     rates = [line[5] for line in history(run)]
     assert all(a >= b for a, b in pairwise(rates[6:]))
-    trained(begun, extend=8)
+    trained(stopped_copy, extend=8)
     assert checkpoints.load(run).step == len(history(run)) == 24
     expected = [PEAK * cosine(step / 24) for step in range(18, 24)]
     assert [line[5] for line in history(run)][18:] == pytest.approx(expected)
@@ -130,9 +132,10 @@ def test_a_finished_run_continues_and_says_how_the_rate_changes(
     settings = TrainConfig.from_dict(json.loads((run / "config.json").read_text())["config"])
     assert settings.optim == state.config.optim
     trained(small, extend=6)
-    said = capfd.readouterr().err
+    stderr = capfd.readouterr().err
     assert (
-        "nothing left to do: " in said and "step 18 of 18; pass --extend N to train longer" in said
+        "nothing left to do: " in stderr
+        and "step 18 of 18; pass --extend N to train longer" in stderr
     )
 
 
@@ -176,41 +179,41 @@ def test_what_cannot_continue_is_refused_and_left_alone(
     run, new = Path(stopped.run.out), tmp_path / "new" / "run"
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     for settings, message in REFUSED:
-        own: dict[str, Any] = {
+        changes: dict[str, Any] = {
             name: x.format(run=run, new=new) if isinstance(x, str) else x
             for name, x in settings.items()
         }
         with pytest.raises(CheckpointError, match=message.format(run=run)):
-            trained(stopped, **own)
+            trained(stopped, **changes)
         assert before == {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
         assert not new.parent.exists(), message
 
 
 def test_a_branch_that_began_keeps_its_settings(branch: TrainConfig, tmp_path: Path) -> None:
     trained(branch, lr=0.1, max_steps=7)
-    refused = rf"\(lr: 0.1 -> 0.2\); {WAY.format(run=tmp_path / 'run')}"
-    with pytest.raises(CheckpointError, match=refused):
+    message = rf"\(lr: 0.1 -> 0.2\); {WAY.format(run=tmp_path / 'run')}"
+    with pytest.raises(CheckpointError, match=message):
         trained(branch, lr=0.2)
     assert checkpoints.load(tmp_path / "branch").step == 7
 
 
 def test_a_branch_is_not_lost_to_the_run_that_continued(
-    begun: TrainConfig, branch: TrainConfig, tmp_path: Path
+    stopped_copy: TrainConfig, branch: TrainConfig, tmp_path: Path
 ) -> None:
-    own = checkpoints.last(trained(branch, max_steps=8))
-    trained(begun, max_steps=8)
+    last = checkpoints.last(trained(branch, max_steps=8))
+    trained(stopped_copy, max_steps=8)
     trained(branch, max_steps=9)  # both runs are at the same step: it takes its own
-    before = own.read_bytes()
-    trained(begun)
+    before = last.read_bytes()
+    trained(stopped_copy)
     with pytest.raises(
         CheckpointError, match=r"branch already contains a run at step 9, before step 12"
     ):
         trained(branch)
-    assert own.read_bytes() == before
-    older = checkpoints.previous(own.parents[1])
+    assert last.read_bytes() == before
+    older = checkpoints.previous(last.parents[1])
     with pytest.raises(CheckpointError, match=r"previous\.pt is at step 8, but \S+ is at step 9"):
         trained(branch, resume=older)
-    trained(branch, resume=own.parents[1])
+    trained(branch, resume=last.parents[1])
     assert [line[0] for line in history(tmp_path / "branch")] == list(range(7, 13))
 
 
@@ -228,10 +231,10 @@ def test_what_auto_means_is_written_down(
 
 
 def test_a_run_of_0_2_with_the_removed_schedule_branches_off(
-    begun: TrainConfig, branch: TrainConfig, capfd: pytest.CaptureFixture[str]
+    stopped_copy: TrainConfig, branch: TrainConfig, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Such a run can be evaluated and exported, but not resumed with another learning rate."""
-    run = Path(begun.run.out)
+    run = Path(stopped_copy.run.out)
     settings = json.loads((run / "config.json").read_text())
     state = torch.load(checkpoints.last(run), weights_only=True)
     del state["digest"]
@@ -239,9 +242,9 @@ def test_a_run_of_0_2_with_the_removed_schedule_branches_off(
     for record, checkpoint in ((settings | longer, state), (settings, state | longer)):
         (run / "config.json").write_text(json.dumps(record))
         torch.save(checkpoint, checkpoints.last(run))
-        for own in ({}, {"extend": 6}, {"resume": run}):
+        for changes in ({}, {"extend": 6}, {"resume": run}):
             with pytest.raises(CheckpointError, match=r"restart, which was removed .*--out OTHER"):
-                trained(begun, **own)
+                trained(stopped_copy, **changes)
         assert load_pretrained(run).epoch == 2
     capfd.readouterr()
     trained(branch, lr=0.25, max_steps=7)

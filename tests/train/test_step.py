@@ -48,12 +48,12 @@ def test_recomputing_saves_memory() -> None:
 @pytest.mark.parametrize("kept", [True, False])
 def test_kept_memory_is_not_handed_out_anew(kept: bool) -> None:
     """Count page faults of the tenth large tensor: almost none if it reuses the ninth's memory."""
-    done = Forked(count_faults, kept).wait()
-    assert done.returncode == 0, done.stderr
-    assert (int(done.stdout) < 100) == kept, done.stdout  # the tensor has 16,384 pages
+    result = Forked(count_faults, kept).wait()
+    assert result.returncode == 0, result.stderr
+    assert (int(result.stdout) < 100) == kept, result.stdout  # the tensor has 16,384 pages
 
 
-def count_faults(kept: bool) -> None:
+def count_faults(keep: bool) -> None:
     """Print the page faults of the tenth large tensor; runs in a separate process."""
 
     def faults() -> int:
@@ -62,7 +62,7 @@ def count_faults(kept: bool) -> None:
     def work() -> None:
         torch.empty(2**26, dtype=torch.uint8).fill_(1)
 
-    if kept:
+    if keep:
         keep_freed_memory()
     for _ in range(9):
         work()

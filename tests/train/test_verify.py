@@ -45,9 +45,9 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_run_agrees_and_is_left_as_it_was(logged: Path) -> None:
     before = {path: path.read_bytes() for path in logged.rglob("*") if path.is_file()}
-    found = verified(logged)
-    assert f"6 {ALL}, recomputed from seed 0" in found
-    assert "the weights after step 12 agree: SHA-256 " in found
+    text = verified(logged)
+    assert f"6 {ALL}, recomputed from seed 0" in text
+    assert "the weights after step 12 agree: SHA-256 " in text
     assert before == {path: path.read_bytes() for path in logged.rglob("*") if path.is_file()}
 
 
@@ -63,28 +63,28 @@ def test_ranks_that_ended_between_log_lines_continue_with_all_their_parts(
     )
 
     def lines(run: Path) -> list[tuple[Any, ...]]:
-        found = [line for line in read_metrics(run) if line["kind"] == "train"]
-        return [tuple(line[name] for name in ("step", "since", "seen")) for line in found]
+        train_lines = [line for line in read_metrics(run) if line["kind"] == "train"]
+        return [tuple(line[name] for name in ("step", "since", "seen")) for line in train_lines]
 
-    whole = lines(trained(config, out=tmp_path / "whole"))
+    reference = lines(trained(config, out=tmp_path / "whole"))
     config = with_settings(config, gpus=2)
     run = Path(config.run.out)
     i = int(Order(images=24, batch=8, seed=0).indices(0, 2)[5])
     image = images / "train" / f"class{i // 8}" / f"{i % 8:03d}.jpg"
-    kept = image.read_bytes()
+    content = image.read_bytes()
     image.write_bytes(b"")
-    done = fastsiam_on_ranks(2, "train", *flags(config), code=1)
-    image.write_bytes(kept)
-    assert sorted(one.returncode for one in done) == [1, RANK_LOST]
-    said = "".join(one.stderr for one in done)
-    (error,) = [line for line in said.splitlines() if "cannot decode" in line]
-    assert f"/{image.parent.name}/{image.name}: " in error and "Traceback" not in said
-    (saved,) = re.findall(r"saved .*last\.pt at step (\d+); pass --bad-images", said)
+    results = fastsiam_on_ranks(2, "train", *flags(config), code=1)
+    image.write_bytes(content)
+    assert sorted(one.returncode for one in results) == [1, RANK_LOST]
+    stderr = "".join(one.stderr for one in results)
+    (error,) = [line for line in stderr.splitlines() if "cannot decode" in line]
+    assert f"/{image.parent.name}/{image.name}: " in error and "Traceback" not in stderr
+    (saved,) = re.findall(r"saved .*last\.pt at step (\d+); pass --bad-images", stderr)
     state = checkpoints.load(run)
     assert 1 <= state.step == int(saved) <= 2 and state.seen["since"] == 0 and not lines(run)
     assert int(state.seen["digest"], 16)
     fastsiam_on_ranks(2, "train", *flags(config))
-    assert lines(run) == whole and [line[:2] for line in whole] == [(5, 0), (7, 5)]
+    assert lines(run) == reference and [line[:2] for line in reference] == [(5, 0), (7, 5)]
     assert "2 log lines agree: images and augmentations of steps 1 to 7" in verified(run)
 
 
@@ -130,8 +130,8 @@ def test_what_was_changed_is_noticed(logged: Path, tmp_path: Path) -> None:
         (run / name).write_text("\n".join(rows) + "\n")
         with pytest.raises(FastSiamError, match=message):
             verified(run)
-    said = fastsiam("verify", str(run), code=1).stderr
-    assert said.startswith("error: ") and len(said.splitlines()) == 1
+    stderr = fastsiam("verify", str(run), code=1).stderr
+    assert stderr.startswith("error: ") and len(stderr.splitlines()) == 1
     run = shutil.copytree(logged, tmp_path / "weights")
     state = torch.load(checkpoints.last(run), weights_only=True)
     next(iter(state["model"].values()))[0] += 1e-3
@@ -179,6 +179,6 @@ def test_an_old_run_is_verified_from_where_it_continued(small: TrainConfig, tmp_
     run = shutil.copytree(OLD, tmp_path / "old")
     with pytest.raises(FastSiamError, match="has no digests"):
         verified(run)
-    found = verified(trained(small, out=run, **NOTHING))
-    assert "6 log lines agree: images and augmentations of steps 7 to 12" in found
-    assert "no digest for steps 1 to 6" in found
+    text = verified(trained(small, out=run, **NOTHING))
+    assert "6 log lines agree: images and augmentations of steps 7 to 12" in text
+    assert "no digest for steps 1 to 6" in text

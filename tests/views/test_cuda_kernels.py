@@ -164,8 +164,8 @@ def test_views_are_the_references(
     params, crops = draw(config, count, **changes), crops_of_sides(photographs, count, config)
     if case.startswith("strided"):
         assert params.blur.any() and params.gray.any() and not params.jitter.all()
-        crops = tuple(own.transpose(2, 3) for own in crops)
-    before = [own.clone() for own in crops]
+        crops = tuple(crop.transpose(2, 3) for crop in crops)
+    before = [crop.clone() for crop in crops]
     views = assert_equal_reference(interpreted, crops, params, config, dtype)
     assert all(map(torch.equal, crops, before))
     assert [view.shape[2] for view in views] == [view.crop for view in config.views]
@@ -183,10 +183,10 @@ def test_crops_of_different_sides(interpreted: Run) -> None:
     start, pixels = np.zeros(1, np.int64), torch.from_numpy(random.integers(0, 256, 3000, np.uint8))
     params = draw_views(UNEQUAL, seed=0, epoch=0, index=np.arange(1), size=size)
     expected = crop_views(pixels, start, size, params, UNEQUAL)
-    assert [own.shape[:3] for own in expected] == [(2, 1, 24), (3, 1, 12)]
-    for cuts, own in zip(cut_views(params, UNEQUAL), expected, strict=True):
-        found = interpreted(crop_kernels.crop_side, pixels, start, size, cuts, own.shape[2])
-        assert torch.equal(found, own)
+    assert [crop.shape[:3] for crop in expected] == [(2, 1, 24), (3, 1, 12)]
+    for cuts, crop in zip(cut_views(params, UNEQUAL), expected, strict=True):
+        actual = interpreted(crop_kernels.crop_side, pixels, start, size, cuts, crop.shape[2])
+        assert torch.equal(actual, crop)
 
 
 def assert_equal_pil(
@@ -265,8 +265,8 @@ def usage(kernel: Any) -> tuple[int, int]:
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         Path(file.name).write_bytes(kernel.asm["cubin"])
-        said = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True)
-    used = {name: int(size) for name, size in re.findall(r"(REG|STACK|LOCAL):(\d+)", said.stdout)}
+        result = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True)
+    used = {name: int(size) for name, size in re.findall(r"(REG|STACK|LOCAL):(\d+)", result.stdout)}
     return used["REG"], used["STACK"] + used["LOCAL"]
 
 
@@ -275,9 +275,9 @@ def test_kernels_compile_once_and_without_fused_arithmetic() -> None:
 
     The photometric kernels access words instead of bytes, and do not spill registers.
     """
-    done = Forked(compile_for_a_gpu).wait()
-    assert done.returncode == 0, done.stderr
-    counts, code_of, used = json.loads(done.stdout)
+    result = Forked(compile_for_a_gpu).wait()
+    assert result.returncode == 0, result.stderr
+    counts, code_of, used = json.loads(result.stdout)
     assert counts == [5] * 4  # two for crops, one for colours, two for blur
     code = "".join(code_of.values())
     assert "div.rn." in code

@@ -28,7 +28,7 @@ def test_it_never_changes() -> None:
 @pytest.mark.parametrize("name", [f.name for f in fields(ViewParams)])
 def test_each_draw_counts(name: str) -> None:
     """Flip the lowest bit of each number in every field, view and image."""
-    found = {DIGEST}
+    digests = {DIGEST}
     values = getattr(PARAMS, name)
     for place in np.ndindex(values.shape):
         other = values.copy()
@@ -37,13 +37,13 @@ def test_each_draw_counts(name: str) -> None:
             other[place] = not values[place]
         else:
             other[place] = np.frombuffer(bytes([raw[0] ^ 1]) + raw[1:], values.dtype)[0]
-        found.add(batch_digest(replace(PARAMS, **{name: other}), INDEX, **WHERE))
-    assert len(found) == values.size + 1
+        digests.add(batch_digest(replace(PARAMS, **{name: other}), INDEX, **WHERE))
+    assert len(digests) == values.size + 1
 
 
 def test_places_images_epochs_and_views_count() -> None:
     swapped = np.array([1, 0, 2, 3, 4])
-    others: list[Any] = [
+    digests: list[Any] = [
         batch_digest(PARAMS, INDEX, epoch=3, place=40),
         batch_digest(PARAMS, INDEX, epoch=2, place=41),
         batch_digest(PARAMS, INDEX[swapped], **WHERE),
@@ -55,7 +55,7 @@ def test_places_images_epochs_and_views_count() -> None:
         batch_digest(None, INDEX, **WHERE),
         *(batch_digest(PARAMS, INDEX + np.eye(5, dtype=np.int64)[i], **WHERE) for i in range(5)),
     ]
-    assert len({DIGEST, *others}) == len(others) + 1
+    assert len({DIGEST, *digests}) == len(digests) + 1
 
 
 def test_what_draws_lie_in_does_not_count() -> None:

@@ -75,13 +75,13 @@ def test_jitter_is_distributed_as_torchvisions() -> None:
 
 def test_probabilities_and_sigmas() -> None:
     params = draw()
-    for drawn, p in [
+    for flags, p in [
         (params.flip, 0.5),
         (params.jitter, 0.8),
         (params.gray, 0.2),
         (params.blur > 0, 0.5),
     ]:
-        assert abs(drawn.mean() - p) < 4 * np.sqrt(p * (1 - p) / (2 * N))
+        assert abs(flags.mean() - p) < 4 * np.sqrt(p * (1 - p) / (2 * N))
     sigma = params.blur[params.blur > 0]
     assert largest_gap(sigma, np.random.default_rng(0).uniform(0.1, 2, N)) < LIMIT
 
@@ -104,13 +104,13 @@ def test_draws_are_independent_of_each_other() -> None:
 def test_draws_depend_on_nothing_but_their_key() -> None:
     """Draws do not depend on the batch or on its order."""
     index, size = np.arange(64), np.stack([np.arange(64) + 20, np.arange(64)[::-1] + 30], 1)
-    whole = draw_views(AugmentConfig(), seed=3, epoch=2, index=index, size=size)
+    expected = draw_views(AugmentConfig(), seed=3, epoch=2, index=index, size=size)
     shuffled = np.random.default_rng(0).permutation(64)
     again = draw_views(AugmentConfig(), seed=3, epoch=2, index=index[shuffled], size=size[shuffled])
     alone = draw_views(AugmentConfig(), seed=3, epoch=2, index=[17], size=[size[17]])
     for name in ViewParams.__slots__:
-        np.testing.assert_array_equal(getattr(whole, name)[:, shuffled], getattr(again, name))
-        np.testing.assert_array_equal(getattr(whole, name)[:, 17:18], getattr(alone, name))
+        np.testing.assert_array_equal(getattr(expected, name)[:, shuffled], getattr(again, name))
+        np.testing.assert_array_equal(getattr(expected, name)[:, 17:18], getattr(alone, name))
 
 
 def test_a_view_may_show_the_crop_of_another_in_its_own_colours() -> None:

@@ -94,23 +94,23 @@ def test_views_are_torchvisions(case: str, pictures: list[Image.Image]) -> None:
         torch.from_numpy(np.stack([[crop(v, row) for row in range(n)] for v in numbers]))
         for numbers in config.by_side.values()
     )
-    before, changed = [own.clone() for own in crops], False
-    made = [one.photometric(crops, params, config) for one in (reference, cpu)]
+    before, changed = [side_crops.clone() for side_crops in crops], False
+    results = [one.photometric(crops, params, config) for one in (reference, cpu)]
     assert all(map(torch.equal, crops, before))
-    for number, both in enumerate(zip(*made, strict=True)):
+    for number, both in enumerate(zip(*results, strict=True)):
         assert all(view.is_contiguous(memory_format=torch.channels_last) for view in both)
         for row, picture in enumerate(pictures):
-            own = apply_view(picture, params, number, row, config)
-            changed |= bool(np.abs(np.asarray(own).astype(int) - crop(number, row)).max() > 20)
-            expected = TF.normalize(TF.to_tensor(own), list(config.mean), list(config.std))
+            image = apply_view(picture, params, number, row, config)
+            changed |= bool(np.abs(np.asarray(image).astype(int) - crop(number, row)).max() > 20)
+            expected = TF.normalize(TF.to_tensor(image), list(config.mean), list(config.std))
             for view in both:
                 levels = (view[row] - expected).abs() * torch.tensor(config.std).view(3, 1, 1) * 255
                 assert levels.max() < 1e-3, (number, row)
     assert changed or case == "hardly any blur"
-    strided = tuple(torch.stack([own, own], dim=2)[:, :, 0] for own in crops)
+    strided = tuple(torch.stack([side_crops, side_crops], dim=2)[:, :, 0] for side_crops in crops)
     for dtype in (torch.bfloat16, torch.float16):
         rounded = photometric(strided, params, config, dtype=dtype)
-        for view, exact in zip(rounded, made[1], strict=True):
+        for view, exact in zip(rounded, results[1], strict=True):
             assert view.dtype == dtype and torch.equal(view, exact.to(dtype))
             assert view.is_contiguous(memory_format=torch.channels_last)
 

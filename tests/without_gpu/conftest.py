@@ -40,10 +40,10 @@ def launches(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> list[Launch]:
     pytest.importorskip("triton")
     from triton.runtime.jit import JITFunction
 
-    made: list[Launch] = []
+    recorded_launches: list[Launch] = []
 
     def note(self: Any, *args: Any, grid: tuple[int, ...], **options: Any) -> None:
-        made.append(Launch(tuple(grid), args))
+        recorded_launches.append(Launch(tuple(grid), args))
 
     monkeypatch.setattr(JITFunction, "run", note)
-    return made
+    return recorded_launches

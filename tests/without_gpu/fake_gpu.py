@@ -42,7 +42,7 @@ class HostWait(AssertionError):
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class OperationOutput:
     """A tensor created by an operation."""
 
     by: str
@@ -55,7 +55,7 @@ class Gpu(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.made: list[Made] = []
+        self.outputs: list[OperationOutput] = []
         """Tensors that were created while ``watched``."""
         self.copied: list[Tensor] = []
         """Tensors that were copied to the GPU while ``watched``."""
@@ -89,7 +89,7 @@ class Gpu(TorchDispatchMode):
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
         """Raise if the host would wait for the GPU, and record the tensors that are created."""
-        self.made.clear()
+        self.outputs.clear()
         self.copied.clear()
         self._watches = True
         try:
@@ -101,20 +101,22 @@ class Gpu(TorchDispatchMode):
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
         kwargs, name = dict(kwargs or {}), func.overloadpacket.__name__
-        given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
         there = torch.device(kwargs.get("device") or "cpu").type == "cuda"
-        if not there and not any(isinstance(t, FakeTensor) for t in given):
+        if not there and not any(isinstance(t, FakeTensor) for t in tensors):
             return self._really(func, args, kwargs)
         if name == "_fused_sgd_":
             return _fused_sgd(*args, **kwargs)
         out = func(*args, **kwargs)
         if self._watches:
-            self.made += [Made(name, t) for t in tree_leaves(out) if isinstance(t, Tensor)]
+            self.outputs += [
+                OperationOutput(name, t) for t in tree_leaves(out) if isinstance(t, Tensor)
+            ]
             if name == "_to_copy":
                 self._copy(args[0], out, bool(kwargs.get("non_blocking")))
             elif name == "copy_":
                 self._copy(args[1], args[0], len(args) > 2 and bool(args[2]))
-            elif any(_on_the_host(t) for t in given):
+            elif any(_on_the_host(t) for t in tensors):
                 raise HostWait(f"{name} of tensors on the host and on the GPU")
         return out
 
@@ -144,22 +146,22 @@ class Gpu(TorchDispatchMode):
     def _copy(self, source: Tensor, target: Tensor, non_blocking: bool) -> None:
         if source.device == target.device:
             return
-        what = f"a copy of {tuple(source.shape)} {source.dtype}"
+        description = f"a copy of {tuple(source.shape)} {source.dtype}"
         if source.is_cuda:
-            raise HostWait(f"{what} to the host")
+            raise HostWait(f"{description} to the host")
         if not (non_blocking and self.is_pinned(source)):
-            raise HostWait(f"{what} to the GPU, not from pinned memory or not non_blocking")
+            raise HostWait(f"{description} to the GPU, not from pinned memory or not non_blocking")
         self.copied.append(target)
 
     def on_the_host(self) -> list[str]:
         """Return operations that created host tensors from GPU tensors, except for scalars."""
-        return [one.by for one in self.made if _on_the_host(one.tensor)]
+        return [one.by for one in self.outputs if _on_the_host(one.tensor)]
 
     def images_in(self, layout: torch.memory_format) -> Counter[tuple[str, bool]]:
         """Count batches of images by operation and by whether their memory format is ``layout``."""
         return Counter(
             (one.by, one.tensor.is_contiguous(memory_format=layout))
-            for one in self.made
+            for one in self.outputs
             if one.tensor.dim() == 4 and one.tensor.shape[1] > 1 and one.tensor[0, 0].numel() > 1
         )
 
@@ -201,10 +203,10 @@ def _fused_sgd(
 
     They are those of ``check_fast_path_restrictions`` in ATen/native/ForeachUtils.h.
     """
-    for own in zip(weights, gradients, momenta, strict=True):
-        assert all(t.is_cuda for t in own)
-        assert len({t.dtype for t in own}) == 1
-        assert len({(t.shape, _strides(t)) for t in own}) == 1, [t.stride() for t in own]
+    for tensors in zip(weights, gradients, momenta, strict=True):
+        assert all(t.is_cuda for t in tensors)
+        assert len({t.dtype for t in tensors}) == 1
+        assert len({(t.shape, _strides(t)) for t in tensors}) == 1, [t.stride() for t in tensors]
     for scalar in ("grad_scale", "found_inf"):
         assert settings.get(scalar) is None or settings[scalar].is_cuda
 

@@ -33,10 +33,10 @@ def test_features_and_neighbours(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("fastsiam.evaluate.knn._BLOCK", 10)
     dtype = torch.bfloat16
     backbone = build_method(MODEL).backbone.to(CUDA).to(memory_format=torch.channels_last)
-    given = batches(dtype)
+    eval_batches = batches(dtype)
     with gpu.watched():
-        features, labels = concat_batches(feature_batches(backbone, given, dtype=dtype))
-        bank = ((x.to(dtype), of) for x, of in feature_batches(backbone, given, dtype=dtype))
+        features, labels = concat_batches(feature_batches(backbone, eval_batches, dtype=dtype))
+        bank = ((x.to(dtype), of) for x, of in feature_batches(backbone, eval_batches, dtype=dtype))
         similarity, tags, seen = nearest(features, bank, most=5)
         counts = Accuracy(CLASSES, CUDA)
         counts.add(similarity, labels)
@@ -84,13 +84,13 @@ def test_fine_tuning(gpu: Gpu) -> None:
         FinetuneConfig(batch=8, epochs=2), build_method(MODEL).backbone, features=32,
         classes=CLASSES, steps_per_epoch=3, dtype=dtype, place=PLACE,
     )  # fmt: skip
-    given = batches(dtype)
+    eval_batches = batches(dtype)
     assert training.scaler.is_enabled()
     for epoch in range(2):
         with gpu.watched():
-            for step, batch in enumerate(given, start=3 * epoch):
+            for step, batch in enumerate(eval_batches, start=3 * epoch):
                 losses = training.step(step, (batch.image, batch.label))
-            scores = list(feature_batches(training.network, given, dtype=dtype))
+            scores = list(feature_batches(training.network, eval_batches, dtype=dtype))
         assert losses.shape == (1,) and not gpu.on_the_host()
-        assert [tuple(own.shape) for own, _ in scores] == [(8, 1, CLASSES)] * 3
+        assert [tuple(logits.shape) for logits, _ in scores] == [(8, 1, CLASSES)] * 3
     assert all(tensor.is_cuda for tensor in training.network.state_dict().values())

@@ -44,9 +44,9 @@ def test_launches(
         crops = crop_views(pixels, start, size, params, config)
         views = photometric(crops, params, config, dtype=dtype)
     assert not gpu.on_the_host()
-    for own, (side, numbers) in zip(crops, config.by_side.items(), strict=True):
-        assert own.shape == (len(numbers), images, side, side, 3) and own.dtype == torch.uint8
-        assert own.is_cuda and own.is_contiguous()
+    for crop, (side, numbers) in zip(crops, config.by_side.items(), strict=True):
+        assert crop.shape == (len(numbers), images, side, side, 3) and crop.dtype == torch.uint8
+        assert crop.is_cuda and crop.is_contiguous()
     for view, settings in zip(views, config.views, strict=True):
         assert view.shape == (images, 3, settings.crop, settings.crop) and view.dtype == dtype
         assert view.is_cuda and view.is_contiguous(memory_format=torch.channels_last)

@@ -91,11 +91,11 @@ def test_torch_pins_memory_on_the_loaders_gpu(
     """DataLoader's thread uses the GPU that is current when an epoch starts."""
     begin, current = DataLoader.__iter__, []
 
-    def begun(loader: Any) -> Any:
+    def begin_and_note(loader: Any) -> Any:
         current.append(gpu.is_current)
         return begin(loader)
 
-    monkeypatch.setattr(DataLoader, "__iter__", begun)
+    monkeypatch.setattr(DataLoader, "__iter__", begin_and_note)
     data = DataConfig(data=str(images / "train"), pipeline="torchvision", workers=0)
     loader = build_loader(data, AugmentConfig.alike(crop=16), batch=4, device="cuda")
     next(loader.epoch(0))

@@ -79,7 +79,7 @@ def take_steps(config: TrainConfig, gpu: Gpu, *, steps: int = 2) -> TrainingStep
 def test_a_step(settings: dict[str, Any], precision: str, gpu: Gpu) -> None:
     step = take_steps(with_settings(CONFIG, precision=precision, **settings), gpu)
     assert step.scaler.is_enabled() == (precision == "fp16")
-    types = {one.tensor.dtype for one in gpu.made if one.by == "convolution"}
+    types = {one.tensor.dtype for one in gpu.outputs if one.by == "convolution"}
     assert types == {HALF[precision]}
 
 
@@ -97,13 +97,13 @@ def test_a_step_of_other_methods(name: str, gpu: Gpu) -> None:
     """
     config = EVERY[name].applied(CONFIG, precision="bf16")
     take_steps(with_settings(config, precision="fp16", accumulate=2), gpu)
-    own, images = config.model.method, IMAGES // 2
+    method, images = config.model.method, IMAGES // 2
     shape = {
         "simclr": (2 * images, 2 * images),
-        "mocov2": (images, getattr(own, "queue", 0)),
-        "swav": (images, getattr(own, "prototypes", 0)),
-    }.get(own.name)
-    logits = [one.tensor for one in gpu.made if one.by == "mm" and one.tensor.shape == shape]
+        "mocov2": (images, getattr(method, "queue", 0)),
+        "swav": (images, getattr(method, "prototypes", 0)),
+    }.get(method.name)
+    logits = [one.tensor for one in gpu.outputs if one.by == "mm" and one.tensor.shape == shape]
     assert {one.dtype for one in logits} == ({torch.float32} if shape else set())
 
 
@@ -120,13 +120,13 @@ def test_every_activation_has_the_layout_of_the_settings(
     config = replace(CONFIG, augment=AugmentConfig.alike(crop=64), model=model)
     config = with_settings(config, precision="bf16", channels_last=channels_last)
     take_steps(config, gpu, steps=1)
-    found = gpu.images_in(torch.channels_last if channels_last else torch.contiguous_format)
-    assert found["convolution", True] == 2 * convolutions
-    assert found["convolution_backward", True] > 2 * convolutions
-    wrong = {by: count for (by, right), count in found.items() if not right and by != "expand"}
+    counts = gpu.images_in(torch.channels_last if channels_last else torch.contiguous_format)
+    assert counts["convolution", True] == 2 * convolutions
+    assert counts["convolution_backward", True] > 2 * convolutions
+    wrong = {by: count for (by, right), count in counts.items() if not right and by != "expand"}
     # The gradient of torch's pooling is always contiguous; loaders' views are always channels-last.
     assert wrong == ({"div": 2} if channels_last else {"split": 2})
-    assert found["clone", True] == (0 if channels_last else 2)
+    assert counts["clone", True] == (0 if channels_last else 2)
 
 
 BLUNDERS: dict[str, Callable[[Output], Any]] = {

@@ -33,6 +33,6 @@ def gradients(*, recompute: bool, leaves: bool) -> list[Tensor]:
 def test_a_walk(recompute: bool, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     expected = gradients(recompute=recompute, **settings)
     monkeypatch.setattr(torch.autograd, "_engine_run_backward", run_backward)
-    found = gradients(recompute=recompute, **settings)
-    assert len(found) == len(expected) > 30
-    assert all(map(torch.equal, found, expected))
+    actual = gradients(recompute=recompute, **settings)
+    assert len(actual) == len(expected) > 30
+    assert all(map(torch.equal, actual, expected))

@@ -30,7 +30,7 @@ def run_backward(
     accumulate_grad: bool = False,
 ) -> tuple[Tensor | None, ...]:
     """Replace ``torch.autograd.graph._engine_run_backward``, with the same arguments."""
-    roots, wanted = [_edge(t) for t in outputs], [_edge(t) for t in inputs or ()]
+    roots, targets = [_edge(t) for t in outputs], [_edge(t) for t in inputs or ()]
     waiting = _uses(roots)
     gradients: dict[Any, list[Tensor | None]] = {
         node: [None] * len(node._input_metadata) for node in waiting
@@ -46,12 +46,12 @@ def run_backward(
         while ready:
             # Like the engine: leaves first, then the node that was created last.
             node = ready.pop(max(range(len(ready)), key=lambda i: ready[i]._sequence_nr()))
-            own = gradients.pop(node)
-            captured |= {(node, at): own[at] for other, at in wanted if other is node}
+            node_gradients = gradients.pop(node)
+            captured |= {(node, at): node_gradients[at] for other, at in targets if other is node}
             leaf = not node.next_functions
             results: Any = (None,) * len(node.next_functions)
-            if any(grad is not None for grad in own) and (not leaf or accumulate_grad):
-                results = _apply(node, own)
+            if any(grad is not None for grad in node_gradients) and (not leaf or accumulate_grad):
+                results = _apply(node, node_gradients)
             for (following, at), grad in zip(node.next_functions, results, strict=False):
                 if following is None:
                     continue
@@ -60,7 +60,7 @@ def run_backward(
                 if not waiting[following]:
                     ready.append(following)
     assert not gradients, "the walk ended before all nodes were reached"
-    return tuple(captured.get(edge) for edge in wanted)
+    return tuple(captured.get(edge) for edge in targets)
 
 
 def _edge(tensor: Tensor | GradientEdge) -> tuple[Any, int]:
@@ -85,12 +85,12 @@ def _uses(roots: Sequence[tuple[Any, int]]) -> Counter[Any]:
 
 
 def _apply(node: Any, grads: Sequence[Tensor | None]) -> Any:
-    own = node.apply if isinstance(node, torch.autograd.function.BackwardCFunction) else node
-    result = own(*grads)
+    function = node.apply if isinstance(node, torch.autograd.function.BackwardCFunction) else node
+    result = function(*grads)
     return result if isinstance(result, tuple) else (result,)
 
 
-def _add(held: list[Tensor | None], node: Any, at: int, grad: Tensor | None) -> None:
+def _add(sums: list[Tensor | None], node: Any, at: int, grad: Tensor | None) -> None:
     """Accumulate a gradient after converting it to the shape and dtype that the engine requires."""
     if grad is None:
         return
@@ -100,5 +100,5 @@ def _add(held: list[Tensor | None], node: Any, at: int, grad: Tensor | None) -> 
         grad = grad.sum_to_size(expected.shape)
     if grad.dtype != expected.dtype:
         grad = grad.to(expected.dtype)
-    before = held[at]
-    held[at] = grad if before is None else before + grad
+    before = sums[at]
+    sums[at] = grad if before is None else before + grad

@@ -43,8 +43,8 @@ def test_every_decoder_that_can_decodes_all_images(
 
 def test_originals_are_always_decoded(little: BenchConfig) -> None:
     """The baseline always reads original files and needs their decoding speed as its ceiling."""
-    with session(replace(little, stored=("beton", "pixels256"))) as own:
-        rows = decode.rows(own, own.images(8))
+    with session(replace(little, stored=("beton", "pixels256"))) as bench_session:
+        rows = decode.rows(bench_session, bench_session.images(8))
     assert {row.facts["stored"] for row in rows} == {"original"}
 
 
@@ -75,14 +75,14 @@ def test_crop_and_skip_makes_pillows_pixels() -> None:
         for _ in range(50):
             top, bottom = np.sort(generator.choice(HEIGHT + 1, 2, replace=False)).tolist()
             first, right = np.sort(generator.choice(WIDTH + 1, 2, replace=False)).tolist()
-            done = decoded(data, (top, first, bottom, right))
-            assert done is not None
-            left, pixels = done
+            result = decoded(data, (top, first, bottom, right))
+            assert result is not None
+            left, pixels = result
             assert left + pixels.shape[1] == right and 0 <= first - left < 16 and left % 8 == 0
             same = expected[top:bottom, left + edge : right - edge]
             np.testing.assert_array_equal(pixels[:, edge : pixels.shape[1] - edge], same)
-        done = decoded(data, (0, 0, HEIGHT, WIDTH))
-        assert done is not None and np.array_equal(done[1], expected)
+        result = decoded(data, (0, 0, HEIGHT, WIDTH))
+        assert result is not None and np.array_equal(result[1], expected)
     for bad in (b"", data[: len(data) // 2]):
         assert decoded(bad, (0, 0, HEIGHT, WIDTH)) is None
     assert decoded(data, (0, 0, 10, WIDTH + 1)) is None

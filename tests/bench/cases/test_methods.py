@@ -22,14 +22,16 @@ pytest.importorskip("lightly", reason="needs lightly: pip install lightly")
 
 def test_ours_and_lightlys_are_measured_in_one_run(tmp_path: Path) -> None:
     file = tmp_path / "out.json"
-    done = bench(
+    result = bench(
         "methods", "--methods", "simclr", "--variants", "eager,authors", "--recipe", "demo",
         "--batch", "4", "--repeats", "1", "--device", "cpu", "--json", str(file),
     )  # fmt: skip
-    assert "simclr, authors: not measured" in done.stderr
-    found = {one.name: one for one in read(file)}
-    ours, theirs = found["simclr, eager"], found["simclr, lightly"]
-    assert {*found} == {ours.name, theirs.name} and {one.case for one in read(file)} == {"methods"}
+    assert "simclr, authors: not measured" in result.stderr
+    records = {one.name: one for one in read(file)}
+    ours, theirs = records["simclr, eager"], records["simclr, lightly"]
+    assert {*records} == {ours.name, theirs.name} and {one.case for one in read(file)} == {
+        "methods"
+    }
     assert ours.ratio == pytest.approx(ours.images_per_second / theirs.images_per_second)
     assert theirs.ratio == 1 and ours.baseline == theirs.name
     assert ours.cpu_seconds_per_image > 0 and ours.config["model"] == theirs.config["model"]
@@ -39,18 +41,18 @@ def test_ours_and_lightlys_are_measured_in_one_run(tmp_path: Path) -> None:
 
 def test_lightlys_step_is_the_same_training(little: BenchConfig) -> None:
     """Both start from the same weights, train on the same batches and end with the same weights."""
-    with session(little) as own:
-        config = own.train_config(8, **VARIANTS["plain"])
+    with session(little) as bench_session:
+        config = bench_session.train_config(8, **VARIANTS["plain"])
         config = replace(config, data=DataConfig(data=little.data, pipeline="memory", workers=0))
-    place = fed(config)
-    ours, theirs = step_of(place), lightly_step(place)
+    setup = fed(config)
+    ours, theirs = step_of(setup), lightly_step(setup)
     weights = [list(stepper.method.parameters()) for stepper in (ours, theirs)]
     with torch.no_grad():
         for one, other in zip(*weights, strict=True):
             other.copy_(one)
     before = nn.utils.parameters_to_vector(weights[0]).detach().clone()
-    for batch in place.loader.epoch(0):
+    for batch in setup.loader.epoch(0):
         for stepper in (ours, theirs):
             stepper.take(batch)
-    after, other = (nn.utils.parameters_to_vector(own).detach() for own in weights)
+    after, other = (nn.utils.parameters_to_vector(parameters).detach() for parameters in weights)
     assert (after - before).norm() > 100 * (after - other).norm()

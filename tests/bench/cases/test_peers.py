@@ -40,11 +40,11 @@ def build_inspection(*, device: str, folder: str, peer: str) -> Task:
         folder=folder, beton=f"{folder}-beton/train.beton", augment=AugmentConfig.alike(crop=CROP),
         batch=BATCH, workers=2, images=IMAGES, device=torch.device(device),
     )  # fmt: skip
-    own, epoch = build_peer(peer=peer, job=job), STARTERS[peer](job)
+    peer_task, epoch = build_peer(peer=peer, job=job), STARTERS[peer](job)
     epochs = [[torch.stack(views) for views in epoch()] for _ in range(2)]
     batches = [batch for epoch in epochs for batch in epoch]
     views = torch.cat(batches, dim=1).cpu()
-    facts = own.facts() | {
+    facts = peer_task.facts() | {
         "batches": [len(epoch) for epoch in epochs],
         "shapes": {tuple(batch.shape) for batch in batches},
         "types": {(batch.device.type, batch.dtype) for batch in batches},
@@ -53,7 +53,7 @@ def build_inspection(*, device: str, folder: str, peer: str) -> Task:
         "views": len(views.flatten(2).flatten(0, 1).unique(dim=0)),
         "means": views.flatten(2).mean(2).tolist(),
     }
-    return Task(lambda: None, own.images, lambda: facts)
+    return Task(lambda: None, peer_task.images, lambda: facts)
 
 
 @pytest.fixture(scope="module")
@@ -104,9 +104,9 @@ def test_images_are_converted_for_ffcv_alone(
     monkeypatch.setattr(cases, "compare", lambda session, rows: rows)
     monkeypatch.setattr(peers.Peer, "missing", None)
     for peer in ("lightly", "ffcv-plain"):
-        with session(replace(little, peers=(peer,), pipelines=("native",))) as own:
-            assert len(cases.measure(own)) == 3
-            assert bool([*own.folder.rglob("*.beton")]) == (peer == "ffcv-plain")
+        with session(replace(little, peers=(peer,), pipelines=("native",))) as bench_session:
+            assert len(cases.measure(bench_session)) == 3
+            assert bool([*bench_session.folder.rglob("*.beton")]) == (peer == "ffcv-plain")
 
 
 def test_slipstream_is_left_out_if_its_preset_blurs_another_share(folder: str) -> None:

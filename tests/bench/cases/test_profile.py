@@ -17,7 +17,7 @@ from tests.bench.made import bench
 @pytest.mark.parametrize("pipeline", ["torchvision", "native"])
 def test_a_trace_has_named_ranges(pipeline: str, little: BenchConfig, tmp_path: Path) -> None:
     out = tmp_path / "trace.json"
-    done = bench(
+    result = bench(
         "profile", "--pipeline", pipeline, "--data", little.data, "--recipe", "demo",
         "--batch", "2", "--steps", "3", "--workers", "1", "--device", "cpu", "--out", str(out),
         "--json", str(tmp_path / "record.json"),
@@ -36,12 +36,12 @@ def test_a_trace_has_named_ranges(pipeline: str, little: BenchConfig, tmp_path: 
     (record,) = read(tmp_path / "record.json")
     assert (record.case, record.name, record.images, record.n) == ("profile", pipeline, 6, 1)
     assert record.cores_busy > 0 and record.host_bytes > 0
-    assert "| backward" in done.stdout and "aten::convolution_backward" in done.stdout
+    assert "| backward" in result.stdout and "aten::convolution_backward" in result.stdout
 
 
 def test_gaps_are_those_of_the_gpu() -> None:
-    def kernel(began: float, ended: float, cat: str = "kernel") -> dict[str, Any]:
-        return {"ts": began, "dur": ended - began, "cat": cat}
+    def kernel(start: float, end: float, cat: str = "kernel") -> dict[str, Any]:
+        return {"ts": start, "dur": end - start, "cat": cat}
 
     events = [
         kernel(900, 1000),

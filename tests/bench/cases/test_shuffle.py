@@ -17,8 +17,8 @@ def test_windows_are_measured_beside_a_full_shuffle(
 ) -> None:
     """Without ``--data``, the default data of ``train`` is measured."""
     monkeypatch.setenv("FASTSIAM_DATA", little.data)
-    with session(replace(little, data="", values=(1, 7))) as own:
-        records = CASES["shuffle"].measure(own)
+    with session(replace(little, data="", values=(1, 7))) as bench_session:
+        records = CASES["shuffle"].measure(bench_session)
     assert [one.name for one in records] == ["full", "window:1", "window:7"]
     assert all(one.images == 24 and "moved" in one.facts for one in records)
     assert {one.config["data"] for one in records} == {"24 images of train"}
@@ -32,7 +32,7 @@ def test_without_data_it_is_as_many_images_as_imagenets(
     monkeypatch.setattr(shuffle, "_IMAGES", 5000)
     monkeypatch.setattr(shuffle, "_CLASSES", 5)
     monkeypatch.delenv("FASTSIAM_DATA", raising=False)
-    with session(replace(little, data="", values=(100, 2500), batch=100)) as own:
-        full, small, large = CASES["shuffle"].measure(own)
+    with session(replace(little, data="", values=(100, 2500), batch=100)) as bench_session:
+        full, small, large = CASES["shuffle"].measure(bench_session)
     assert full.facts["usual"] <= large.facts["usual"] < small.facts["usual"]
     assert full.config["data"] == "5,000 images of 5 classes, sorted"

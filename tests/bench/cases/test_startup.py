@@ -30,8 +30,8 @@ def test_files_that_stay_in_the_cache_are_not_cold(
 
     monkeypatch.setattr(startup, "drop_from_cache", drop)
     monkeypatch.setattr(runner, "_FRESH", get_context("forkserver"))  # forks are fast
-    with session(replace(little, pipelines=("memory",), images=8)) as own:
-        records = {one.name: one for one in CASES["startup"].measure(own)}
+    with session(replace(little, pipelines=("memory",), images=8)) as bench_session:
+        records = {one.name: one for one in CASES["startup"].measure(bench_session)}
     assert {name: one.facts["cached"] for name, one in records.items()} == {
         "torchvision, warm cache": 1.0,
         "torchvision, cold cache": 0.05,
@@ -52,6 +52,6 @@ def test_the_clock_starts_with_the_process(monkeypatch: pytest.MonkeyPatch, tmp_
         facts=lambda _: facts | {"cpu_until_then": 2.0},
     )  # fmt: skip
     monkeypatch.setattr(startup, "Runner", lambda *_, **__: fake)
-    sample, found = startup._start({"data": SimpleNamespace(data=str(tmp_path))}, cold=False)
+    sample, times = startup._start({"data": SimpleNamespace(data=str(tmp_path))}, cold=False)
     assert (sample.wall, sample.cpu) == (3.0, 2.0)
-    assert (found["imports"], found["first_batch"], found["later_epoch"]) == (1.0, 2.0, 0.5)
+    assert (times["imports"], times["first_batch"], times["later_epoch"]) == (1.0, 2.0, 0.5)

@@ -16,18 +16,18 @@ from tests.configs import with_settings
 
 
 def config_of(little: BenchConfig, variant: str) -> TrainConfig:
-    with session(little) as own:
-        config = own.train_config(8, **VARIANTS[variant])
+    with session(little) as bench_session:
+        config = bench_session.train_config(8, **VARIANTS[variant])
     return replace(config, data=DataConfig(data=little.data, pipeline="memory", workers=0))
 
 
 def test_the_authors_step_is_the_same_training(little: BenchConfig) -> None:
     """The authors' loop and fastsiam's, both in float32, give the same weights."""
     config = config_of(little, "authors")
-    own = fed(config)
-    batches = list(own.loader.epoch(0))
+    setup = fed(config)
+    batches = list(setup.loader.epoch(0))
     weights = []
-    for stepper in (step_of(own), authors_step(own)):
+    for stepper in (step_of(setup), authors_step(setup)):
         for batch in batches:
             stepper.take(batch)
         weights.append(torch.cat([p.detach().flatten() for p in stepper.method.parameters()]))
@@ -39,12 +39,12 @@ def test_the_authors_step_is_the_same_training(little: BenchConfig) -> None:
 def test_settings_are_told_as_they_are_used(
     little: BenchConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = fed(config_of(little, "eager"))
-    settings = step_of(own).settings
+    setup = fed(config_of(little, "eager"))
+    settings = step_of(setup).settings
     assert settings["numerics"]["precision"] in ("bf16", "fp32")  # "auto" is resolved
     assert settings["step"]["compile"] == "off"
     dtype = {"bf16": "bfloat16", "fp32": "float32"}[settings["numerics"]["precision"]]
-    assert own.facts == {"precision": dtype, "batch": 8, "ranks": 1}
+    assert setup.facts == {"precision": dtype, "batch": 8, "ranks": 1}
     # An uncompiled step must not be recorded as a compiled one.
     monkeypatch.setattr("fastsiam.train.step.compile_failure", lambda _: "no compiler")
     with pytest.raises(BackendError, match="no compiler"):

@@ -24,9 +24,9 @@ from tests.pipelines.cases import SMALL
 
 
 def job(shards: Path, cache: Path, **changes: Any) -> Job:
-    own: dict[str, Any] = {"shards": str(shards), "cache": str(cache), "cold": True, "workers": 0}
-    own |= {"environment": {}, "augment": SMALL, "batch": 8, "images": 24}
-    return Job(**own | changes)
+    base: dict[str, Any] = {"shards": str(shards), "cache": str(cache), "cold": True, "workers": 0}
+    base |= {"environment": {}, "augment": SMALL, "batch": 8, "images": 24}
+    return Job(**base | changes)
 
 
 def test_an_epoch_is_of_a_loader_that_was_just_opened(tmp_path: Path) -> None:
@@ -35,15 +35,15 @@ def test_an_epoch_is_of_a_loader_that_was_just_opened(tmp_path: Path) -> None:
     store = open_split(DataConfig(data=str(tmp_path / "shards")), "train")
     assert len(store) == 24 and sorted(store.labels.tolist()) == [0] * 8 + [1] * 8 + [2] * 8
     for cold in (False, True):
-        asked = job(tmp_path / "shards", cache, cold=cold)
-        task = build_reading(reader="memory", job=asked)
+        reading_job = job(tmp_path / "shards", cache, cold=cold)
+        task = build_reading(reader="memory", job=reading_job)
         for _ in range(2):
             task.before()
             task.run()
             (cache / "mark").touch()
         task.before()
         assert (cache / "mark").exists() != cold
-    task = build_reading(reader="memory", job=replace(asked, images=80))
+    task = build_reading(reader="memory", job=replace(reading_job, images=80))
     task.before()
     with pytest.raises(RuntimeError, match="it yields 24 of 80 images"):
         task.run()
@@ -62,10 +62,10 @@ def test_other_libraries_yield_every_image(
         storage.convert_for_litdata(files, tmp_path / "shards")
     else:
         storage.pack(files, tmp_path / "shards", storage.shard_count(3))
-    asked = job(tmp_path / "shards", tmp_path / "cache", workers=3)
-    loader: Any = OPENERS[reader](replace(asked, cache=""))
+    reading_job = job(tmp_path / "shards", tmp_path / "cache", workers=3)
+    loader: Any = OPENERS[reader](replace(reading_job, cache=""))
     assert loader.num_workers == 3
-    task = build_reading(reader=reader, job=asked)
+    task = build_reading(reader=reader, job=reading_job)
     task.before()
     task.run()  # counts the images
     assert task.facts()["version"]
@@ -77,9 +77,9 @@ def test_objects_come_after_the_latency(tmp_path: Path) -> None:
     (tmp_path / "there" / "one").write_bytes(content)
     with object_storage.served(tmp_path, 0.2) as port:
         address = f"http://127.0.0.1:{port}/{object_storage.BUCKET}/there/one"
-        for wanted, expected in (("bytes=5-900000", content[5:900001]), ("", content)):
+        for byte_range, expected in (("bytes=5-900000", content[5:900001]), ("", content)):
             began = time.monotonic()
-            request = urllib.request.Request(address, headers={"Range": wanted})
+            request = urllib.request.Request(address, headers={"Range": byte_range})
             with urllib.request.urlopen(request, timeout=60) as answer:
                 assert answer.read() == expected
             assert time.monotonic() - began > 0.2
@@ -103,13 +103,13 @@ def test_clients_of_s3_find_objects(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 @pytest.mark.slow
 def test_places_are_measured_beside_the_local_disk(little: BenchConfig) -> None:
     pytest.importorskip("obstore", reason="needs obstore: pip install 'fastsiam[cloud]'")
-    with session(replace(little, latencies=(0, 3))) as own:
-        records = CASES["storage"].measure(own)
-    found = {one.name: one for one in records}
+    with session(replace(little, latencies=(0, 3))) as bench_session:
+        records = CASES["storage"].measure(bench_session)
+    by_name = {one.name: one for one in records}
     places = ["local disk", *(f"S3, {ms} ms, {state} cache" for ms in (0, 3)
                               for state in ("cold", "warm"))]  # fmt: skip
     titles = ["fastsiam --pipeline torchvision", "fastsiam --pipeline native"]
     titles += [library.title for library in STREAMING.values() if library.missing is None]
-    assert set(found) == {f"{title}, {place}" for title in titles for place in places}
-    local = found["fastsiam --pipeline torchvision, local disk"]
+    assert set(by_name) == {f"{title}, {place}" for title in titles for place in places}
+    local = by_name["fastsiam --pipeline torchvision, local disk"]
     assert local.share_of_ceiling == 1 and "local disk" in table(records)

@@ -26,9 +26,9 @@ def test_every_case_measures() -> None:
 
 
 def test_every_variant_is_made_of_settings(little: BenchConfig) -> None:
-    with session(little) as own:
+    with session(little) as bench_session:
         for settings in VARIANTS.values():
-            config = own.train_config(8, **{"compile": "on"} | settings).to_dict()
+            config = bench_session.train_config(8, **{"compile": "on"} | settings).to_dict()
             used = config["numerics"] | config["step"]
             assert {k: used[k] for k in settings} == settings
 
@@ -39,33 +39,33 @@ def test_what_measures_nothing_imports_nothing_that_measures() -> None:
         "import sys, fastsiam.bench.config, fastsiam.bench.cases; print(*sys.modules); "
         "import fastsiam.bench.report; print(*sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
-    tables, report = (set(line.split()) for line in done.stdout.splitlines())
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert result.returncode == 0, result.stderr
+    tables, report = (set(line.split()) for line in result.stdout.splitlines())
     assert not tables & {"torch", "numpy"} and "fastsiam.bench.report" in report
     assert not report & {"torch", "fastsiam.bench.measure", "fastsiam.bench.runner"}
     assert not any(name.startswith("fastsiam.bench.cases.") for name in report)
 
 
-def converted(found: dict[str, Record]) -> bool:
-    ours, cp = found["fastsiam, files"], found["cp, files"]
+def converted(records: dict[str, Record]) -> bool:
+    ours, cp = records["fastsiam, files"], records["cp, files"]
     expected = ours.images_per_second / cp.images_per_second
     return bool(ours.ratio == pytest.approx(expected) and ours.facts["megabytes_per_second"] > 0)
 
 
-def cropped(found: dict[str, Record]) -> bool:
-    ratios = found["fastsiam"].ratio, found["torchvision, image by image"].ratio
-    return bool(ratios[0]) and ratios[1] == found["one pass over the crops"].share_of_ceiling == 1
+def cropped(records: dict[str, Record]) -> bool:
+    ratios = records["fastsiam"].ratio, records["torchvision, image by image"].ratio
+    return bool(ratios[0]) and ratios[1] == records["one pass over the crops"].share_of_ceiling == 1
 
 
-def digested(found: dict[str, Record]) -> bool:
-    digest, step = found["digest"], found["step"]
+def digested(records: dict[str, Record]) -> bool:
+    digest, step = records["digest"], records["step"]
     share = 100 * digest.cpu_seconds_per_image / step.cpu_seconds_per_image
     return bool(digest.facts["percent_of_step"] == pytest.approx(share))
 
 
-def limited(found: dict[str, Record]) -> bool:
-    units = [one.facts["rate"].split()[1] for one in found.values()]
+def limited(records: dict[str, Record]) -> bool:
+    units = [one.facts["rate"].split()[1] for one in records.values()]
     return units == ["GB/s", "TFLOP/s", "TFLOP/s"]
 
 
@@ -82,15 +82,15 @@ MEASURED: dict[str, tuple[str, Callable[[dict[str, Record]], bool]]] = {
 @pytest.mark.ffcv
 @pytest.mark.parametrize("case", MEASURED)
 def test_what_a_case_measures(case: str, little: BenchConfig) -> None:
-    with session(little) as own:
-        records = {one.name: one for one in CASES[case].measure(own)}
+    with session(little) as bench_session:
+        records = {one.name: one for one in CASES[case].measure(bench_session)}
     names, holds = MEASURED[case]
     assert list(records) == names.split("; ") and holds(records)
 
 
 def test_two_ranks_share_the_work(little: BenchConfig) -> None:
-    with session(replace(little, over="ranks", values=(1, 2))) as own:
-        one, two = CASES["sweep"].measure(own)
+    with session(replace(little, over="ranks", values=(1, 2))) as bench_session:
+        one, two = CASES["sweep"].measure(bench_session)
     assert (one.facts["value"], two.facts["value"]) == (1, 2) and two.ratio is not None
     assert two.images % 16 == 0
 
@@ -98,8 +98,8 @@ def test_two_ranks_share_the_work(little: BenchConfig) -> None:
 @pytest.mark.dali
 def test_a_sweep_of_the_jpeg_engine_is_dalis(little: BenchConfig) -> None:
     config = replace(little, over="jpeg-engine", values=(0, 90), pipelines=("dali", "memory"))
-    with session(config) as own:
-        records = CASES["sweep"].measure(own)
+    with session(config) as bench_session:
+        records = CASES["sweep"].measure(bench_session)
     assert [one.name for one in records] == ["dali, jpeg-engine 0", "dali, jpeg-engine 90"]
     assert records[1].config["jpeg-engine"] == 90 and records[1].baseline == "jpeg-engine 0"
     with pytest.raises(ValueError, match="percentages, 0 to 100"):

@@ -21,9 +21,9 @@ def test_training_is_not_faster_than_its_loader(
     """Simulate a fast GPU and torchvision workers that prefetch two batches each."""
     monkeypatch.setattr(train, "compare", lambda _, rows: rows)
     config = replace(little, crop=224, batch=2, images=0, workers=workers, pipelines=("native",))
-    with session(config) as own:  # large views need fewer images
-        own.device = "cuda"
-        rows: dict[str, Any] = {row.name: row for row in train.measure(own)}
+    with session(config) as bench_session:  # large views need fewer images
+        bench_session.device = "cuda"
+        rows: dict[str, Any] = {row.name: row for row in train.measure(bench_session)}
         data = rows[BASELINE].build.keywords["config"].data
         batches = sum(path.is_file() for path in Path(data.data).rglob("*")) // 2
     warm, steps = train.window(12, batches, data, whole=True)

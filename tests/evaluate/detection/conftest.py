@@ -10,7 +10,7 @@ from tests.evaluate.detection.made import make_detection_set
 
 
 @pytest.fixture(scope="session")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def detection_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small generated set in folders voc and coco. Tests that modify it work on a copy."""
     folder = tmp_path_factory.mktemp("detection")
     make_detection_set(folder, train=12, val=6)

@@ -74,12 +74,12 @@ def make_detection_set(folder: Path, *, train: int = 300, val: int = 100, seed: 
     splits.append((2007, "test", range(train, train + val)))
     coco: dict[str, list[_Drawn]] = {"train2017": [], "val2017": []}
     for year, split, numbers in splits:
-        drawn = [(number, *_picture((seed, number))) for number in numbers]
-        _write_voc(folder / "voc" / "VOCdevkit" / f"VOC{year}", year, split, drawn)
-        coco["val2017" if split == "test" else "train2017"] += drawn
+        pictures = [(number, *_picture((seed, number))) for number in numbers]
+        _write_voc(folder / "voc" / "VOCdevkit" / f"VOC{year}", year, split, pictures)
+        coco["val2017" if split == "test" else "train2017"] += pictures
     (folder / "voc" / "VOCdevkit" / "classes.txt").write_text("\n".join(CLASSES) + "\n")
-    for split, drawn in coco.items():
-        _write_coco(folder / "coco", split, drawn)
+    for split, pictures in coco.items():
+        _write_coco(folder / "coco", split, pictures)
 
 
 def _picture(seed: tuple[int, int]) -> tuple[Image.Image, list[_Object]]:
@@ -88,32 +88,32 @@ def _picture(seed: tuple[int, int]) -> tuple[Image.Image, list[_Object]]:
     height, width = (int(side) for side in generator.integers(*_SIDES, 2, endpoint=True))
     ground = np.full((height, width), 0.5) + generator.uniform(-0.3, 0.3)
     picture = np.repeat(ground[..., None], 3, axis=2) + generator.uniform(-0.05, 0.05, 3)
-    taken = np.zeros((height, width), bool)
+    occupied = np.zeros((height, width), bool)
     objects: list[_Object] = []
     crowds = int(generator.random() < _CROWDED)
     for number in range(int(generator.integers(1, 4, endpoint=True)) + crowds):
         label = int(generator.integers(len(CLASSES)))
-        found = _placed(taken, label, number < crowds, generator)
-        if found is None:
+        placed_object = _placed(occupied, label, number < crowds, generator)
+        if placed_object is None:
             continue
         texture = with_colours(pattern(CLASSES[label], generator, height, width), generator)
-        picture[found.covered] = texture[found.covered]
-        x0, y0, x1, y1 = found.box
-        taken[max(0, y0 - 2) : y1 + 2, max(0, x0 - 2) : x1 + 2] = True
-        objects.append(found)
+        picture[placed_object.covered] = texture[placed_object.covered]
+        x0, y0, x1, y1 = placed_object.box
+        occupied[max(0, y0 - 2) : y1 + 2, max(0, x0 - 2) : x1 + 2] = True
+        objects.append(placed_object)
     return with_lighting(picture, generator), objects
 
 
 def _placed(
-    taken: NDArray[np.bool_], label: int, crowd: bool, generator: np.random.Generator
+    occupied: NDArray[np.bool_], label: int, crowd: bool, generator: np.random.Generator
 ) -> _Object | None:
     """Draw an object at a free place; None if all tries fail."""
-    height, width = taken.shape
+    height, width = occupied.shape
     for _ in range(60):
         sides = np.log(_SMALL), np.log(_LARGE), 2
         h, w = (40, 40) if crowd else np.exp(generator.uniform(*sides))
         y, x = generator.uniform(0, height - h), generator.uniform(0, width - w)
-        if taken[int(y) : int(y + h) + 1, int(x) : int(x + w) + 1].any():
+        if occupied[int(y) : int(y + h) + 1, int(x) : int(x + w) + 1].any():
             continue
         few = [(x + w / 3 * i, y + h / 3 * j, w / 4, h / 4) for i in range(3) for j in range(3)]
         outlines = [_outline(box, generator) for box in (few if crowd else [(x, y, w, h)])]
@@ -135,11 +135,11 @@ def _outline(box: tuple[float, ...], generator: np.random.Generator) -> list[flo
     return [float(value) for value in np.stack([columns, rows], 1).round(2).reshape(-1)]
 
 
-def _write_voc(root: Path, year: int, split: str, drawn: list[_Drawn]) -> None:
+def _write_voc(root: Path, year: int, split: str, pictures: list[_Drawn]) -> None:
     for name in ("Annotations", "ImageSets/Main", "JPEGImages"):
         (root / name).mkdir(parents=True, exist_ok=True)
-    names = [f"{n:06d}" if year == 2007 else f"{year}_{n:06d}" for n, _, _ in drawn]
-    for name, (_, image, objects) in zip(names, drawn, strict=True):
+    names = [f"{n:06d}" if year == 2007 else f"{year}_{n:06d}" for n, _, _ in pictures]
+    for name, (_, image, objects) in zip(names, pictures, strict=True):
         image.save(root / "JPEGImages" / f"{name}.jpg", quality=92)
         text = f"<size><width>{image.width}</width><height>{image.height}</height></size>"
         for one in objects:
@@ -153,13 +153,13 @@ def _write_voc(root: Path, year: int, split: str, drawn: list[_Drawn]) -> None:
     (root / "ImageSets" / "Main" / f"{split}.txt").write_text("".join(f"{n}\n" for n in names))
 
 
-def _write_coco(root: Path, split: str, drawn: list[_Drawn]) -> None:
+def _write_coco(root: Path, split: str, pictures: list[_Drawn]) -> None:
     """Write a split in COCO's folder layout. Class ids have gaps, like COCO's."""
     for name in ("annotations", split):
         (root / name).mkdir(parents=True, exist_ok=True)
     images: list[dict[str, Any]] = []
     annotations: list[dict[str, Any]] = []
-    for number, image, objects in drawn:
+    for number, image, objects in pictures:
         file = f"{number:012d}.jpg"
         image.save(root / split / file, quality=92)
         size = {"height": image.height, "width": image.width}

@@ -48,44 +48,49 @@ def killed_at(call: int, run: Path, config: DetectConfig) -> None:
     record_files._SECONDS_BETWEEN_SAVES, training._STEPS_BETWEEN_READS = 0.0, 1
     step, calls = DetectorTraining.step, count(1)
 
-    def counted(self: DetectorTraining, *arguments: Any) -> Any:
+    def step_or_die(self: DetectorTraining, *arguments: Any) -> Any:
         if next(calls) == call:
             os.kill(os.getpid(), signal.SIGKILL)
         return step(self, *arguments)
 
-    DetectorTraining.step = counted  # type: ignore[assignment,method-assign]
+    DetectorTraining.step = step_or_die  # type: ignore[assignment,method-assign]
     evaluate_detection(run, config, HERE)
 
 
 def test_detection_of_a_run_that_is_killed_and_resumed_bit_for_bit(
-    run: Path, made: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run: Path,
+    detection_data: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """A run killed in its second trial after a save gives the same results and weights."""
     ends: list[dict[str, Any]] = []
     settle = DetectorTraining.compute_precise_bn
 
-    def noted(self: DetectorTraining, batches: Any) -> None:
+    def copy_weights(self: DetectorTraining, batches: Any) -> None:
         ends.append({name: x.clone() for name, x in self.network.state_dict().items()})
         settle(self, batches)
 
-    monkeypatch.setattr(DetectorTraining, "compute_precise_bn", noted)
+    monkeypatch.setattr(DetectorTraining, "compute_precise_bn", copy_weights)
     images: list[str] = []
     monkeypatch.setattr(detect, "check_same_images", lambda names, _: images.extend(names))
     with pytest.raises(FastSiamError, match="eval detect needs --data"):
         evaluate_detection(run, QUICK, HERE)
     before = (run / "checkpoints" / "last.pt").read_bytes()
-    config = replace(QUICK, data=str(made / "voc"), trials=2)
+    config = replace(QUICK, data=str(detection_data / "voc"), trials=2)
     record = evaluate_detection(run, config, HERE)
     truth = [
         one
         for name in ("train", "val")
-        for one in open_detection("voc07", made / "voc", name).pictures
+        for one in open_detection("voc07", detection_data / "voc", name).pictures
     ]
     assert images == [f"{one.file.name} {record.data.labels_crc32}" for one in truth]
-    said = capsys.readouterr().err
-    assert "C4 of torchvision's parts, Faster R-CNN: 3 steps of 2" in said
-    assert "not the protocol's: steps 3 (not 24,000); warmup 1 (not 100); batch 2 (not 16)" in said
-    assert "backbone resnet10 (not resnet50)" in said
+    stderr = capsys.readouterr().err
+    assert "C4 of torchvision's parts, Faster R-CNN: 3 steps of 2" in stderr
+    assert (
+        "not the protocol's: steps 3 (not 24,000); warmup 1 (not 100); batch 2 (not 16)" in stderr
+    )
+    assert "backbone resnet10 (not resnet50)" in stderr
     assert [line["seed"] for line in record.results] == [0, 1]
     assert set(record.results[0]) == {"trial", "seed", "AP50", "AP", "AP75"}
     means, spread = record.over_trials
@@ -114,19 +119,19 @@ def test_detection_of_a_run_that_is_killed_and_resumed_bit_for_bit(
 
 
 def test_a_test_set_without_objects_is_refused_before_the_training(
-    run: Path, made: Path, tmp_path: Path
+    run: Path, detection_data: Path, tmp_path: Path
 ) -> None:
-    shutil.copytree(made / "voc", tmp_path / "voc")
+    shutil.copytree(detection_data / "voc", tmp_path / "voc")
     for name in (tmp_path / "voc").rglob("*.xml"):
         name.write_text(name.read_text().replace("<difficult>0", "<difficult>1"))
     with pytest.raises(DataError, match=r"^VOC test 2007 in .* has no objects to detect$"):
         detect.preflight(run, replace(QUICK, data=str(tmp_path / "voc")))
 
 
-def test_masks_of_coco(run: Path, made: Path) -> None:
+def test_masks_of_coco(run: Path, detection_data: Path) -> None:
     pytest.importorskip("pycocotools")
     record = evaluate_detection(
-        run, replace(QUICK, data=str(made / "coco"), task="coco", untrained=True), HERE
+        run, replace(QUICK, data=str(detection_data / "coco"), task="coco", untrained=True), HERE
     )
     names = ("AP50", "AP", "AP75")
     assert set(record.results[0]) == {"trial", "seed", *names, *(f"mask {x}" for x in names)}
@@ -136,9 +141,9 @@ def test_masks_of_coco(run: Path, made: Path) -> None:
 
 
 @pytest.mark.slow  # starts two processes
-def test_two_ranks_make_the_figures_of_one_record(run: Path, made: Path) -> None:
-    flags = _options(replace(QUICK, data=str(made / "voc"), gpus=2))
-    done = fastsiam_on_ranks(2, "eval", "detect", str(run), *flags)
-    assert "AP50" in done[0].stdout and not done[1].stdout
+def test_two_ranks_make_the_figures_of_one_record(run: Path, detection_data: Path) -> None:
+    flags = _options(replace(QUICK, data=str(detection_data / "voc"), gpus=2))
+    results = fastsiam_on_ranks(2, "eval", "detect", str(run), *flags)
+    assert "AP50" in results[0].stdout and not results[1].stdout
     (record,) = read_records(run)
     assert record.images.ranks == 2 and record.images_validated == 6

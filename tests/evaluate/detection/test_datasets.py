@@ -44,7 +44,7 @@ def voc(folder: Path, *objects: tuple[Any, ...], size: Any = (60, 40)) -> Path:
     return folder
 
 
-def thing(number: int, image: int = 9, category: int = 3, **more: Any) -> dict[str, Any]:
+def annotation(number: int, image: int = 9, category: int = 3, **more: Any) -> dict[str, Any]:
     polygon = [10.0, 5.0, 30.0, 5.0, 30.0, 25.0, 10.0, 25.0]
     return {
         "id": number, "image_id": image, "category_id": category, "bbox": [10.0, 5.0, 20.0, 20.0],
@@ -95,8 +95,8 @@ def test_coco_has_corners_and_labels_without_gaps(tmp_path: Path) -> None:
     """Crowds and objects with zero area, such as COCO's annotation 918, are left out."""
     runs = {"size": [40, 60], "counts": [100, 300, 2000]}
     objects = [
-        thing(1, category=90), thing(2, iscrowd=1, segmentation=runs), thing(3),
-        thing(918, bbox=[29.65, 38.33, 1.03, 0.0]), thing(4, segmentation=[[1, 2, 3, 4]]),
+        annotation(1, category=90), annotation(2, iscrowd=1, segmentation=runs), annotation(3),
+        annotation(918, bbox=[29.65, 38.33, 1.03, 0.0]), annotation(4, segmentation=[[1, 2, 3, 4]]),
     ]  # fmt: skip
     opened = open_detection("coco", coco_set(tmp_path, *objects), "val")
     assert opened.classes == ("car", "toothbrush")
@@ -110,26 +110,28 @@ def test_coco_has_corners_and_labels_without_gaps(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("task", ["voc07", "coco"])
-def test_measures_of_what_is_there(task: Task, made: Path) -> None:
+def test_measures_of_what_is_there(task: Task, detection_data: Path) -> None:
     """Detect a share of each object's width; AP counts the IoU thresholds below that share."""
     pytest.importorskip("pycocotools")
-    assert len(open_detection("voc07", made / "voc/VOCdevkit", "train")) == 6
-    assert len(open_detection("voc0712", made / "voc", "train")) == 12
-    truth = open_detection(task, made / task[:4].rstrip("0"), "val")
+    assert len(open_detection("voc07", detection_data / "voc/VOCdevkit", "train")) == 6
+    assert len(open_detection("voc0712", detection_data / "voc", "train")) == 12
+    truth = open_detection(task, detection_data / task[:4].rstrip("0"), "val")
     assert truth.classes == CLASSES
     for share, ap in ((1.0, 100), (0.82, 70), (0.62, 30)):
-        found = []
+        detections = []
         for one in truth.pictures:
             boxes, scores = one.boxes.copy(), np.ones(len(one), "f4")
             boxes[:, 2] = boxes[:, 0] + share * (boxes[:, 2] - boxes[:, 0])
             masks = tuple(map(truth.coco.annToRLE, one.annotations)) if truth.coco else ()
-            found.append(Detections(one.image_id, boxes, scores, one.labels, masks))
+            detections.append(Detections(one.image_id, boxes, scores, one.labels, masks))
         expected = pytest.approx({"AP50": 100, "AP": ap, "AP75": 100 * (share > 0.75)})
         if task == "coco":
-            assert coco_scores(truth, found) == expected and coco_scores(truth, [])["AP50"] == 0
-            assert coco_scores(truth, found, "segm")["AP"] == pytest.approx(100)
+            assert (
+                coco_scores(truth, detections) == expected and coco_scores(truth, [])["AP50"] == 0
+            )
+            assert coco_scores(truth, detections, "segm")["AP"] == pytest.approx(100)
         else:
-            assert voc_scores(truth, found) == expected
+            assert voc_scores(truth, detections) == expected
 
 
 BAD_VOC: dict[str, tuple[Callable[[Path], object], str]] = {
@@ -181,7 +183,7 @@ def test_pycocotools_gets_no_mask_that_does_not_fit(crowd: int, tmp_path: Path) 
     """pycocotools does not check masks: most of these would be filled from arbitrary memory."""
     message = r"^[^\n]*instances_val2017\.json .*annotation 918: [^\n]*$"
     for mask in BAD_MASKS.values():
-        data = coco_set(tmp_path, thing(1), thing(918, segmentation=mask, iscrowd=crowd))
+        data = coco_set(tmp_path, annotation(1), annotation(918, segmentation=mask, iscrowd=crowd))
         with pytest.raises(DataError, match=message):
             open_detection("coco", data, "val")
 
@@ -193,34 +195,36 @@ def test_masks_that_fit_are_as_pycocotools_has_them(tmp_path: Path) -> None:
     covered[5:25, 10:30] = 1
     code = tools.encode(covered)
     masks = [code | {"counts": code["counts"].decode()}, run_lengths(covered > 0), []]
-    objects = [thing(i, segmentation=mask) for i, mask in enumerate(masks, start=1)]
+    objects = [annotation(i, segmentation=mask) for i, mask in enumerate(masks, start=1)]
     opened = open_detection("coco", coco_set(tmp_path, *objects), "val")
     one = opened.pictures[1]
     assert len(one) == 2
     for row in one.annotations:
         np.testing.assert_array_equal(opened.coco.annToMask(row), covered)
-    found = Detections(9, one.boxes, np.ones(2, "f4"), one.labels, (code, code))
-    assert 0 < coco_scores(opened, [found], "segm")["AP"] < 100
+    detections = Detections(9, one.boxes, np.ones(2, "f4"), one.labels, (code, code))
+    assert 0 < coco_scores(opened, [detections], "segm")["AP"] < 100
 
 
 def test_what_pycocotools_needs_at_the_end_is_there(tmp_path: Path) -> None:
     """Fields that pycocotools needs are filled in: a positive id, the area and iscrowd."""
     odd: list[tuple[Any, Any]] = [(0, 1), (1, 1), ("a7", "b")]
     for ids in odd:
-        objects = [thing(key, bbox=[x, 5, 10, 20]) for key, x in zip(ids, (10, 40), strict=True)]
+        objects = [
+            annotation(key, bbox=[x, 5, 10, 20]) for key, x in zip(ids, (10, 40), strict=True)
+        ]
         for one in objects:
             del one["area"], one["iscrowd"]
         objects[0]["iscrowd"] = None
         opened = open_detection("coco", coco_set(tmp_path, *objects), "val")
         (truth,) = (one for one in opened.pictures if len(one))
-        found = Detections(truth.image_id, truth.boxes, np.ones(2, "f4"), truth.labels)
-        assert coco_scores(opened, [found])["AP"] == pytest.approx(100)
+        detections = Detections(truth.image_id, truth.boxes, np.ones(2, "f4"), truth.labels)
+        assert coco_scores(opened, [detections])["AP"] == pytest.approx(100)
 
 
 def test_one_line_names_the_file_of_coco(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = coco_set(tmp_path) / "annotations/instances_val2017.json"
-    whole = path.read_text()
-    for text in ("{", "[]", whole.replace('"height": 40, ', "")):
+    original = path.read_text()
+    for text in ("{", "[]", original.replace('"height": 40, ', "")):
         path.write_text(text)
         with pytest.raises(DataError, match=r"cannot read .*instances_val2017\.json"):
             open_detection("coco", tmp_path, "val")
@@ -229,7 +233,7 @@ def test_one_line_names_the_file_of_coco(tmp_path: Path, monkeypatch: pytest.Mon
         ({"category": 4}, "KeyError"),
         ({"bbox": [1, 5, 3]}, "expected 4, got 3"),
     ):
-        coco_set(tmp_path, thing(1, **change))
+        coco_set(tmp_path, annotation(1, **change))
         with pytest.raises(DataError, match=f"instances_val2017.json .*annotation 1: .*{message}"):
             open_detection("coco", tmp_path, "val")
     with pytest.raises(NoSplitError, match=r"looked for .*train2017\.json; unpack COCO's zips"):

@@ -41,7 +41,7 @@ def test_every_weight_is_trained_and_boxes_are_float32_under_autocast(kind: str)
         stages |= {"stage": model.roi_heads.box_head.stage}
     types: dict[str, list[torch.dtype]] = {name: [] for name in stages}
 
-    def noting(name: str) -> Any:
+    def record_types(name: str) -> Any:
         def note(module: nn.Module, arguments: Any, result: Any) -> None:
             parts = result.values() if isinstance(result, dict) else result
             types[name].append(next(iter(parts)).dtype)
@@ -49,7 +49,7 @@ def test_every_weight_is_trained_and_boxes_are_float32_under_autocast(kind: str)
         return note
 
     for name, module in stages.items():
-        module.register_forward_hook(noting(name))
+        module.register_forward_hook(record_types(name))
     losses = model(images(), targets())
     expected = {"loss_objectness", "loss_rpn_box_reg", "loss_classifier", "loss_box_reg"}
     assert set(losses) == expected | {"loss_mask"}
@@ -60,8 +60,8 @@ def test_every_weight_is_trained_and_boxes_are_float32_under_autocast(kind: str)
     assert all(p.requires_grad and p.grad is not None for p in model.parameters())
     model.eval().roi_heads.score_thresh, model.roi_heads.detections_per_img = 0.0, 5
     with torch.no_grad():
-        found = model(images(), sizes=[(192, 128), (32, 50)])
-    for one, (height, width) in zip(found, [(192, 128), (32, 50)], strict=True):
+        detections = model(images(), sizes=[(192, 128), (32, 50)])
+    for one, (height, width) in zip(detections, [(192, 128), (32, 50)], strict=True):
         assert len(one["boxes"]) > 0 and set(one["labels"].tolist()) <= {1, 2, 3}
         assert one["boxes"].dtype == torch.float32
         assert one["boxes"][:, 2].max() <= width and one["boxes"][:, 3].max() <= height

@@ -34,17 +34,17 @@ def detections(image_id: int, boxes: Any, scores: Any, labels: Any = None) -> De
     )
 
 
-def ap50(truth: DetectionSet, found: list[Detections], rule: Rule = "area") -> float:
-    return voc_scores(truth, found, rule)["AP50"]
+def ap50(truth: DetectionSet, predictions: list[Detections], rule: Rule = "area") -> float:
+    return voc_scores(truth, predictions, rule)["AP50"]
 
 
 def test_voc_by_hand() -> None:
     """Three objects; right, wrong, right: recall 1/3, 1/3, 2/3 and precision 1, 1/2, 2/3."""
     truth = truth_of(picture(1, [BOX, FAR]), picture(2, [BOX]))
-    found = [detections(1, [BOX, OTHER, FAR], [0.9, 0.8, 0.7])]
+    predictions = [detections(1, [BOX, OTHER, FAR], [0.9, 0.8, 0.7])]
     # The best precision is 1 at recalls 0 to 0.3, 2/3 at 0.4 to 0.6 and 0 beyond.
-    assert ap50(truth, found, "11 points") == pytest.approx(100 * (4 + 3 * 2 / 3) / 11)
-    assert ap50(truth, found) == pytest.approx(100 * (1 / 3 + 1 / 3 * 2 / 3))
+    assert ap50(truth, predictions, "11 points") == pytest.approx(100 * (4 + 3 * 2 / 3) / 11)
+    assert ap50(truth, predictions) == pytest.approx(100 * (1 / 3 + 1 / 3 * 2 / 3))
     # The left half of BOX has an IoU of exactly 0.5, which is not above VOC's threshold.
     truth = truth_of(picture(1, [BOX]))
     assert ap50(truth, [detections(1, [(10, 10, 20, 30)], [0.5])]) == 0
@@ -53,8 +53,8 @@ def test_voc_by_hand() -> None:
 
 def test_difficult_objects_and_classes_without_objects() -> None:
     truth = truth_of(picture(1, [BOX, FAR], difficult=[1]))
-    found = [detections(1, [BOX, FAR, FAR, OTHER], [0.5, 0.9, 0.8, 0.9], [0, 0, 0, 1])]
-    assert ap50(truth, found) == ap50(truth, found, "11 points") == 100
+    predictions = [detections(1, [BOX, FAR, FAR, OTHER], [0.5, 0.9, 0.8, 0.9], [0, 0, 0, 1])]
+    assert ap50(truth, predictions) == ap50(truth, predictions, "11 points") == 100
     for nothing in ([], [detections(1, [], [])]):
         assert voc_scores(truth, nothing) == {"AP": 0, "AP50": 0, "AP75": 0}
     with pytest.raises(DataError, match="no object"):
@@ -72,48 +72,50 @@ def random_case(seed: int) -> tuple[DetectionSet, list[Detections]]:
         corner = generator.uniform(0, 70, (count, 2))
         return np.concatenate([corner, corner + generator.uniform(5, 30, (count, 2))], 1)
 
-    pictures, found = [], []
+    pictures, predictions = [], []
     for number in range(12):
         count = int(generator.integers(0, 6))
         boxes, labels = boxes_of(count), generator.integers(0, 3, count)
         difficult = np.flatnonzero(generator.random(count) < 0.25)
         pictures.append(picture(number, boxes, labels, difficult=difficult))
-        kept = np.repeat(boxes, 2, axis=0) + generator.normal(0, 2, (2 * count, 4))
-        every = np.concatenate([kept, boxes_of(3)])
+        shifted = np.repeat(boxes, 2, axis=0) + generator.normal(0, 2, (2 * count, 4))
+        every = np.concatenate([shifted, boxes_of(3)])
         every[:, 2:] = np.maximum(every[:, 2:], every[:, :2] + 1)
         names = np.concatenate([np.repeat(labels, 2), generator.integers(0, 3, 3)])
-        found.append(detections(number, every, generator.uniform(0, 1, len(every)).round(2), names))
-    return truth_of(*pictures, classes=("a", "b", "c")), found
+        predictions.append(
+            detections(number, every, generator.uniform(0, 1, len(every)).round(2), names)
+        )
+    return truth_of(*pictures, classes=("a", "b", "c")), predictions
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_voc_is_what_a_slow_implementation_says(seed: int) -> None:
     """The slow implementation matches one detection at a time."""
-    truth, found = random_case(seed)
+    truth, predictions = random_case(seed)
     rules: tuple[Rule, ...] = ("11 points", "area")
     for rule in rules:
         expected = [
-            100 * sum(_slow_average(truth, found, label, least, rule) for label in range(3))
+            100 * sum(_slow_average(truth, predictions, label, least, rule) for label in range(3))
             for least in (0.5 + 0.05 * step for step in range(10))
         ]
-        scores = voc_scores(truth, found, rule)
+        scores = voc_scores(truth, predictions, rule)
         assert scores["AP50"] == pytest.approx(expected[0] / 3)
         assert scores["AP75"] == pytest.approx(expected[5] / 3)
         assert scores["AP"] == pytest.approx(sum(expected) / 30)
 
 
 def _slow_average(
-    truth: DetectionSet, found: list[Detections], label: int, least: float, rule: str
+    truth: DetectionSet, predictions: list[Detections], label: int, least: float, rule: str
 ) -> float:
     pictures = {one.image_id: one for one in truth.pictures}
-    wanted = sum(((one.labels == label) & ~one.difficult).sum() for one in truth.pictures)
+    object_count = sum(((one.labels == label) & ~one.difficult).sum() for one in truth.pictures)
     rows = [
         (float(score), box, one.image_id)
-        for one in found
-        for score, box, own in zip(one.scores, one.boxes, one.labels, strict=True)
-        if own == label
+        for one in predictions
+        for score, box, predicted_label in zip(one.scores, one.boxes, one.labels, strict=True)
+        if predicted_label == label
     ]
-    taken: set[tuple[int, int]] = set()
+    matched: set[tuple[int, int]] = set()
     right = wrong = 0
     points: list[tuple[float, float]] = []
     for _, box, image_id in sorted(rows, key=lambda row: -row[0]):  # a stable sort
@@ -124,12 +126,12 @@ def _slow_average(
         hit = place >= 0 and overlaps[place] > least
         if hit and one.difficult[place]:
             continue
-        if hit and (image_id, place) not in taken:
-            taken.add((image_id, place))
+        if hit and (image_id, place) not in matched:
+            matched.add((image_id, place))
             right += 1
         else:
             wrong += 1
-        points.append((right / wanted, right / (right + wrong)))
+        points.append((right / object_count, right / (right + wrong)))
     if rule == "11 points":  # like numpy's multiples: 3 * 0.1 is 0.30000000000000004
         return sum(max((p for r, p in points if r >= n * 0.1), default=0) for n in range(11)) / 11
     area = before = 0.0

@@ -63,12 +63,12 @@ def test_each_pass_shows_every_image_once_in_another_order() -> None:
 
 def test_the_protocols_rates() -> None:
     """MoCo's VOC: 100 warm-up steps, drops at 18,000 and 22,000 of 24,000, or in proportion."""
-    own = PROTOCOL["voc07"]
-    rates = [own.rate(0.02, step) for step in (0, 50, 100, 17_999, 18_000, 22_000)]
+    schedule = PROTOCOL["voc07"]
+    rates = [schedule.rate(0.02, step) for step in (0, 50, 100, 17_999, 18_000, 22_000)]
     assert rates == pytest.approx([2e-5, 0.01001, 0.02, 0.02, 0.002, 0.0002])
     assert schedule_of(DetectConfig(task="coco")) == PROTOCOL["coco"]
     assert schedule_of(DetectConfig(steps=240, warmup=10)).drops == (180, 220)
-    assert own.sides == tuple(range(480, 801, 32))
+    assert schedule.sides == tuple(range(480, 801, 32))
 
 
 def test_what_is_not_the_protocols_is_said() -> None:
@@ -92,16 +92,16 @@ def test_settings_that_cannot_be_are_refused() -> None:
 
 
 def test_a_batch_is_a_function_of_seed_and_step(data: DetectionSet) -> None:
-    whole, later = batches(data, 0, 5), batches(data, 3, 5)
-    assert len(later) == 2 and all(map(alike, whole[3:], later))
+    all_batches, later = batches(data, 0, 5), batches(data, 3, 5)
+    assert len(later) == 2 and all(map(alike, all_batches[3:], later))
     first, second = (batches(data, 0, 5, Place(rank, 2, HERE.device)) for rank in (0, 1))
-    assert all(map(alike, whole, map(list.__add__, first, second)))
+    assert all(map(alike, all_batches, map(list.__add__, first, second)))
 
 
-def test_objects_follow_their_image(made: Path) -> None:
+def test_objects_follow_their_image(detection_data: Path) -> None:
     """Boxes still enclose their masks after resizing and flipping; image sides are as requested."""
     pytest.importorskip("pycocotools")
-    data = open_detection("coco", made / "coco", "train")
+    data = open_detection("coco", detection_data / "coco", "train")
     images = images_of(data, short_side="96-128", long_side=150)
     flips = set()
     for position in range(16):
@@ -135,22 +135,22 @@ def test_images_without_objects_are_not_trained_on(data: DetectionSet) -> None:
 
 def test_every_weight_is_trained_and_the_loss_falls(data: DetectionSet) -> None:
     """Weight decay does not apply to BN."""
-    made, batch = training(), batches(data, 0, 1)[0]
-    before = {name: value.clone() for name, value in made.network.named_parameters()}
-    losses = [float(made.step(step, batch)) for step in range(7)]
-    after = dict(made.network.named_parameters())
+    trainer, batch = training(), batches(data, 0, 1)[0]
+    before = {name: value.clone() for name, value in trainer.network.named_parameters()}
+    losses = [float(trainer.step(step, batch)) for step in range(7)]
+    after = dict(trainer.network.named_parameters())
     assert not [name for name, value in before.items() if value.equal(after[name])]
     assert losses[-1] < losses[0]
-    decays, rest = made.state()["optimizer"]["param_groups"]
+    decays, rest = trainer.state()["optimizer"]["param_groups"]
     assert decays["weight_decay"] == 1e-4 and rest["weight_decay"] == 0.0
-    norms = [module for module in made.network.modules() if isinstance(module, nn.BatchNorm2d)]
+    norms = [module for module in trainer.network.modules() if isinstance(module, nn.BatchNorm2d)]
     assert len(rest["params"]) == 2 * len(norms)
 
 
 def test_precise_batch_norm_is_the_mean_over_batches(data: DetectionSet) -> None:
     """Recompute the first BN on batches with different statistics; weights do not change."""
-    made = training()
-    first: Any = made.network.get_submodule("backbone.bn1")
+    trainer = training()
+    first: Any = trainer.network.get_submodule("backbone.bn1")
     seen: list[Tensor] = []
 
     def note(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
@@ -158,7 +158,7 @@ def test_precise_batch_norm_is_the_mean_over_batches(data: DetectionSet) -> None
 
     handle = first.register_forward_pre_hook(note)
     before = first.weight.clone()
-    made.compute_precise_bn(batches(data, 0, 3))
+    trainer.compute_precise_bn(batches(data, 0, 3))
     handle.remove()
     mean = torch.stack([x.mean((0, 2, 3)) for x in seen]).mean(0)
     var = torch.stack([x.var((0, 2, 3)) for x in seen]).mean(0)
@@ -169,24 +169,27 @@ def test_precise_batch_norm_is_the_mean_over_batches(data: DetectionSet) -> None
 
 def test_detections_are_in_the_images_own_pixels(data: DetectionSet) -> None:
     tools = pytest.importorskip("pycocotools.mask")
-    made = training(replace(CONFIG, short_side="96", long_side=100), masks=True)
-    heads: Any = made.network.roi_heads
+    trainer = training(replace(CONFIG, short_side="96", long_side=100), masks=True)
+    heads: Any = trainer.network.roi_heads
     heads.score_thresh, heads.detections_per_img = 0.0, 5
-    found = made.detections(data)
-    assert [one.image_id for one in found] == [*range(10, 17)]
-    assert max(one.boxes.max() for one in found) <= SIDE and found[0].boxes.dtype == np.float32
-    assert set(np.concatenate([one.labels for one in found]).tolist()) <= {0, 1}
-    assert len(found[0].masks) == len(found[0].boxes)
-    assert tools.decode(found[0].masks[0]).shape == (SIDE, SIDE)
+    detections = trainer.detections(data)
+    assert [one.image_id for one in detections] == [*range(10, 17)]
+    assert (
+        max(one.boxes.max() for one in detections) <= SIDE
+        and detections[0].boxes.dtype == np.float32
+    )
+    assert set(np.concatenate([one.labels for one in detections]).tolist()) <= {0, 1}
+    assert len(detections[0].masks) == len(detections[0].boxes)
+    assert tools.decode(detections[0].masks[0]).shape == (SIDE, SIDE)
 
 
 @pytest.mark.slow  # a minute of training
 def test_a_detector_learns(tmp_path: Path) -> None:
     steps = 150
     config = replace(CONFIG, steps=steps, warmup=10, batch_size=4)
-    made, data = training(config), squares(tmp_path, 8)
+    trainer, data = training(config), squares(tmp_path, 8)
     images = TrainingImages(data, config, seed=0, place=HERE)
     for step, batch in enumerate(images.from_step(0, steps)):
-        made.step(step, batch)
-    made.compute_precise_bn(images.from_step(steps, steps + 10))
-    assert voc_scores(data, made.detections(data))["AP50"] > 80
+        trainer.step(step, batch)
+    trainer.compute_precise_bn(images.from_step(steps, steps + 10))
+    assert voc_scores(data, trainer.detections(data))["AP50"] > 80

@@ -16,7 +16,7 @@ from fastsiam.console import Console
 from fastsiam.errors import DataError
 from fastsiam.pipelines.convert import BadImagesError, beside, convert
 from fastsiam.pipelines.store import BetonStore, FolderStore, open_store
-from tests.configs import Said
+from tests.configs import RecordingConsole
 from tests.conftest import write_images
 from tests.conversions import checked, run, same_images
 from tests.processes import fastsiam, python
@@ -49,13 +49,13 @@ def test_a_conversion_goes_beside_its_source(
     """However the source is named. So ``--data`` with its folder still means the originals."""
     monkeypatch.chdir(images)
     for source in (str(images), ".", "train/..", f"{images}/"):
-        written = convert("folder", ConvertConfig(source=source, limit=3), Console(quiet=True))
-        assert {file.path.parent.resolve() for file in written} == {tmp_path / "data-beton"}
-        assert [file.there for file in written] == [source != str(images)] * 2
+        conversions = convert("folder", ConvertConfig(source=source, limit=3), Console(quiet=True))
+        assert {file.path.parent.resolve() for file in conversions} == {tmp_path / "data-beton"}
+        assert [file.there for file in conversions] == [source != str(images)] * 2
     assert len(open_store(images, "train")) == 24
     archive = tar(tmp_path / "my.shards.tar", [("a/0.jpg", jpeg(0))])
-    (made,) = convert("folder", ConvertConfig(source=str(archive)), Console(quiet=True))
-    assert made.path == tmp_path / "my-beton" / "train.beton"
+    (conversion,) = convert("folder", ConvertConfig(source=str(archive)), Console(quiet=True))
+    assert conversion.path == tmp_path / "my-beton" / "train.beton"
     with pytest.raises(DataError, match="next to /; choose a folder with --out"):
         beside(Path("/"))
 
@@ -67,8 +67,8 @@ def test_limit_keeps_the_balance_and_the_seed_chooses(tmp_path: Path) -> None:
     names: list[list[str]] = []
     for seed in (0, 1):
         out = tmp_path / f"out{len(names)}"
-        (written,) = run("folder", tmp_path / "images", out, limit=20, seed=seed)
-        store = BetonStore(written.path)
+        (conversion,) = run("folder", tmp_path / "images", out, limit=20, seed=seed)
+        store = BetonStore(conversion.path)
         assert np.bincount(store.labels).tolist() == [6, 6, 8]
         names.append([store.name(i) for i in range(20)])
     assert names[0] != names[1] and names[0] == sorted(names[0])
@@ -119,10 +119,12 @@ def test_parts_are_one_data_set(images: Path, tmp_path: Path) -> None:
     run("folder", source, tmp_path / "whole")
     with pytest.raises(DataError, match=r"train\.beton exists, and pipelines would read it"):
         run("folder", source, tmp_path / "whole", part="1/3")
-    parts, merged, whole = (open_store(tmp_path / n, "train") for n in ("parts", "merged", "whole"))
+    parts, merged, unsplit = (
+        open_store(tmp_path / n, "train") for n in ("parts", "merged", "whole")
+    )
     for store in (parts, merged):
-        same_images(store, whole)
-        assert store.name(3) == whole.name(3)
+        same_images(store, unsplit)
+        assert store.name(3) == unsplit.name(3)
     (out / "train-00002-of-00003.beton").unlink()
     assert "has 2 of 3 parts of its train images; missing: 2" in checked(out)[0]
 
@@ -168,10 +170,10 @@ def peaks_of_images(count: int, path: Path) -> tuple[int, ...]:
         "print(*(line.split()[1] for line in lines if line.startswith('VmHWM')))\n"
         "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)\n"
     )
-    done = python(script, "--source", path, "--out", path.with_name("out"))
-    assert done.returncode == 0, done.stderr
-    assert f"{count:,} images of 7 classes" in done.stdout
-    return tuple(1024 * int(kilobytes) for kilobytes in done.stdout.split()[-2:])
+    result = python(script, "--source", path, "--out", path.with_name("out"))
+    assert result.returncode == 0, result.stderr
+    assert f"{count:,} images of 7 classes" in result.stdout
+    return tuple(1024 * int(kilobytes) for kilobytes in result.stdout.split()[-2:])
 
 
 def test_what_training_cannot_tell_any_more_is_told_before(tmp_path: Path) -> None:
@@ -180,17 +182,17 @@ def test_what_training_cannot_tell_any_more_is_told_before(tmp_path: Path) -> No
     (folder / "a.jpg").write_bytes(rotated_jpeg(0))
     (folder / "b.png").write_bytes(encoded(picture(1).convert("RGBA"), "PNG"))
 
-    def said(name: str, **options: Any) -> str:
-        console = Said()
+    def messages_of(name: str, **options: Any) -> str:
+        console = RecordingConsole()
         out = str(tmp_path / name)
         convert("folder", ConvertConfig(source=str(folder), out=out, **options), console)
         return "\n".join(console.lines)
 
-    text = said("plain", quality=90)
+    text = messages_of("plain", quality=90)
     assert "1 of 2 sampled images have an EXIF orientation, which is ignored" in text
     assert "encoded as JPEGs of quality 90, which loses detail; --raw stores pixels instead" in text
-    assert "loses detail" not in said("raw", raw=True)
-    assert said("second", part="2/2") == ""
+    assert "loses detail" not in messages_of("raw", raw=True)
+    assert messages_of("second", part="2/2") == ""
 
 
 def test_the_official_archives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,9 +201,9 @@ def test_the_official_archives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("FASTSIAM_DATA", str(root))
     imagenet(root)
     before = {path.name for path in root.iterdir()}
-    done = fastsiam("convert", "imagenet")
-    assert "train.beton: 9 images of 3 classes" in done.stdout
-    assert done.stdout.endswith(f"fastsiam convert verify '{out}'; use it with: --data '{out}'\n")
+    result = fastsiam("convert", "imagenet")
+    assert "train.beton: 9 images of 3 classes" in result.stdout
+    assert result.stdout.endswith(f"fastsiam convert verify '{out}'; use it with: --data '{out}'\n")
     assert {path.name for path in out.iterdir()} == {"train.beton", "val.beton", "manifest.json"}
     assert {path.name for path in root.iterdir() if path.name[0] != "."} == before
     train, val = open_store(out, "train"), open_store(out, "val")
@@ -222,7 +224,7 @@ def test_the_demos_images(
     demo.convert_demo(ConvertConfig(out=str(tmp_path / "demo")))
     assert "train.beton: 20 images of 10 classes" in capfd.readouterr().out
     assert len(open_store(tmp_path / "demo", "val")) == 10
-    done = fastsiam("convert", "demo", "--source", str(tmp_path), code=1)
-    assert done.stderr == "error: the demo generates its own images; leave out --source\n"
-    done = fastsiam("convert", "demo", environment={"FASTSIAM_DATA": "s3://b"}, code=1)
-    assert done.stderr.startswith("error: cannot write to s3://b/demo: ")
+    result = fastsiam("convert", "demo", "--source", str(tmp_path), code=1)
+    assert result.stderr == "error: the demo generates its own images; leave out --source\n"
+    result = fastsiam("convert", "demo", environment={"FASTSIAM_DATA": "s3://b"}, code=1)
+    assert result.stderr.startswith("error: cannot write to s3://b/demo: ")

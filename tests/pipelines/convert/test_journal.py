@@ -20,7 +20,7 @@ from fastsiam.errors import DataError
 from fastsiam.pipelines.convert import convert, writer
 from fastsiam.pipelines.convert.journal import Block
 from fastsiam.pipelines.store import BetonStore, FolderStore
-from tests.configs import Said
+from tests.configs import RecordingConsole
 from tests.conftest import write_images
 from tests.conversions import checked, run, same_images
 from tests.processes import Forked, until
@@ -66,20 +66,20 @@ def test_killed_and_started_again_it_goes_on(
         os.killpg(process.pid, number)
     with journal.open("a") as file:  # workers hold the lock too, until their last output
         fcntl.flock(file, fcntl.LOCK_EX)
-    done = process.wait(60)
-    errors = done.stderr
-    assert done.returncode == (-9 if number == signal.SIGKILL else 128 + number)
+    result = process.wait(60)
+    errors = result.stderr
+    assert result.returncode == (-9 if number == signal.SIGKILL else 128 + number)
     if number != signal.SIGKILL:
         assert errors.splitlines()[-1] == "stopped; run the same command again to resume"
     assert "Traceback" not in errors and not (out / "train.beton").exists()
     assert (out / "train.beton.partial").exists()
     process = start_slowly(tmp_path / "images", out, "--workers", "3")
-    done = process.wait(120)
-    errors = done.stderr
-    assert done.returncode == 0, errors
+    result = process.wait(120)
+    errors = result.stderr
+    assert result.returncode == 0, errors
     assert "resuming train.beton: " in errors
-    said = int(errors.split("resuming train.beton: ")[1].split(" ")[0])
-    assert 20 < said < 180
+    resumed_images = int(errors.split("resuming train.beton: ")[1].split(" ")[0])
+    assert 20 < resumed_images < 180
     monkeypatch.setattr(writer, "BLOCK_BYTES", 20_000)
     (straight,) = run("folder", tmp_path / "images", tmp_path / "straight")
     assert (out / "train.beton").read_bytes() == straight.path.read_bytes()
@@ -88,10 +88,10 @@ def test_killed_and_started_again_it_goes_on(
 
 def resumed(source: Path, out: Path, **options: Any) -> str:
     """Convert; return the only message, which says if the conversion was resumed."""
-    console = Said()
+    console = RecordingConsole()
     convert("folder", ConvertConfig(source=str(source), out=str(out), **options), console)
-    (said,) = console.lines
-    return said
+    (message,) = console.lines
+    return message
 
 
 def test_what_is_resumed_and_what_starts_over(
@@ -132,7 +132,7 @@ def test_what_is_resumed_and_what_starts_over(
 def test_two_at_once_do_not_disturb_each_other(images: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
-    with (out / "train.beton.journal").open("w") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
+    with (out / "train.beton.journal").open("w") as journal:
+        fcntl.flock(journal, fcntl.LOCK_EX)
         with pytest.raises(DataError, match=r"another conversion is writing train\.beton"):
             run("folder", images, out)

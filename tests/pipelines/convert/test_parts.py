@@ -43,19 +43,19 @@ def test_the_parts_are_those_that_are_made_by_hand(images: Path, tmp_path: Path)
     for number in (1, 2):
         (train, _) = run("folder", images, by_hand, part=f"{number}/2", skip_bad=True)
         assert not {"parts", "scheduler"} & train.about["options"].keys()
-    asked = ["convert", "folder", "--source", str(images), "--out", str(out), "--parts", "2"]
-    done = fastsiam(*asked, code=1)
-    last = done.stderr.splitlines()[-1]
+    arguments = ["convert", "folder", "--source", str(images), "--out", str(out), "--parts", "2"]
+    result = fastsiam(*arguments, code=1)
+    last = result.stderr.splitlines()[-1]
     assert re.fullmatch(r"error: part 1 of 2: .* 1 of 2 parts are missing; run the same .*", last)
-    assert re.search(r"^part 1: \S*class0/004\.jpg: ", done.stderr, re.M)
+    assert re.search(r"^part 1: \S*class0/004\.jpg: ", result.stderr, re.M)
     second = out / "train-00002-of-00002.beton"
     assert [*out.glob("train*.beton")] == [second]
     before = second.stat().st_mtime_ns
-    done = fastsiam(*asked, "--skip-bad")
-    assert f"2 parts in {out} are one data set: use it with --data " in done.stdout
-    assert len(re.findall(r"^part \d of 2 is done$", done.stderr, re.M)) == 2, done.stderr
+    result = fastsiam(*arguments, "--skip-bad")
+    assert f"2 parts in {out} are one data set: use it with --data " in result.stdout
+    assert len(re.findall(r"^part \d of 2 is done$", result.stderr, re.M)) == 2, result.stderr
     assert second.stat().st_mtime_ns == before
-    assert "Nanny" not in done.stderr and "scheduler" not in done.stderr
+    assert "Nanny" not in result.stderr and "scheduler" not in result.stderr
     assert dict(folder_members(out)) == dict(folder_members(by_hand))
     assert len(open_store(out, "train")) == 23 and len([*out.iterdir()]) == 6
 
@@ -77,9 +77,9 @@ def test_dask_restarts_a_part_that_is_killed(
     )
     monkeypatch.setattr(parts, "_command", lambda *_: (sys.executable, "-c", script))
     failed = parts.run_by_dask(ConvertConfig(parts=1), [])
-    said = capfd.readouterr().err
+    stderr = capfd.readouterr().err
     if times == 1:
-        assert not failed and "part 1 of 1 is done" in said
+        assert not failed and "part 1 of 1 is done" in stderr
         assert tried.read_text() == "xx"
     else:
         assert failed[1] == "its process was killed (exit code -9)"
@@ -94,15 +94,15 @@ def test_a_signal_ends_all_and_the_same_command_resumes(
     for image in list((tmp_path / "images").rglob("*.jpg")):
         for copy in range(1, 30):
             shutil.copyfile(image, image.with_name(f"{copy:03d}.jpg"))
-    asked = ["convert", "folder", "--source", str(tmp_path / "images"), "--max-side", "64"]
-    asked += ["--out", str(tmp_path / "out"), "--parts", "2"]
-    process = command(*asked, session=True)
+    arguments = ["convert", "folder", "--source", str(tmp_path / "images"), "--max-side", "64"]
+    arguments += ["--out", str(tmp_path / "out"), "--parts", "2"]
+    process = command(*arguments, session=True)
     until(process, lambda: list((tmp_path / "out").glob("*.partial")))
     os.killpg(process.pid, number)
-    done = process.wait(120)  # and for all processes that share its output
-    assert done.returncode == 128 + number, done.stderr
-    assert "the same command" in done.stderr.splitlines()[-1]
-    fastsiam(*asked)
+    result = process.wait(120)  # and for all processes that share its output
+    assert result.returncode == 128 + number, result.stderr
+    assert "the same command" in result.stderr.splitlines()[-1]
+    fastsiam(*arguments)
     assert len(open_store(tmp_path / "out", "train")) == 60
 
 
@@ -116,9 +116,9 @@ def test_workers_are_told_where_the_data_are(
     images.rename(images.with_name("imagenet"))
     with pytest.raises(FastSiamError, match="part 1 of 2: not made; 1 of 2 parts are missing"):
         parts.convert_parts("imagenet", ConvertConfig(parts=2), ["convert", "imagenet"])
-    beside = f"{images.with_name('imagenet-beton')}"  # where a conversion without parts writes
-    _, asked = by_dask.call_args.args
-    assert asked == ["convert", "imagenet", "--source", str(images.parent), "--out", beside]
+    out = f"{images.with_name('imagenet-beton')}"  # where a conversion without parts writes
+    _, words = by_dask.call_args.args
+    assert words == ["convert", "imagenet", "--source", str(images.parent), "--out", out]
 
 
 def test_dask_that_is_not_there_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,10 +62,10 @@ def test_others_look_the_same(
     image = Image.open(io.BytesIO(record.data))
     assert record.how == done and image.format == "JPEG" and image.mode == "RGB"
     assert image.size == (record.width, record.height) == size and 0x112 not in image.getexif()
-    wanted = Image.open(io.BytesIO(data)).convert("RGB")
-    if size != wanted.size:
-        wanted = wanted.resize(size, Image.Resampling.LANCZOS)
-    gap = np.abs(np.asarray(image).astype(int) - np.asarray(wanted)).mean()
+    expected = Image.open(io.BytesIO(data)).convert("RGB")
+    if size != expected.size:
+        expected = expected.resize(size, Image.Resampling.LANCZOS)
+    gap = np.abs(np.asarray(image).astype(int) - np.asarray(expected)).mean()
     assert gap < (6 if "encoded" in done else 1e-9)
 
 
@@ -90,9 +90,9 @@ def test_a_damaged_jpeg_is_bad_if_pillow_refuses_it(
     """Whether its header, tables or code are corrupt. JPEGs that Pillow reads keep their bytes."""
     if not compiled:
         monkeypatch.setattr(library, "kernels_if_any", lambda: None)
-    whole, rng, refused = jpeg(0, progressive=progressive), random.Random(0), 0
+    intact, rng, refused = jpeg(0, progressive=progressive), random.Random(0), 0
     for _ in range(200):
-        data, size = bytearray(whole), rng.choice([1, 2, 64])
+        data, size = bytearray(intact), rng.choice([1, 2, 64])
         place = rng.randrange(2, len(data) - size - 2)
         data[place : place + size] = rng.randbytes(size)
         try:

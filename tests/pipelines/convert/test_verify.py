@@ -25,16 +25,16 @@ def test_damage_inside_a_jpeg_is_found_by_decoding(
     start = data.index(b"\xff\xdb")
     end = data.index(b"\xff\xc0")
     bad.write_bytes(data[:start] + data[end:])
-    (made,) = run("folder", tmp_path / "images", tmp_path / "left", skip_bad=True)
-    assert [own["name"] for own in made.about["left_out"]] == ["class0/001.jpg"]
+    (conversion,) = run("folder", tmp_path / "images", tmp_path / "left", skip_bad=True)
+    assert [bad_image["name"] for bad_image in conversion.about["left_out"]] == ["class0/001.jpg"]
     assert checked(tmp_path / "left", decode=True) == []
     monkeypatch.setattr(prepare, "is_certain_to_decode", lambda *_: True)
     run("folder", tmp_path / "images", tmp_path / "out")
     assert checked(tmp_path / "out", decode=False) == []
     (line,) = checked(tmp_path / "out", decode=True)
     assert "image 1 of" in line and "class0/001.jpg" in line
-    done = fastsiam("convert", "verify", str(tmp_path / "out"), "--decode", code=1)
-    assert "class0/001.jpg" in done.stderr and "NOT intact (1 fault)" in done.stdout
+    result = fastsiam("convert", "verify", str(tmp_path / "out"), "--decode", code=1)
+    assert "class0/001.jpg" in result.stderr and "NOT intact (1 fault)" in result.stdout
 
 
 def test_verify_holds_files_against_the_manifest(

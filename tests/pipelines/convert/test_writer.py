@@ -39,11 +39,11 @@ def test_a_full_disk_is_one_line_and_no_half_file(tmp_path: Path) -> None:
     write_images(tmp_path / "images", classes=2, each=100, side=80)
     out = tmp_path / "out"
     arguments = ("convert", "folder", "--source", str(tmp_path / "images"), "--out", str(out))
-    done = Forked(with_small_files, arguments).wait(120)
-    assert done.returncode == 1
-    (line,) = [line for line in done.stderr.splitlines() if line.startswith("error")]
+    result = Forked(with_small_files, arguments).wait(120)
+    assert result.returncode == 1
+    (line,) = [line for line in result.stderr.splitlines() if line.startswith("error")]
     assert re.search(r"no space for .* needs about \d\.\d MB more, and .* free.* to resume", line)
-    assert "Traceback" not in done.stderr and not (out / "train.beton").exists()
+    assert "Traceback" not in result.stderr and not (out / "train.beton").exists()
     fastsiam(*arguments)
     assert checked(out) == []
 
@@ -73,8 +73,8 @@ def test_long_records_lie_within_one_page(tmp_path: Path) -> None:
     (tmp_path / "images").mkdir()
     for name, width in (("a", 100), ("b", 2100), ("c", 300), ("d", 3100), ("e", 200)):
         picture(0, width=width, height=2000).save(tmp_path / "images" / f"{name}.jpg")
-    (written,) = run("folder", tmp_path / "images", tmp_path / "out", raw=True, workers=2)
-    store = BetonStore(written.path)
+    (conversion,) = run("folder", tmp_path / "images", tmp_path / "out", raw=True, workers=2)
+    store = BetonStore(conversion.path)
     page = store.page_size
     assert store.size.max() > 2**23 and page == 2**25
     assert (store.start // page == (store.start + store.size - 1) // page).all()
@@ -103,16 +103,16 @@ def test_bad_images_are_all_listed_and_can_be_left_out(tmp_path: Path) -> None:
         (folder / "class1" / name).write_bytes(data)
     out = tmp_path / "out"
     arguments = ["convert", "folder", "--source", str(folder), "--out", str(out), "--workers", "2"]
-    done = fastsiam(*arguments, code=1)
-    lines = done.stderr.splitlines()
+    result = fastsiam(*arguments, code=1)
+    lines = result.stderr.splitlines()
     assert lines[-1].startswith("error: 7 of 19 images of ") and "--skip-bad" in lines[-1]
     for name, (_, reason) in BAD.items():
         (line,) = [line for line in lines if name in line]
         assert re.search(reason, line), line
-    assert not (out / "train.beton").exists() and "Traceback" not in done.stderr
-    done = fastsiam(*arguments, "--skip-bad")
-    assert "resuming train.beton: 19 images are done and verified" in done.stderr
-    assert "bad images left out: 7" in done.stdout
+    assert not (out / "train.beton").exists() and "Traceback" not in result.stderr
+    result = fastsiam(*arguments, "--skip-bad")
+    assert "resuming train.beton: 19 images are done and verified" in result.stderr
+    assert "bad images left out: 7" in result.stdout
     manifest = json.loads((out / "manifest.json").read_text())
     left_out = manifest["files"]["train.beton"]["left_out"]
     assert {Path(item["name"]).name for item in left_out} == set(BAD)

@@ -78,17 +78,19 @@ def cache_of(folder: Path, most: int) -> Cache:
     return Cache(folder, gigabytes=most * CHUNK / 1e9)
 
 
-def remote(kept: Cache, key: str = "a", etag: str = "x") -> RemoteFile:
-    return RemoteFile(RemotePath("s3", "bucket", key, cache=kept), Facts(SIZE, 0, etag))
+def remote(disk_cache: Cache, key: str = "a", etag: str = "x") -> RemoteFile:
+    return RemoteFile(RemotePath("s3", "bucket", key, cache=disk_cache), Facts(SIZE, 0, etag))
 
 
-def read(kept: Cache, server: Server, *numbers: int, key: str = "a", etag: str = "x") -> list[int]:
+def read(
+    disk_cache: Cache, server: Server, *numbers: int, key: str = "a", etag: str = "x"
+) -> list[int]:
     """Read and check a range of each given chunk; return the chunks that were fetched."""
-    there = remote(kept, key, etag)
+    remote_file = remote(disk_cache, key, etag)
     ranges = [(n * CHUNK + 5, min((n + 1) * CHUNK - 5, SIZE)) for n in numbers]
-    there.ahead(ranges)
+    remote_file.ahead(ranges)
     for start, stop in ranges:
-        assert there.read(start, stop) == content(key)[start:stop]
+        assert remote_file.read(start, stop) == content(key)[start:stop]
     fetched = [start // CHUNK for start, stop in server.asked if stop - start in (CHUNK, 1000)]
     server.asked.clear()
     return sorted(fetched)
@@ -104,46 +106,46 @@ def bytes_of(folder: Path) -> int:
 
 
 def test_what_was_read_once_needs_no_server(tmp_path: Path, server: Server) -> None:
-    kept = cache_of(tmp_path, 100)
+    disk_cache = cache_of(tmp_path, 100)
     ranges = [(0, 10), (CHUNK - 5, CHUNK + 5), (SIZE - 3, SIZE), (7, 7), (3 * CHUNK, SIZE + 9)]
-    wanted = [content("a")[start:stop] for start, stop in ranges]
-    for one in (kept, cache_of(tmp_path, 100), pickle.loads(pickle.dumps(kept))):
-        assert [remote(one).read(*own) for own in ranges] == wanted
+    expected = [content("a")[start:stop] for start, stop in ranges]
+    for one in (disk_cache, cache_of(tmp_path, 100), pickle.loads(pickle.dumps(disk_cache))):
+        assert [remote(one).read(*byte_range) for byte_range in ranges] == expected
         server.is_down = True
     assert sorted(server.asked) == [(n * CHUNK, min((n + 1) * CHUNK, SIZE)) for n in range(21)
                                     if n != 2]  # fmt: skip
     with pytest.raises(FileLostError):
-        remote(kept).read(2 * CHUNK, 2 * CHUNK + 5)
+        remote(disk_cache).read(2 * CHUNK, 2 * CHUNK + 5)
     server.is_down = False
     server.asked.clear()
-    assert read(kept, server, 1, 2) == [2]  # a chunk that could not be fetched was not kept
+    assert read(disk_cache, server, 1, 2) == [2]  # a chunk that could not be fetched was not kept
 
 
 def test_another_version_of_an_object_is_another(tmp_path: Path, server: Server) -> None:
-    kept = cache_of(tmp_path, 100)
+    disk_cache = cache_of(tmp_path, 100)
     versions = [RemoteFile(RemotePath("s3", "b", key), Facts(size, time, etag))._version
                 for key in "ab" for size in (1, 2) for time in (1, 2) for etag in "xy"]  # fmt: skip
     assert len({*versions}) == 16
     for etag in ("x", "y"):
-        assert read(kept, server, 0, etag=etag) == [0]
-        assert read(kept, server, 0, etag=etag) == []
+        assert read(disk_cache, server, 0, etag=etag) == [0]
+        assert read(disk_cache, server, 0, etag=etag) == []
 
 
 def test_what_was_not_used_for_longest_makes_room(tmp_path: Path, server: Server) -> None:
-    kept = cache_of(tmp_path, 5)
+    disk_cache = cache_of(tmp_path, 5)
     for number in range(4):
-        read(kept, server, number)
-    assert read(kept, server, 0) == []  # so 1 is the oldest
-    assert read(kept, server, 4, 5) == [4, 5]
-    assert read(kept, server, 0, 4, 5) == [] and read(kept, server, 1) == [1]
+        read(disk_cache, server, number)
+    assert read(disk_cache, server, 0) == []  # so 1 is the oldest
+    assert read(disk_cache, server, 4, 5) == [4, 5]
+    assert read(disk_cache, server, 0, 4, 5) == [] and read(disk_cache, server, 1) == [1]
 
 
 def test_it_never_holds_more_than_it_may(tmp_path: Path, server: Server) -> None:
-    kept = cache_of(tmp_path, 5)
+    disk_cache = cache_of(tmp_path, 5)
     for start in range(0, 20, 3):
-        read(kept, server, *range(start, start + 3))
+        read(disk_cache, server, *range(start, start + 3))
         assert bytes_of(tmp_path) <= 5 * CHUNK
-    read(kept, server, *range(21))  # more at once than it holds
+    read(disk_cache, server, *range(21))  # more at once than it holds
     read(cache_of(tmp_path, 3), server, 20, 0)
     assert bytes_of(tmp_path) <= 3 * CHUNK
     assert read(Cache(tmp_path / "tiny", 1e-9), server, 0, 0)  # less than a chunk
@@ -151,22 +153,22 @@ def test_it_never_holds_more_than_it_may(tmp_path: Path, server: Server) -> None
 
 
 def test_a_chunk_of_another_length_is_fetched_again(tmp_path: Path, server: Server) -> None:
-    kept = cache_of(tmp_path, 10)
-    read(kept, server, 0, 1)
+    disk_cache = cache_of(tmp_path, 10)
+    read(disk_cache, server, 0, 1)
     os.truncate(files(tmp_path)[0], 100)
-    assert read(kept, server, 0, 1) == [0] and read(kept, server, 0, 1) == []
+    assert read(disk_cache, server, 0, 1) == [0] and read(disk_cache, server, 0, 1) == []
 
 
 def test_a_full_disk_ends_keeping_and_not_the_run(
     tmp_path: Path, server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
     with small_disk(tmp_path / "disk", 1) as disk:
-        kept = cache_of(disk, 100)
-        assert read(kept, server, 0, 1) == [0, 1]
+        disk_cache = cache_of(disk, 100)
+        assert read(disk_cache, server, 0, 1) == [0, 1]
         filler = fill(disk)
         for _ in range(2):
-            assert read(kept, server, 0, 1) == []
-            read(kept, server, *range(2, 20))
+            assert read(disk_cache, server, 0, 1) == []
+            read(disk_cache, server, *range(2, 20))
         assert caplog.text.count("No space left on device") == 1
         filler.unlink()
         later = cache_of(disk, 100)
@@ -179,34 +181,41 @@ def test_a_folder_that_cannot_be_written(
 ) -> None:
     read(cache_of(tmp_path / "cache", 100), server, 1)
     with read_only(tmp_path / "cache"):
-        kept = cache_of(tmp_path / "cache", 100)
-        assert remote(kept).read(CHUNK, CHUNK + 9) == content("a")[CHUNK : CHUNK + 9]
+        disk_cache = cache_of(tmp_path / "cache", 100)
+        assert remote(disk_cache).read(CHUNK, CHUNK + 9) == content("a")[CHUNK : CHUNK + 9]
         assert not server.asked
         for _ in range(2):
-            read(kept, server, 1, 2)
+            read(disk_cache, server, 1, 2)
         assert len(caplog.records) == 1 and "cannot write to the cache" in caplog.text
 
 
 def work(folder: Path, most: int, seed: int, rounds: int) -> None:
     """Read random chunks like a loader process; fail if a byte is wrong."""
     logging.basicConfig()
-    kept, server, drawn = cache_of(folder, most), serve(), np.random.default_rng(seed)
+    disk_cache, server, generator = cache_of(folder, most), serve(), np.random.default_rng(seed)
     for _ in range(rounds):
-        read(kept, server, *sorted(set(drawn.integers(0, 21, 4).tolist())), key="ab"[seed % 2])
+        read(
+            disk_cache,
+            server,
+            *sorted(set(generator.integers(0, 21, 4).tolist())),
+            key="ab"[seed % 2],
+        )
 
 
 def test_processes_share_it(tmp_path: Path) -> None:
     """Each reads the right bytes, whatever the others evict meanwhile under different limits."""
-    begun = [Forked(work, tmp_path / "cache", 6 + 6 * (seed % 2), seed, 25) for seed in range(3)]
-    for done in [one.wait(120) for one in begun]:
-        assert done.returncode == 0 and not done.stderr, done.stderr
+    processes = [
+        Forked(work, tmp_path / "cache", 6 + 6 * (seed % 2), seed, 25) for seed in range(3)
+    ]
+    for result in [one.wait(120) for one in processes]:
+        assert result.returncode == 0 and not result.stderr, result.stderr
     assert bytes_of(tmp_path / "cache") <= 12 * CHUNK
 
 
 def fetch_all(folder: Path) -> None:
     """Fetch all chunks one at a time, for longer than other processes respect a chunk's claim."""
     storage.PARALLEL, cache._LONGEST_WAIT = 1, 1.0
-    kept, server = cache_of(folder, 100), serve()
+    disk_cache, server = cache_of(folder, 100), serve()
     get = server.get
 
     async def slow(*arguments: object) -> memoryview:
@@ -215,17 +224,17 @@ def fetch_all(folder: Path) -> None:
         return await get(*arguments)  # type: ignore[arg-type]
 
     storage.get = slow  # type: ignore[assignment]
-    print(len(read(kept, server, *range(21))))
+    print(len(read(disk_cache, server, *range(21))))
 
 
 def test_processes_fetch_a_chunk_once(tmp_path: Path) -> None:
     """The process that comes second waits for the first."""
-    begun = [Forked(fetch_all, tmp_path) for _ in range(2)]
-    assert sum(int(one.wait(120).stdout) for one in begun) == 21
+    processes = [Forked(fetch_all, tmp_path) for _ in range(2)]
+    assert sum(int(one.wait(120).stdout) for one in processes) == 21
 
 
 def killed_writing(folder: Path) -> None:
-    kept, server = cache_of(folder, 4), serve()
+    disk_cache, server = cache_of(folder, 4), serve()
 
     def write_half(path: Path, data: memoryview) -> None:
         with path.open("wb") as file:
@@ -233,7 +242,7 @@ def killed_writing(folder: Path) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     Path.write_bytes = write_half  # type: ignore[assignment, method-assign]
-    read(kept, server, 1)
+    read(disk_cache, server, 1)
 
 
 def test_what_a_killed_process_leaves_is_not_read(
@@ -244,8 +253,8 @@ def test_what_a_killed_process_leaves_is_not_read(
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert sorted(path.suffix for path in files(tmp_path)) == [".claim", ".part"]
     monkeypatch.setattr(cache, "_LONGEST_WAIT", 0.1)
-    kept = cache_of(tmp_path, 4)
-    assert read(kept, server, 1) == [1] and read(kept, server, 1) == []
+    disk_cache = cache_of(tmp_path, 4)
+    assert read(disk_cache, server, 1) == [1] and read(disk_cache, server, 1) == []
     assert not [path for path in files(tmp_path) if path.suffix == ".part"]
 
 
@@ -253,30 +262,30 @@ def test_a_process_that_is_stopped_while_it_adds_a_chunk_is_not_waited_for(
     tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cache, "_PATIENCE", 0.1)
-    kept = cache_of(tmp_path, 10)
-    with FileLock(kept.folder / "lock"):
-        assert read(kept, server, 1) == [1] == read(kept, server, 1)
-    assert read(kept, server, 1) == [1] and read(kept, server, 1) == []
+    disk_cache = cache_of(tmp_path, 10)
+    with FileLock(disk_cache.folder / "lock"):
+        assert read(disk_cache, server, 1) == [1] == read(disk_cache, server, 1)
+    assert read(disk_cache, server, 1) == [1] and read(disk_cache, server, 1) == []
 
 
 def test_memory_is_bounded_if_the_disk_is_slower_than_the_network(
     tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Chunks that have been fetched but not yet written to disk are in memory."""
-    kept, keys, keep = cache_of(tmp_path, 400), "abcdefghijklmnop", Cache._keep
-    in_memory, done = list[int](), list[str]()
+    disk_cache, keys, keep = cache_of(tmp_path, 400), "abcdefghijklmnop", Cache._keep
+    in_memory, written_chunks = list[int](), list[str]()
 
-    def slow(own: Cache, chunk: Chunk, data: memoryview) -> None:
-        in_memory.append(len(server.asked) - len(done))
+    def slow(self: Cache, chunk: Chunk, data: memoryview) -> None:
+        in_memory.append(len(server.asked) - len(written_chunks))
         time.sleep(0.005)
-        keep(own, chunk, data)
-        done.append(chunk.name)
+        keep(self, chunk, data)
+        written_chunks.append(chunk.name)
 
     monkeypatch.setattr(Cache, "_keep", slow)
     for key in keys:
-        remote(kept, key).ahead([(0, SIZE)])
+        remote(disk_cache, key).ahead([(0, SIZE)])
     for key in keys:
-        assert remote(kept, key).read(0, SIZE) == content(key)
+        assert remote(disk_cache, key).read(0, SIZE) == content(key)
     assert len(server.asked) == 21 * len(keys) and max(in_memory) <= storage.PARALLEL
 
 
@@ -293,19 +302,23 @@ def test_a_range_that_could_not_be_fetched_ahead_is_requested_again(server: Serv
     assert file._ahead._requests[path, ranges[1]].exception()  # it stays until it is read
     server.is_down = False
     there.ahead(ranges)
-    assert [there.read(*own) for own in ranges] == [content("a")[slice(*own)] for own in ranges]
+    assert [there.read(*byte_range) for byte_range in ranges] == [
+        content("a")[slice(*byte_range)] for byte_range in ranges
+    ]
     assert not file._ahead.bytes
 
 
 def test_what_is_not_kept_is_fetched_once(tmp_path: Path, server: Server) -> None:
     """Also across the boundary of two chunks, one of which may be cached."""
-    kept = cache_of(tmp_path, 100)
-    assert read(kept, server, 4) == [4]
-    kept.keeps = False
+    disk_cache = cache_of(tmp_path, 100)
+    assert read(disk_cache, server, 4) == [4]
+    disk_cache.keeps = False
     ranges = [(n * CHUNK - 9, n * CHUNK + 9) for n in (1, 2, 4, 5)]
-    there = remote(kept)
+    there = remote(disk_cache)
     there.ahead(ranges)
-    assert [there.read(*own) for own in ranges] == [content("a")[slice(*own)] for own in ranges]
+    assert [there.read(*byte_range) for byte_range in ranges] == [
+        content("a")[slice(*byte_range)] for byte_range in ranges
+    ]
     assert there.read(4 * CHUNK, 4 * CHUNK + 9) == content("a")[4 * CHUNK : 4 * CHUNK + 9]
     assert sorted(server.asked) == ranges and not file._ahead.bytes
 
@@ -330,9 +343,9 @@ def test_a_second_epoch_needs_no_server(web: Path, loaders: Loaders) -> None:
     expected = batches("torchvision", str(web / "train.tar"), 0, 1)
     with web_server(web) as address:
         cache: Any = {"cache": str(web.parent / "cache"), "cache_gb": 0.1}
-        there = loaders("torchvision", f"{address}/train.tar", workers=2, **cache)
-        made = list(there.epoch(0))
-    assert same([*made, *there.epoch(1)], expected)
+        loader = loaders("torchvision", f"{address}/train.tar", workers=2, **cache)
+        first_epoch = list(loader.epoch(0))
+    assert same([*first_epoch, *loader.epoch(1)], expected)
 
 
 def test_a_full_shuffle_of_more_than_fits_keeps_nothing(
@@ -348,5 +361,5 @@ def test_a_full_shuffle_of_more_than_fits_keeps_nothing(
             for split in (open_split(settings, "train"), open_split(settings, "train")):
                 assert read_all(split) == read_all(here)
             assert not [path for path in (folder / "chunks-1").iterdir() if "-" in path.name]
-    said = "a full shuffle or an evaluation reads it at random; train with --shuffle window:"
-    assert caplog.text.count(said) == 1
+    message = "a full shuffle or an evaluation reads it at random; train with --shuffle window:"
+    assert caplog.text.count(message) == 1

@@ -69,12 +69,12 @@ def test_every_form_is_what_it_is_on_a_disk(
 )
 def test_views_are_those_of_a_disk(name: str, data: str, shards: Path) -> None:
     """Two epochs, the first from its second step, and central crops."""
-    made, crops = [], []
+    epochs, crops = [], []
     for address in (str(shards), data):
-        made.append(batches(name, address, 1, 0, skip=1, workers=2))
+        epochs.append(batches(name, address, 1, 0, skip=1, workers=2))
         central_crops = central(name, address, split="val", resize=16, batch=5, workers=2)
         crops.append([(batch.image, batch.label, batch.index) for batch in central_crops])
-    assert len(made[0]) == 5 and same(*made)
+    assert len(epochs[0]) == 5 and same(*epochs)
     for one, other in zip(*crops, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
@@ -104,8 +104,8 @@ def test_the_index_is_kept_and_made_anew_when_an_object_changes(
     cloud: str, data: str, shards: Path, tmp_path: Path
 ) -> None:
     first = opened(data)
-    kept = list((tmp_path / "cache" / "fastsiam").glob("*.index"))
-    assert len(kept) == 1 and opened(data).stamp() == first.stamp()
+    index_files = list((tmp_path / "cache" / "fastsiam").glob("*.index"))
+    assert len(index_files) == 1 and opened(data).stamp() == first.stamp()
     other = (shards / "train-0002.tar").read_bytes()
     changed = put(tmp_path / "changed" / "train-0001.tar", other).parent
     upload(cloud, changed, data.rpartition("/")[2])

@@ -40,7 +40,7 @@ def bad_line(s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
         reconnect()
 
 
-def met(log: Path) -> set[str]:
+def faults_in(log: Path) -> set[str]:
     return set(log.read_text().split())
 
 
@@ -59,7 +59,7 @@ def test_a_run_over_a_bad_line_is_the_run_from_a_disk(
     config = with_settings(config, data=upload(s3, shards, f"bad-line-{workers}"))
     assert checkpoints.load(killed(config, 5)).step == 4
     assert len(expected) == 9 and history(trained(config)) == expected
-    assert {"errors", "cuts"} <= met(tmp_path / "log")
+    assert {"errors", "cuts"} <= faults_in(tmp_path / "log")
 
 
 @pytest.mark.slow
@@ -81,18 +81,18 @@ def test_commands_over_a_bad_line(
     here = with_settings(config, data=str(shards), out=str(tmp_path / "here"))
     there = with_settings(config, data=data, out=str(tmp_path / "there"))
     fastsiam("train", *flags(here))
-    done = [
+    results = [
         fastsiam("train", *flags(there), "--max-steps", "5"),
         fastsiam("train", *flags(there)),
         fastsiam("eval", "knn", str(tmp_path / "there"), "--json", str(tmp_path / "there/k.json")),
         fastsiam("views", "--data", data, "--out", str(tmp_path / "there" / "views.png")),
         fastsiam("convert", "folder", "--source", data, "--out", str(tmp_path / "there" / "made")),
     ]
-    assert set(BAD_LINE) <= met(tmp_path / "log")
+    assert set(BAD_LINE) <= faults_in(tmp_path / "log")
     assert len(history(tmp_path / "here")) == 9
     assert history(tmp_path / "there") == history(tmp_path / "here")
     assert data in (tmp_path / "there" / "config.json").read_text()
-    (tmp_path / "there" / "said").write_text("".join(one.stdout + one.stderr for one in done))
+    (tmp_path / "there" / "said").write_text("".join(one.stdout + one.stderr for one in results))
     assert_no_secret(tmp_path / "there", tmp_path / "cache")
 
 

@@ -35,15 +35,15 @@ from tests.sources import folder_members, parquet, tar
 )
 def test_what_is_not_repeated(text: str, kind: type[FastSiamError], said: str) -> None:
     """The error message leaves out the library's text, which may contain a signature."""
-    asked: list[str] = []
+    requested_keys: list[str] = []
 
     async def fails(store: Any, key: str) -> None:
-        asked.append(key)
+        requested_keys.append(key)
         raise RuntimeError(text)
 
     with pytest.raises(kind, match=said) as caught:
         storage.results([lambda: storage._request(Url("http", "nowhere", "a.tar"), fails)])
-    assert "SIGNATURE" not in str(caught.value) and asked == ["a.tar"]
+    assert "SIGNATURE" not in str(caught.value) and requested_keys == ["a.tar"]
 
 
 def test_what_obstore_does_not_repeat(
@@ -56,11 +56,11 @@ def test_what_obstore_does_not_repeat(
     ):
         (facts,) = storage.heads([place(f"{at}/train-0000.tar")])  # type: ignore[list-item]
         assert facts is not None and not facts.etag
-        whole = (shards / "train-0000.tar").read_bytes()
+        original = (shards / "train-0000.tar").read_bytes()
         for start in range(8):
-            own = (start, len(whole) - start)
-            (found,) = storage.fetch(place(f"{at}/train-0000.tar"), facts, [own])  # type: ignore[arg-type]
-            assert found == whole[slice(*own)]
+            byte_range = (start, len(original) - start)
+            (content,) = storage.fetch(place(f"{at}/train-0000.tar"), facts, [byte_range])  # type: ignore[arg-type]
+            assert content == original[slice(*byte_range)]
     expected = storage.level(place(data))  # type: ignore[arg-type]
     with broken_proxy(cloud, tmp_path / "lists", cuts=0.5) as address:
         monkeypatch.setenv("AWS_ENDPOINT_URL", address)
@@ -92,8 +92,8 @@ def test_ctrl_c_ends_a_program_that_waits(cloud: str, data: str, tmp_path: Path)
         process = Forked(wait_for_ever, data, environment=environment)
         until(process, (tmp_path / "log").exists)
         process.send(signal.SIGINT)
-        done = process.wait(30)
-    assert done.returncode == 0 and not done.stderr, done.stderr
+        result = process.wait(30)
+    assert result.returncode == 0 and not result.stderr, result.stderr
 
 
 def test_a_program_ends_with_requests_under_way(cloud: str, shards: Path, tmp_path: Path) -> None:
@@ -104,14 +104,14 @@ def test_a_program_ends_with_requests_under_way(cloud: str, shards: Path, tmp_pa
         "file.ahead([(0, 5), (10**6, 10**6 + 5)])"
     )
     with web_server(shards) as web, broken_proxy(web, tmp_path / "log", delay=(0.5, 0.6)) as slow:
-        done = python(program, slow.removeprefix("http://"))
-    assert done.returncode == 0 and not done.stderr, done.stderr
+        result = python(program, slow.removeprefix("http://"))
+    assert result.returncode == 0 and not result.stderr, result.stderr
 
 
 # Errors are one line that says what to do, without secrets.
 
 
-def refusal(address: str) -> str:
+def error_of(address: str) -> str:
     with pytest.raises(DataError) as caught:
         read_all(open_store(place(address), "train"))
     assert "\n" not in str(caught.value) and SECRET not in str(caught.value)
@@ -150,19 +150,19 @@ def test_addresses_may_be_encoded() -> None:
 
 
 def test_what_is_not_there_or_not_given(cloud: str, data: str, web: Path) -> None:
-    assert f"no data at {data}/none: name a folder" in refusal(f"{data}/none")
-    assert "s3://no-such-bucket/x does not exist: check" in refusal("s3://no-such-bucket/x")
-    assert f"{data}/train-0003.tar does not exist" in refusal(f"{data}/train-{{0000..0003}}.tar")
+    assert f"no data at {data}/none: name a folder" in error_of(f"{data}/none")
+    assert "s3://no-such-bucket/x does not exist: check" in error_of("s3://no-such-bucket/x")
+    assert f"{data}/train-0003.tar does not exist" in error_of(f"{data}/train-{{0000..0003}}.tar")
     tar(web / "a folder.2" / "train.tar", [("0.jpg", b"")])
     with web_server(web) as address:
         assert len(open_store(place(f"{address}/a%20folder.2/{{train}}.tar"), "train")) == 1
         with pytest.raises(NoSplitError):  # not that access to val.beton is denied
             open_store(place(f"{address}/a folder.2/train.tar"), "val")
-        assert "train-{0000..0012}.tar" in refusal(f"{address}/none")
-        said = refusal(f"{address}/forbidden.tar")
-    assert "forbidden.tar: access denied" in said and "carry no credentials" in said
+        assert "train-{0000..0012}.tar" in error_of(f"{address}/none")
+        message = error_of(f"{address}/forbidden.tar")
+    assert "forbidden.tar: access denied" in message and "carry no credentials" in message
     with web_server(web, ranges=False) as address:
-        assert "does not support range requests" in refusal(f"{address}/photos.tar")
+        assert "does not support range requests" in error_of(f"{address}/photos.tar")
 
 
 @pytest.mark.parametrize(
@@ -199,19 +199,19 @@ def test_an_object_that_changes_while_it_is_read(cloud: str, web: Path) -> None:
 
 
 def test_what_is_read_from_disks_alone(cloud: str, images: Path, tmp_path: Path) -> None:
-    said = "the only remote data that are read in place: copy it to a local disk"
+    message = "the only remote data that are read in place: copy it to a local disk"
     pytest.importorskip("pyarrow", reason="needs pyarrow: pip install 'fastsiam[convert]'")
-    assert said in refusal(upload(cloud, images, "loose"))
+    assert message in error_of(upload(cloud, images, "loose"))
     rows = [(data, name, 0) for name, data in folder_members(images / "train")]
     parquet(tmp_path / "table" / "train.parquet", rows, ["a"])
     data = upload(cloud, tmp_path / "table", "table")
-    assert f"fastsiam convert parquet --source {data} --out DIR" in refusal(data)
+    assert f"fastsiam convert parquet --source {data} --out DIR" in error_of(data)
 
 
 def test_without_obstore(monkeypatch: pytest.MonkeyPatch) -> None:
     reconnect()
     monkeypatch.setattr(storage, "find_spec", lambda name: None)
-    assert "pip install 'fastsiam[cloud]'" in refusal("s3://bucket/photos")
+    assert "pip install 'fastsiam[cloud]'" in error_of("s3://bucket/photos")
 
 
 def test_profiles_of_aws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,12 +228,12 @@ def test_profiles_of_aws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     )
     assert storage.aws_profile() == {"region": "r"}  # obstore finds the machine's keys
     monkeypatch.setenv("AWS_PROFILE", "other")
-    found = storage.aws_profile()
-    provider = found.pop("credential_provider")
+    options = storage.aws_profile()
+    provider = options.pop("credential_provider")
     assert provider.ttl <= timedelta(minutes=15)  # a role's keys expire: obstore asks again
     keys = provider()
     assert (keys["access_key_id"], keys["secret_access_key"]) == (KEY, SECRET)
-    assert found == {"region": "o"}
+    assert options == {"region": "o"}
     monkeypatch.setenv("AWS_PROFILE", "none")
     with pytest.raises(DataError, match=r"from profile none: .*none.* could not be found"):
         storage.aws_profile()

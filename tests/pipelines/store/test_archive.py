@@ -27,8 +27,8 @@ def test_more_shards_than_files_may_be_open(tmp_path: Path) -> None:
     for i in range(80):
         tar(tmp_path / f"train-{i:04d}.tar", [(f"{i}.jpg", jpeg(0)), (f"{i}.cls", b"0")])
     for limit in (40, 100):
-        done = Forked(count_with_few_files, tmp_path, limit).wait()
-        assert done.stdout == "80\n", done.stderr
+        result = Forked(count_with_few_files, tmp_path, limit).wait()
+        assert result.stdout == "80\n", result.stderr
 
 
 def count_with_few_files(folder: Path, limit: int) -> None:
@@ -46,20 +46,20 @@ def test_the_index_is_built_once(
     with caplog.at_level(logging.INFO):
         first = ArchiveStore([path])
     assert "indexed 3 images" in caplog.text
-    kept = tmp_path / ".t.fastsiam-index"
-    assert str(kept) in caplog.text and ROW.itemsize == 24
+    index_file = tmp_path / ".t.fastsiam-index"
+    assert str(index_file) in caplog.text and ROW.itemsize == 24
     caplog.clear()
     with caplog.at_level(logging.INFO):
         second = ArchiveStore([path])
     assert not caplog.text and first.stamp() == second.stamp()
-    body = kept.read_bytes()
+    body = index_file.read_bytes()
     at = body.index(b"rows.npy") + 200  # within the rows
     flipped = body[:at] + bytes([body[at] ^ 1]) + body[at + 1 :]
     too_large = body.replace(b"'shape': (3,)", b"'shape': (9**99,)")
     for damaged in (flipped, too_large, body[:-100], b"", b"{}\n"):
-        kept.write_bytes(damaged)
+        index_file.write_bytes(damaged)
         assert damaged != body and ArchiveStore([path]).stamp() == first.stamp()
-        assert len(kept.read_bytes()) == len(body)
+        assert len(index_file.read_bytes()) == len(body)
     tar(path, [("a/0.jpg", jpeg(7))])  # another file
     assert len(ArchiveStore([path])) == 1
 
@@ -69,14 +69,14 @@ def test_of_processes_one_builds_the_index(tmp_path: Path) -> None:
     path = imagenet_train_tar(
         tmp_path / "t.tar", [(f"n{i % 5:08d}/{i}.jpg", jpeg(i)) for i in range(40)]
     )
-    done = [Forked(index_slowly, tmp_path) for _ in range(3)]
-    assert [one.wait().stdout for one in done] == ["40\n"] * 3
+    processes = [Forked(index_slowly, tmp_path) for _ in range(3)]
+    assert [one.wait().stdout for one in processes] == ["40\n"] * 3
     assert (tmp_path / "built").read_text() == "built\n"
     assert sorted(os.listdir(tmp_path)) == [".t.fastsiam-index", "built", "t.tar"]
-    kept = index.load([tmp_path / ".t.fastsiam-index"], index.file_facts([path]))
-    assert kept is not None
+    loaded_index = index.load([tmp_path / ".t.fastsiam-index"], index.file_facts([path]))
+    assert loaded_index is not None
     for name, array in archive.build_index([Mapped(path)], "by one process").items():
-        np.testing.assert_array_equal(kept[name], array)
+        np.testing.assert_array_equal(loaded_index[name], array)
 
 
 def index_slowly(folder: Path) -> None:

@@ -47,7 +47,7 @@ def converted(root: Path, *, more: Sequence[bytes] = (), **options: object) -> P
 def ffcv() -> Iterator[Callable[..., Any]]:
     """Call functions of ``read_with_ffcv`` in a process that is killed at the end."""
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-        yield lambda function, *given: pool.submit(function, *given).result(300)
+        yield lambda function, *arguments: pool.submit(function, *arguments).result(300)
         for process in list(pool._processes.values()):
             process.kill()
 
@@ -86,8 +86,8 @@ def test_we_read_files_of_ffcvs_own_writer(ffcv: Callable[..., Any], tmp_path: P
     assert store.crc is None and store.labels.tolist() == [0, 1, 2] * 8
     assert set(store.modes.tolist()) == {RAW, JPEG}
     assert store.classes == ("0", "1", "2") and store.name(3) == "image 3"
-    for i, wanted in enumerate(pixels):
-        difference = np.asarray(store.decode(i)).astype(int) - wanted
+    for i, image in enumerate(pixels):
+        difference = np.asarray(store.decode(i)).astype(int) - image
         assert np.abs(difference).mean() < (1e-9 if store.modes[i] == RAW else 8)
     assert checked(path) == []
     expected = batches("torchvision", path, 0, 1, batch=4)
@@ -140,22 +140,22 @@ def test_every_flipped_bit_outside_the_records_is_found(tmp_path: Path) -> None:
     """In header, fields, metadata, annex and table: the file is rejected when it is opened."""
     path = converted(tmp_path)
     store = BetonStore(path)
-    whole = path.read_bytes()
+    original = path.read_bytes()
     before = int(store.start.min())
     after = int((store.start + store.size).max())
     generator = np.random.default_rng(0)
     meaningful = HEADER.itemsize + 2 * FIELD.itemsize + len(store) * METADATA.itemsize
     places = [*range(HEADER.itemsize), *range(24 + 17, 24 + 17 + 40)]
     places += generator.integers(HEADER.itemsize, meaningful, 150).tolist()
-    places += generator.integers(after + 8, len(whole), 150).tolist()
+    places += generator.integers(after + 8, len(original), 150).tolist()
     assert meaningful <= before
     missed = []
     for place in places:
-        data = bytearray(whole)
+        data = bytearray(original)
         data[place] ^= 1 << int(generator.integers(0, 8))
         path.write_bytes(data)
         with contextlib.suppress(DataError):
             BetonStore(path)
             missed.append(place)
     # Only the few bytes that pad the annex to a multiple of 8 are unused.
-    assert all(whole[place] == 0 for place in missed) and len(missed) < 8
+    assert all(original[place] == 0 for place in missed) and len(missed) < 8

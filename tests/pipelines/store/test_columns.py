@@ -61,14 +61,14 @@ def test_columns_are_taken_by_name(write: Callable[..., Path], tmp_path: Path) -
 def test_one_of_several_columns_has_to_be_named(tmp_path: Path) -> None:
     root = saved(tmp_path / "two", {"train": table()})
     there = "the columns are photo, mask, species, genus, place, weight"
-    for names, said in (
+    for names, message in (
         (ColumnNames(), r"2 columns .* \(photo, mask\): .* such as --image-column photo"),
         (ColumnNames("photos"), f"--image-column photos does not exist; {there}"),
         (ColumnNames("weight"), f"--image-column weight holds float, not images; {there}"),
         (ColumnNames("photo", "kind"), f"--label-column kind does not exist; {there}"),
         (ColumnNames("photo", "weight"), f"--label-column weight holds float, not labels; {there}"),
     ):
-        with pytest.raises(DataError, match=said) as caught:
+        with pytest.raises(DataError, match=message) as caught:
             open_store(root, "train", columns=names)
         assert "\n" not in str(caught.value)
 

@@ -62,9 +62,9 @@ def gray(values: NDArray[Any]) -> NDArray[np.uint8]:
 
 def planes(values: NDArray[Any]) -> bytes:
     """Return a TIFF of colours (H, W, 3) with a separate plane for each channel."""
-    own = np.moveaxis(values[..., :3], -1, 0)
+    channels = np.moveaxis(values[..., :3], -1, 0)
     bits = (8 * values.itemsize,) * 3
-    return tiff(own.tobytes(), 4, 5, bits=bits, kind=2, strips=3, tags={PLANAR: 2})
+    return tiff(channels.tobytes(), 4, 5, bits=bits, kind=2, strips=3, tags={PLANAR: 2})
 
 
 def integers(kind: type[np.integer]) -> bytes:
@@ -170,8 +170,8 @@ def test_transparency_is_dropped_or_laid_over_a_colour(form: str, mode: str) -> 
     assert np.array_equal(np.asarray(decode(data)), full[..., :3])
     share = full[..., 3:] / 255
     for colour, value in (("white", 255), ("black", 0)):
-        found = np.asarray(decode(data, rules=ImageRules(alpha=colour))).astype(float)  # type: ignore[arg-type]
-        assert np.abs(found - (full[..., :3] * share + value * (1 - share))).max() <= 1
+        decoded = np.asarray(decode(data, rules=ImageRules(alpha=colour))).astype(float)  # type: ignore[arg-type]
+        assert np.abs(decoded - (full[..., :3] * share + value * (1 - share))).max() <= 1
 
 
 @pytest.mark.parametrize(
@@ -202,8 +202,8 @@ def test_a_transparent_value_of_16_bits_is_laid_over_a_colour() -> None:
     for alpha, value in (("drop", 18), ("white", 255), ("black", 0)):
         expected = np.rint(ALL_16_BITS.astype(float) * 255 / 65535)
         expected[0x12, 0x34] = value
-        found = decode(data, rules=ImageRules(alpha=alpha))  # type: ignore[arg-type]
-        assert np.array_equal(np.asarray(found), gray(expected))
+        decoded = decode(data, rules=ImageRules(alpha=alpha))  # type: ignore[arg-type]
+        assert np.array_equal(np.asarray(decoded), gray(expected))
 
 
 def test_the_first_page_or_frame_is_taken() -> None:

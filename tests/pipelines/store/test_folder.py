@@ -56,8 +56,8 @@ def test_links_that_lead_back_and_pipes_are_left_out(
         (tmp_path / one).symlink_to(other)
     store = FolderStore(tmp_path)
     assert names_of(store) == ["a/0.jpg", "c/1.jpg", "d/e/to c/1.jpg"]
-    (said,) = caplog.messages
-    assert "broken links to images, which are skipped: 2, such as" in said
+    (message,) = caplog.messages
+    assert "broken links to images, which are skipped: 2, such as" in message
 
 
 # Lists of files in CSV.

@@ -28,10 +28,10 @@ from tests.sources import encoded, jpeg, picture, rotated_jpeg
     ],
 )
 def test_sizes_and_oddities(data: bytes, flags: int) -> None:
-    found = probe(memoryview(data))
+    header = probe(memoryview(data))
     with Image.open(io.BytesIO(data)) as image:
-        assert (found.width, found.height) == image.size
-    assert found.flags == flags
+        assert (header.width, header.height) == image.size
+    assert header.flags == flags
 
 
 def test_a_thumbnail_does_not_end_an_image() -> None:
@@ -73,8 +73,8 @@ def test_what_stands_in_the_midst_of_the_code(
     data = jpeg(1, progressive=progressive, restart_marker_blocks=1)
     head = probe(data)
     assert b"\xff\xd3" in data[head.scan :]
-    for whole in (data, data + b"padding", data[:-2] + b"\xff" + data[-2:]):
-        assert has_only_entropy_data(memoryview(whole), head)
+    for valid in (data, data + b"padding", data[:-2] + b"\xff" + data[-2:]):
+        assert has_only_entropy_data(memoryview(valid), head)
     assert not has_only_entropy_data(data[:-2], head) and not has_only_entropy_data(data[:-1], head)
     assert not has_only_entropy_data(data[: len(data) // 2], head)
     middle = data.index(b"\xff\xd3", head.scan)

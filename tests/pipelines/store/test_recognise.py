@@ -57,7 +57,7 @@ def test_layouts(case: str, tmp_path: Path) -> None:
     files, splits = CASES[case]
     for name, members in files.items():
         if members:
-            tar(tmp_path / name, [(own, jpeg(i)) for i, own in enumerate(members)])
+            tar(tmp_path / name, [(member, jpeg(i)) for i, member in enumerate(members)])
         else:
             put(tmp_path / name, name.encode())
     for split, names in splits.items():
@@ -75,8 +75,8 @@ def test_layouts(case: str, tmp_path: Path) -> None:
 def test_a_file_has_the_validation_images_of_its_own_data(tmp_path: Path) -> None:
     for i, name in enumerate(["cats-train-0", "cats_val", "dogs-test", "dogs-train", "mice-train"]):
         tar(tmp_path / f"{name}.tar", [(f"a/{name}.jpg", jpeg(i))])
-    for own, validation in (("cats-train-0", "cats_val"), ("dogs-train", "dogs-test")):
-        store = open_store(tmp_path / f"{own}.tar", "val")
+    for training, validation in (("cats-train-0", "cats_val"), ("dogs-train", "dogs-test")):
+        store = open_store(tmp_path / f"{training}.tar", "val")
         assert [store.name(i) for i in range(len(store))] == [f"a/{validation}.jpg"]
     with pytest.raises(NoSplitError, match="no file of this kind with 'val' in its name"):
         open_store(tmp_path / "mice-train.tar", "val")
@@ -134,14 +134,14 @@ def test_the_system_is_not_asked_about_each_image_of_a_folder(
     for i in range(3):
         put(root / f"{i}.jpg")
     (root / "loop").symlink_to("loop")
-    stat, asked = Path.stat, list[str]()
+    stat, suffixes = Path.stat, list[str]()
 
-    def note(path: Path, **how: Any) -> os.stat_result:
-        asked.append(path.suffix)
-        return stat(path, **how)
+    def note(path: Path, **options: Any) -> os.stat_result:
+        suffixes.append(path.suffix)
+        return stat(path, **options)
 
     monkeypatch.setattr(Path, "stat", note)
     assert len(open_store(root, "train")) == 3
-    assert ".jpg" not in asked
+    assert ".jpg" not in suffixes
     (root / "train").symlink_to(elsewhere)
     assert len(open_store(root, "train")) == 1

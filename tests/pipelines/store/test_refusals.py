@@ -52,8 +52,8 @@ def sparse_tar(name: str) -> Build:
     def build(root: Path) -> Path:
         member = tarfile.TarInfo(name)
         member.pax_headers = {"GNU.sparse.map": "0,1", "GNU.sparse.size": "900", "size": "1"}
-        with tarfile.open(root / "t.tar", "w") as made:
-            made.addfile(member)
+        with tarfile.open(root / "t.tar", "w") as archive:
+            archive.addfile(member)
         return root / "t.tar"
 
     return build
@@ -113,8 +113,8 @@ def classes(*names: str) -> Build:
     """Build a parquet file for each string, whose letters are the names of the classes."""
 
     def build(root: Path) -> Path:
-        for number, own in enumerate(names):
-            rows = dataset([(jpeg(i), None, i) for i in range(len(own))], own)
+        for number, class_names in enumerate(names):
+            rows = dataset([(jpeg(i), None, i) for i in range(len(class_names))], class_names)
             rows.to_parquet(root / f"train-{number}.parquet")
         return root
 
@@ -285,8 +285,8 @@ def refused(path: Path, words: str) -> str:
 @pytest.mark.parametrize(("build", "words"), CASES.values(), ids=CASES)
 def test_what_cannot_be_opened_is_one_line(build: Build, words: str, tmp_path: Path) -> None:
     (tmp_path / "here").mkdir()
-    said = refused(build(tmp_path / "here"), words)
-    assert str(tmp_path / "here") in said
+    message = refused(build(tmp_path / "here"), words)
+    assert str(tmp_path / "here") in message
 
 
 @pytest.mark.parametrize(

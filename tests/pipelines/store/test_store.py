@@ -97,28 +97,32 @@ def assert_holds(store: Store, form: str, images: Images, *, in_order: bool = Fa
         assert store.classes == tuple(map(str, range(len(classes))))
     else:
         assert store.classes == tuple(classes)
-        found = [store.name(i) for i in every.tolist()]
+        store_names = [store.name(i) for i in every.tolist()]
         if form == "csv":  # its paths are absolute
-            found = [own[-len(name) :] for own, name in zip(found, names, strict=True)]
-        assert found == names
+            store_names = [
+                full_name[-len(name) :] for full_name, name in zip(store_names, names, strict=True)
+            ]
+        assert store_names == names
     data = [bytes(store.read(i)) for i in every.tolist()]
     chunks = store.read_into(every, lambda: memoryview(bytearray(3000)))
-    assert data == [bytes(own) for own in chunks]
+    assert data == [bytes(chunk) for chunk in chunks]
     if form == "pixels":
         assert [store.raw_size(i) for i in every.tolist()] == [
-            decode(own).size[::-1] for _, own in images
+            decode(content).size[::-1] for _, content in images
         ]
     else:
-        kept = [own for own, (_, put) in zip(data, images, strict=True) if own == put]
-        assert len(kept) == len(images) or form in ("converted", "parts")  # these re-encode PNGs
+        equal = [
+            content for content, (_, source) in zip(data, images, strict=True) if content == source
+        ]
+        assert len(equal) == len(images) or form in ("converted", "parts")  # these re-encode PNGs
     known = store.dimensions()
     store.ahead(every.tolist())
     store.check()
-    for i, (_, put) in enumerate(images):
+    for i, (_, source) in enumerate(images):
         decoded = store.decode(i)
         assert decoded.tobytes() == decode(data[i], store.raw_size(i)).tobytes()
-        if data[i] == put or form == "pixels":
-            assert decoded.tobytes() == decode(put).tobytes()
+        if data[i] == source or form == "pixels":
+            assert decoded.tobytes() == decode(source).tobytes()
         assert store.is_intact(i, data[i])
         assert known is None or known[i].tolist() == [*decoded.size[::-1]]
         if not (in_order and isinstance(store, ParquetStore)):
@@ -128,23 +132,27 @@ def assert_holds(store: Store, form: str, images: Images, *, in_order: bool = Fa
 
 def assert_picked(store: Store, positions: np.ndarray) -> None:
     """Check that a picked store has the images of the given positions."""
-    own = picked(store, positions)
-    assert len(own) == len(positions) and str(own) == str(store) and own.classes == store.classes
-    assert type(own) is type(store)
-    sizes, known = store.dimensions(), own.dimensions()
+    subset = picked(store, positions)
+    assert (
+        len(subset) == len(positions)
+        and str(subset) == str(store)
+        and subset.classes == store.classes
+    )
+    assert type(subset) is type(store)
+    sizes, known = store.dimensions(), subset.dimensions()
     assert (sizes is None) == (known is None)
-    assert own.blocks().tolist() == store.blocks()[positions].tolist()
+    assert subset.blocks().tolist() == store.blocks()[positions].tolist()
     for i, position in enumerate(positions.tolist()):
         data = store.read(position)
-        assert bytes(own.read(i)) == bytes(data) and own.is_intact(i, data)
-        assert own.name(i) == store.name(position) and own.where(i) == store.where(position)
-        assert own.labels[i] == store.labels[position]
-        assert own.sizes()[i] == store.sizes()[position]
-        assert own.raw_size(i) == store.raw_size(position)
-        assert own.decode(i).tobytes() == store.decode(position).tobytes()
+        assert bytes(subset.read(i)) == bytes(data) and subset.is_intact(i, data)
+        assert subset.name(i) == store.name(position) and subset.where(i) == store.where(position)
+        assert subset.labels[i] == store.labels[position]
+        assert subset.sizes()[i] == store.sizes()[position]
+        assert subset.raw_size(i) == store.raw_size(position)
+        assert subset.decode(i).tobytes() == store.decode(position).tobytes()
         if sizes is not None and known is not None:
             assert known[i].tolist() == sizes[position].tolist()
-    again = picked(own, np.array([len(own) - 1, 0, 0]))
+    again = picked(subset, np.array([len(subset) - 1, 0, 0]))
     assert again.name(0) == store.name(int(positions[-1]))
     assert bytes(again.read(1)) == bytes(store.read(int(positions[0])))
     assert picked(store, np.arange(len(store))) is store
@@ -164,9 +172,9 @@ def test_cifars_pixels_are_picked_too(tmp_path: Path) -> None:
 def test_blocks_are_neighbours_in_one_file(tmp_path: Path) -> None:
     file = np.repeat([1, 0], [100, 10])
     offset = np.concatenate([np.arange(100)[::-1], np.arange(10)])
-    found = blocks(file, offset)
-    assert found[100:].tolist() == [0] * 10  # file 0 comes first
-    assert (found[100 - BLOCK_IMAGES : 100] == 1).all() and (found[: 100 - BLOCK_IMAGES] == 2).all()
+    block = blocks(file, offset)
+    assert block[100:].tolist() == [0] * 10  # file 0 comes first
+    assert (block[100 - BLOCK_IMAGES : 100] == 1).all() and (block[: 100 - BLOCK_IMAGES] == 2).all()
     assert blocks(np.zeros(0, int), np.zeros(0, int)).shape == (0,)
     images = write_images(tmp_path / "images", classes=2, each=BLOCK_IMAGES + 9)
     for form in ("folder", "converted"):

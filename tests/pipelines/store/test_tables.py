@@ -98,8 +98,8 @@ def test_a_row_group_is_never_in_memory_as_a_whole(tmp_path: Path) -> None:
         "    assert sum(len(store.read(i)) for i in range(2400)) == 120_000_000\n"
         "print(max(most) - before)\n"
     )
-    done = python(code, tmp_path / "x.parquet")
-    assert done.returncode == 0 and int(done.stdout) < 80_000, done  # of 120,000
+    result = python(code, tmp_path / "x.parquet")
+    assert result.returncode == 0 and int(result.stdout) < 80_000, result  # of 120,000
 
 
 # Parquet that a conversion reads in order.
@@ -141,7 +141,7 @@ def test_labels_of_other_types(tmp_path: Path) -> None:
     import pyarrow as pa
 
     images = [{"bytes": jpeg(i), "path": None} for i in range(3)]
-    for number, (labels, classes, wanted) in enumerate(
+    for number, (labels, classes, expected) in enumerate(
         [
             (pa.array([2, 0, 1], pa.uint8()), ("0", "1", "2"), [2, 0, 1]),
             (pa.array(["cat", "ant", "cat"]), ("ant", "cat"), [1, 0, 1]),
@@ -151,8 +151,8 @@ def test_labels_of_other_types(tmp_path: Path) -> None:
     ):
         write_table(tmp_path / str(number) / "train.parquet", image=images, label=labels)
         store = open_store(tmp_path / str(number), "train", sources=True)
-        assert store.classes == classes and store.labels.tolist() == wanted
-        assert store.name(0) == f"{classes[wanted[0]]}/row 0"
+        assert store.classes == classes and store.labels.tolist() == expected
+        assert store.name(0) == f"{classes[expected[0]]}/row 0"
     write_table(tmp_path / "x" / "train.parquet", image=images, label=[0.5, 1.0, 2.0])
     assert open_store(tmp_path / "x", "train", sources=True).labels.tolist() == [-1, -1, -1]
 
@@ -161,12 +161,12 @@ def test_bare_bytes_and_damage_in_parquet(tmp_path: Path) -> None:
     data = [jpeg(i, quality=95) for i in range(200)]
     path = tmp_path / "a" / "x.parquet"
     write_table(path, jpg=data)
-    (written,) = run("parquet", tmp_path / "a", tmp_path / "out")
-    store = BetonStore(written.path)
+    (conversion,) = run("parquet", tmp_path / "a", tmp_path / "out")
+    store = BetonStore(conversion.path)
     assert [bytes(store.read(i)) for i in range(200)] == data and store.name(7) == "row 7"
-    whole = bytearray(path.read_bytes())
-    whole[4:40] = bytes(36)
-    path.write_bytes(whole)
+    content = bytearray(path.read_bytes())
+    content[4:40] = bytes(36)
+    path.write_bytes(content)
     with pytest.raises(DataError, match="is damaged in row group 0"):
         run("parquet", tmp_path / "a", tmp_path / "out2", skip_bad=True)
     with pytest.raises(DataError, match=r"holds no \.parquet files"):
