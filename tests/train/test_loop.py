@@ -169,7 +169,7 @@ def test_without_stop_gradient_the_solution_collapses(
     if stop_gradient:
         assert last["loss"] > -0.8 and last["z_std"] > 0.75 and last["rank"] > 4 and not warnings
     else:
-        assert last["loss"] < -0.88 and last["z_std"] < 0.5 and last["rank"] < 2.5
+        assert last["loss"] < -0.88 and last["z_std"] < 0.5 and last["rank"] < 3
         assert 1 <= warnings < 8  # once per episode, not at every log point
 
 
