@@ -87,7 +87,11 @@ def test_the_same_settings_in_every_format(name: str, text: str, tmp_path: Path)
         ("a.yaml", "- 1", "it must be a table of settings"),
         ("a.json", '{"config": 3}', "settings must be a table of settings, not 3"),
         ("a.json", '{"config": {"optim": {"lr": "fast"}}}', r"optim\.lr must be a number"),
-        ("a.txt", "", r"must be in a file ending in \.toml, \.yaml, \.yml, \.json, or in a run's folder"),
+        (
+            "a.txt",
+            "",
+            r"must be in a file ending in \.toml, \.yaml, \.yml, \.json, or in a run's folder",
+        ),
         ("a.toml", "lr = 1\n[optim]\nlr = 2", "lr occurs twice"),
         ("a.yaml", "optim: {lr: 1}\noptim: {batch: 64}", "optim occurs twice"),
         ("a.yaml", "optim:\n  lr: 1\n  lr: 1", "lr occurs twice"),
