@@ -37,7 +37,7 @@ ENGINE: Pipeline = "native"
 CEILING: Pipeline = "synthetic"
 """The pipeline without loading cost, which gives the upper limit of training speed."""
 NOISE_IMAGES = 1_281_167
-"""Images in an epoch of the synthetic pipeline: as many as in ImageNet's training set."""
+"""Images in an epoch of the synthetic pipeline: the size of ImageNet's training set."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -74,7 +74,8 @@ def test_it_goes_on_as_it_would_have(small: TrainConfig, run: Path) -> None:
     for ours, theirs in zip(lines, expected, strict=True):
         if theirs["kind"] == "train":
             for name in ("loss", "z_std", "rank", "lr"):
-                assert ours[name] == pytest.approx(theirs[name], abs=2e-3, rel=1e-3), name
+                rounding = 1e-3 * theirs[name] if name == "rank" else 0.0
+                assert ours[name] == pytest.approx(theirs[name], abs=max(2e-3, rounding)), name
         else:
             assert ours["epoch"] == theirs["epoch"]
 

@@ -160,7 +160,7 @@ def test_without_stop_gradient_the_solution_collapses(
 ) -> None:
     """Fig. 2 of the paper in small: without stop-gradient the loss goes to -1 and the std to 0."""
     data = write_images(tmp_path / "many", classes=4, each=64)
-    config = with_settings(small, data=data, batch=256, lr=1.0, epochs=40, knn_every=0)
+    config = with_settings(small, data=data, batch=256, lr=1.0, epochs=50, knn_every=0)
     run = trained(config, stop_gradient=stop_gradient)
     lines = [line for line in read_metrics(run) if line["kind"] == "train"]
     first, last = lines[0], lines[-1]
@@ -169,7 +169,7 @@ def test_without_stop_gradient_the_solution_collapses(
     if stop_gradient:
         assert last["loss"] > -0.8 and last["z_std"] > 0.75 and last["rank"] > 4 and not warnings
     else:
-        assert last["loss"] < -0.88 and last["z_std"] < 0.5 and last["rank"] < 3
+        assert last["loss"] < -0.88 and last["z_std"] < 0.5 and last["rank"] < 2.5
         assert 1 <= warnings < 8  # once per episode, not at every log point
 
 
