@@ -275,13 +275,16 @@ class Soak:
         }  # fmt: skip
 
     def _hurt(self, run: Run, chance: random.Random) -> list[str]:
-        """Start a run and inject faults until it succeeds or fails; return the faults."""
+        """Start a run and inject faults until it succeeds or fails; return the faults.
+
+        There is at least one fault, even after the deadline, unless the run ends before it.
+        """
         fault_names: list[str] = []
         while True:
             run.start()
             last: Fault | None = None
             while run.wait(chance.uniform(1, 2 * self.config.every)) is None:
-                if time.monotonic() > self.deadline:
+                if fault_names and time.monotonic() > self.deadline:
                     break
                 fault = next(self._faults)
                 try:

@@ -39,14 +39,14 @@ from tests.processes import Forked
 def test_a_minute_and_a_half_of_it(tmp_path: Path) -> None:
     out = tmp_path / "soak.json"
     config = SoakConfig(
-        minutes=1.5, pipelines=("torchvision", "memory"), ranks=2, seconds=20, every=8, out=str(out)
-    )
+        minutes=1.5, seed=4, pipelines=("torchvision", "memory"), ranks=2, seconds=20, every=6,
+        out=str(out),
+    )  # fmt: skip
     assert soak(config) == out
     record = read_record(out)
     assert not record["findings"] and record["ranks"] == 2 and record["minutes"] > 0
     runs = record["runs"]
-    assert sum(len(run["faults"]) for run in runs) >= 2
-    assert all(run["starts"] >= 1 and run["steps"] >= 30 and not run["left"] for run in runs)
+    assert all(run["faults"] and run["steps"] >= 30 and not run["left"] for run in runs)
     assert {fault for run in runs for fault in run["faults"]} <= {one.name for one in FAULTS}
 
 
