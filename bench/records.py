@@ -200,7 +200,7 @@ def read(path: Path) -> list[Record]:
     return records
 
 
-def grouped(things: Iterable[Record], key: Callable[[Record], Thing]) -> dict[Thing, list[Record]]:
+def group_by(things: Iterable[Record], key: Callable[[Record], Thing]) -> dict[Thing, list[Record]]:
     """Group records by a key, in the order in which the keys first appear."""
     groups: dict[Thing, list[Record]] = {}
     for one in things:

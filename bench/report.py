@@ -13,7 +13,7 @@ from fastsiam.bench import soak as soaks
 from fastsiam.bench.cases import title_of
 from fastsiam.bench.charts import chart, front_charts, plain_name, svg
 from fastsiam.bench.finding import finding
-from fastsiam.bench.records import Record, grouped, read
+from fastsiam.bench.records import Record, group_by, read
 from fastsiam.bench.tables import caption, differences, rows_of, table
 from fastsiam.errors import DataError
 from fastsiam.files import atomic_write, os_errors_as, value_errors_as_data_error
@@ -48,7 +48,7 @@ def write_report(files: Sequence[Path], out: Path) -> list[Path]:
     for number, (file, run) in enumerate(zip(files, runs, strict=True), 1):
         with value_errors_as_data_error(file):
             prefix = f"{number}-{plain_name(file.stem)}-" if len(files) > 1 else ""
-            for case, records in grouped(run, lambda one: one.case).items():
+            for case, records in group_by(run, lambda one: one.case).items():
                 figure = chart(records)
                 case_pictures = {f"{prefix}{plain_name(case)}.png": png(figure)} if figure else {}
                 pictures |= case_pictures
@@ -131,7 +131,7 @@ def records_block(records: Sequence[Record]) -> str:
 
 def _select_records(path: Path, case: str | None, rows: str | None, location: str) -> list[Record]:
     """Return the records of a case, or those of some rows, whose names semicolons separate."""
-    cases = grouped(read(path), lambda one: one.case)
+    cases = group_by(read(path), lambda one: one.case)
     case_names = ", ".join(cases)
     if case is None and len(cases) > 1:
         raise DataError(f"{location}: name a case of {path}: {case_names}")
@@ -140,7 +140,7 @@ def _select_records(path: Path, case: str | None, rows: str | None, location: st
     records = cases[case or case_names]
     if not rows:
         return records
-    by_name = grouped(records, lambda one: one.name)
+    by_name = group_by(records, lambda one: one.name)
     names = [name.strip() for name in rows.split(";")]
     if missing := [name for name in names if name not in by_name]:
         raise DataError(f"{location}: no row {missing[0]!r}, only {'; '.join(by_name)}")

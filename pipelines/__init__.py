@@ -28,7 +28,7 @@ from .backends import NOISE_IMAGES, backend_of
 from .bad_images import BadImages
 from .order import Order
 from .shuffle import Mixture, Window, shuffle_of
-from .store import Split, Store, open_store, picked
+from .store import Split, Store, open_store, select_images
 from .subsets import choose, has_validation, open_split, open_training, read_list
 from .view_loader import (
     ViewLoader,
@@ -193,7 +193,7 @@ def open_training_images(
         backend.check()
     if store is None:
         all_images, train_positions, _ = open_training(data)
-        store = picked(all_images, train_positions)
+        store = select_images(all_images, train_positions)
     if backend:
         backend.check(store)
     images = len(_positions(store, chosen))

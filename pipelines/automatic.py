@@ -77,7 +77,7 @@ def choose_pipeline(
         reasons.append(reason)
     if device.type == "cuda" and (cores := own_cores()) < CORES_PER_GPU:
         reasons.append(f"{cores} {'core' if cores == 1 else 'cores'} for this GPU")
-        if not (problem := BACKENDS["dali"].trouble()):
+        if not (problem := BACKENDS["dali"].problem()):
             return Choice("dali", "; ".join(reasons))
         reasons.append(problem)
     try:

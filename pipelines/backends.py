@@ -74,7 +74,7 @@ class Backend:
         except ModuleNotFoundError:  # its parent package is missing
             return False
 
-    def trouble(self) -> str:
+    def problem(self) -> str:
         """Import the pipeline. Return why it cannot run and how to fix that, or "" if it can."""
         try:
             self._module()
@@ -93,7 +93,7 @@ class Backend:
 
     def works_on(self, store: Store) -> bool:
         """Return whether the pipeline can run here and read a store."""
-        return self.reads(store) and not self.trouble()
+        return self.reads(store) and not self.problem()
 
     def check(self, store: Store | None = None) -> None:
         """Check that the pipeline can run here and, if given, read a store.
@@ -102,7 +102,7 @@ class Backend:
             BackendError: it cannot be imported; the message says how to install its package.
             DataError: it cannot read the store; the message says what to do.
         """
-        if problem := self.trouble():
+        if problem := self.problem():
             raise BackendError(problem)
         if store is not None and not self.reads(store):
             advice = f"choose --pipeline {ENGINE}"
@@ -137,7 +137,7 @@ class Backend:
         engine also makes crops that are larger than the resized images: they get a black border.
         """
         makes_crops = device.type == "cuda" and self.decodes_on_gpu and resize >= side
-        backend = self if makes_crops and not self.trouble() else BACKENDS[ENGINE]
+        backend = self if makes_crops and not self.problem() else BACKENDS[ENGINE]
         make: MakeCrops = partial(
             backend._module().central_crops, data, store, resize=resize, side=side, device=device
         )
@@ -154,7 +154,7 @@ def readiness() -> dict[Pipeline, str]:
     device = "GPU" if torch.cuda.is_available() else "CPU"
     return {
         name: f"not ready: {problem}"
-        if (problem := backend.trouble())
+        if (problem := backend.problem())
         else f"ready: {backend.about.format(device=device)}"
         for name, backend in BACKENDS.items()
     }

@@ -51,7 +51,7 @@ class BadImages:
         return len(self._by_index)
 
     @property
-    def matter(self) -> bool:
+    def matters(self) -> bool:
         """Whether any bad images are known or may still be added."""
         return self._takes_more or bool(self._by_index)
 
@@ -59,7 +59,7 @@ class BadImages:
         """Return the known bad images in the order in which they were found."""
         return sorted(self._by_index.values())
 
-    def among(self, images: NDArray[np.int64], *, at: int) -> NDArray[np.bool_]:
+    def contains(self, images: NDArray[np.int64], *, at: int) -> NDArray[np.bool_]:
         """Return which of N images were known to be bad after ``at`` steps of the run: (N,)."""
         records = map(self._by_index.get, images.tolist())
         return np.array([record is not None and record.step <= at for record in records], np.bool_)
@@ -86,7 +86,7 @@ class BadImages:
         Raises:
             DataError: there are too many bad images.
         """
-        if not self.matter:
+        if not self.matters:
             return
         texts = self._exchange(format_list(self.list()))
         self.add([image for text in texts for image in parse_list(text)])

@@ -215,7 +215,7 @@ class Cropper:
                 return [self._by_pil(i) if by_pil else self._encoded(i) for i in images]
 
         index, cut = task
-        self._store.ahead(index.tolist())
+        self._store.prefetch(index.tolist())
         parts = [index[i : i + _PART].tolist() for i in range(0, len(index), _PART)]
         records = [image for part in self._readers.map(read, parts) for image in part]
         encoded, size = [data for data, *_ in records], np.array([size for _, *size in records])

@@ -68,7 +68,7 @@ def prefetch_remote(
         return
     sizes, requested_bytes, waiting = store.sizes(), 0, deque[NDArray[np.int64]]()
     for index in batches:
-        store.ahead(index.tolist())
+        store.prefetch(index.tolist())
         waiting.append(index)
         requested_bytes += int(sizes[index].sum())
         while requested_bytes >= _AHEAD:
@@ -173,7 +173,7 @@ class Engine:
         Raises:
             DataError: a file cannot be read or is not an image; the message names it.
         """
-        self.store.ahead(index.tolist())
+        self.store.prefetch(index.tolist())
         if (located := self.store.locate(index)) is not None:
             self.headers.read(index)
             return self.headers.images(index, *located)

@@ -112,7 +112,7 @@ class StoreLoader(ABC):
             self._augment,
             seed=self._order.seed,
             epoch=epoch,
-            index=self._order.drawn_for(epoch, step),
+            index=self._order.draw_numbers(epoch, step),
             size=size,
         )
 

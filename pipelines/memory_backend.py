@@ -149,7 +149,7 @@ class Pixels:
         def parts() -> Iterator[list[int]]:
             for first in range(0, len(images), _PART):
                 part = images[first : first + _PART].tolist()
-                self._store.ahead(part)
+                self._store.prefetch(part)
                 yield part
 
         def make_part(part: list[int]) -> list[tuple[int, Made]]:

@@ -74,16 +74,16 @@ class Order:
         one after that. The replacement depends on the seed, the epoch, the place and the set of bad
         images, not on when or on which rank they were found.
         """
-        positions = positions_of(self.drawn_for(epoch, step))
+        positions = positions_of(self.draw_numbers(epoch, step))
         at = epoch * self.steps + step
-        if self.bad is None or not (bad := self.bad.among(positions, at=at)).any():
+        if self.bad is None or not (bad := self.bad.contains(positions, at=at)).any():
             return positions
         positions, first = positions.copy(), self.place(step)
         for row in np.flatnonzero(bad).tolist():
             positions[row] = self._substitute(self.bad, epoch, first + row, at)
         return positions
 
-    def drawn_for(self, epoch: int, step: int) -> NDArray[np.int64]:
+    def draw_numbers(self, epoch: int, step: int) -> NDArray[np.int64]:
         """Return the numbers for which a batch's augmentations are drawn: (batch / world,).
 
         These are the positions from ``indices``, with two exceptions. They give an image that
@@ -95,7 +95,7 @@ class Order:
         return self._numbers_at(epoch, slice(start, start + self.batch // self.world))
 
     def _numbers_at(self, epoch: int, places: slice | NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the numbers, as in ``drawn_for``, at places of an epoch's order."""
+        """Return the numbers, as in ``draw_numbers``, at places of an epoch's order."""
         numbers = self._epoch(epoch)[places]
         if self.chosen is None:
             return numbers
@@ -125,7 +125,7 @@ class Order:
             candidates = positions_of(
                 self._numbers_at(epoch, np.arange(first, first + count) % self.images)
             )
-            good = candidates[~bad.among(candidates, at=at)]
+            good = candidates[~bad.contains(candidates, at=at)]
             if len(good):
                 return int(good[0])
         raise DataError("no image of this epoch can be decoded: check the data")

@@ -23,8 +23,8 @@ from fastsiam.files import os_errors_as
 from fastsiam.views import rng
 
 from .remote.cache import Cache
-from .remote.path import opened
-from .store import MixedStore, Split, Store, open_store, picked
+from .remote.path import open_place
+from .store import MixedStore, Split, Store, open_store, select_images
 from .store.base import warn_once
 from .store.decode import ImageRules
 
@@ -51,7 +51,7 @@ def open_split(data: DataConfig, split: Split) -> Store:
     if not data.holdout:
         return _open_images(data, split)
     store, training, holdout = open_with_holdout(data)
-    return picked(store, holdout if split == "val" else training)
+    return select_images(store, holdout if split == "val" else training)
 
 
 def open_training(data: DataConfig) -> tuple[Store, NDArray[np.int64], NDArray[np.int64]]:
@@ -109,7 +109,7 @@ def _open_images(data: DataConfig, split: Split) -> Store:
         warn_once(f"--cache has no effect on {data.root}, which is on this machine")
     elif data.cache:
         cache = Cache(Path(data.cache), data.cache_gb)
-    store = open_store(opened(data.root, cache), split, columns=data.columns)
+    store = open_store(open_place(data.root, cache), split, columns=data.columns)
     if cache is not None and store.is_remote and not data.window:
         size = sum(map(len, store.files)) / 1e9
         if size > data.cache_gb:  # chunks would be evicted before their next image is read

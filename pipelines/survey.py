@@ -81,7 +81,7 @@ def sample_of(store: Store, wanted: NDArray[np.int64]) -> NDArray[np.int64]:
 
 def _headers(store: Store, sample: NDArray[np.int64]) -> list[Probe]:
     """Read the headers of the sampled images, skipping those that cannot be read."""
-    store.ahead(sample.tolist())
+    store.prefetch(sample.tolist())
     heads = []
     for index in sample.tolist():
         with contextlib.suppress(DataError):

@@ -51,7 +51,7 @@ class SyntheticLoader:
         """Yield the same few batches in rotation."""
         for step in range(skip, self.steps):
             batch = self._batches[(number * self.steps + step) % _DISTINCT]
-            yield replace(batch, seen=noise_digest(self._order, number, step))
+            yield replace(batch, digest=noise_digest(self._order, number, step))
 
     def close(self) -> None:
         """Free the batches."""

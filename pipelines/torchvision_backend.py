@@ -84,7 +84,7 @@ def apply_view(
 
 
 _Task = tuple[int, NDArray[np.int64], NDArray[np.int64]]
-"""Epoch and images of a batch, and the numbers from ``Order.drawn_for``."""
+"""Epoch and images of a batch, and the numbers from ``Order.draw_numbers``."""
 
 
 class _Views(Dataset[Augmented | FastSiamError]):
@@ -106,18 +106,18 @@ class _Views(Dataset[Augmented | FastSiamError]):
         return batch
 
     def _make_batch(
-        self, epoch: int, index: NDArray[np.int64], drawn_for: NDArray[np.int64]
+        self, epoch: int, index: NDArray[np.int64], draw_numbers: NDArray[np.int64]
     ) -> Augmented:
         shapes = crop_shapes(self._augment, len(index))
         crops = tuple(torch.empty(shape, dtype=torch.uint8) for shape in shapes)
-        self._store.ahead(index.tolist())
+        self._store.prefetch(index.tolist())
         params_parts = []
         for first in range(0, len(index), _IMAGES_AT_ONCE):
             rows = slice(first, first + _IMAGES_AT_ONCE)
             images = [self._store.decode(i) for i in index[rows].tolist()]
             size = np.array([(image.height, image.width) for image in images])
             params = draw_views(
-                self._augment, seed=self._seed, epoch=epoch, index=drawn_for[rows], size=size
+                self._augment, seed=self._seed, epoch=epoch, index=draw_numbers[rows], size=size
             )
             for side_crops, numbers in zip(crops, self._augment.by_side.values(), strict=True):
                 for number, view in zip(numbers, side_crops[:, rows].numpy(), strict=True):
@@ -137,7 +137,7 @@ class _Tasks:
     def __iter__(self) -> Iterator[_Task]:
         order, epoch = self._order, self.epoch
         for step in range(self.skip, order.steps):
-            yield epoch, order.indices(epoch, step), order.drawn_for(epoch, step)
+            yield epoch, order.indices(epoch, step), order.draw_numbers(epoch, step)
 
 
 class TorchvisionLoader(StoreLoader):

@@ -240,5 +240,5 @@ def upload(endpoint: str, folder: Path, prefix: str) -> str:
 
 def read_all(store: Store) -> list[bytes]:
     """Prefetch all images, then read them."""
-    store.ahead(range(len(store)))
+    store.prefetch(range(len(store)))
     return [bytes(store.read(index)) for index in range(len(store))]

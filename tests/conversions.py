@@ -12,11 +12,11 @@ import numpy as np
 from fastsiam.config import ConvertConfig
 from fastsiam.console import Console
 from fastsiam.errors import DataError
-from fastsiam.pipelines.convert import Written, convert, verify
+from fastsiam.pipelines.convert import OutputFile, convert, verify
 from fastsiam.pipelines.store import Store
 
 
-def run(kind: str, source: Path | str, out: Path, **options: object) -> list[Written]:
+def run(kind: str, source: Path | str, out: Path, **options: object) -> list[OutputFile]:
     config = ConvertConfig(source=str(source), out=str(out), **options)  # type: ignore[arg-type]
     return convert(kind, config, Console(quiet=True))  # type: ignore[arg-type]
 

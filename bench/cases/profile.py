@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from fastsiam import trace
-from fastsiam.bench.cases.step import fed, step_of
+from fastsiam.bench.cases.step import step_of, training_setup
 from fastsiam.bench.images import Images, users_store
 from fastsiam.bench.measure import timed
 from fastsiam.bench.records import Record, Row, Timing
@@ -175,7 +175,7 @@ def build_profile(*, config: TrainConfig, steps: int, folder: str) -> Task:
     """Build a model and a loader; the task trains some steps and writes torch's trace."""
     os.environ["FASTSIAM_TRACE"] = folder
     importlib.reload(trace)  # which reads the variable
-    setup = fed(config)
+    setup = training_setup(config)
     take = step_of(setup).take
     facts: dict[str, Any] = {}
     on_gpu = setup.place.device.type == "cuda"

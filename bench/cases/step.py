@@ -104,7 +104,7 @@ class TrainingSetup:
         }
 
 
-def fed(config: TrainConfig) -> TrainingSetup:
+def training_setup(config: TrainConfig) -> TrainingSetup:
     """Find this process's place, and open its loader."""
     place = distributed.start(config.run)
     config = with_resolved_precision(config, place.device)
@@ -182,7 +182,7 @@ def build_step(*, config: TrainConfig, begin: Callable[[TrainingSetup], Stepper]
         config: what to train.
         begin: builds the model, the optimizer and the step.
     """
-    setup = fed(replace(config, data=DataConfig(pipeline=CEILING)))
+    setup = training_setup(replace(config, data=DataConfig(pipeline=CEILING)))
     start = time.perf_counter()
     stepper = begin(setup)
     seconds = time.perf_counter() - start

@@ -9,7 +9,7 @@ from itertools import count, islice
 from statistics import mean
 from typing import TYPE_CHECKING, Any
 
-from fastsiam.bench.cases.step import fed, step_of, steps_in_time
+from fastsiam.bench.cases.step import step_of, steps_in_time, training_setup
 from fastsiam.bench.config import ORIGINAL, with_form
 from fastsiam.bench.measure import wait_for_gpu
 from fastsiam.bench.records import Record, Row
@@ -67,7 +67,7 @@ def measure(session: Session) -> list[Record]:
 
 def build_training(*, config: TrainConfig) -> Task:
     """Build a model and a loader; the task runs some steps in the middle of an epoch."""
-    setup = fed(config)
+    setup = training_setup(config)
     stepper, epochs = step_of(setup), map(setup.loader.epoch, count())
     for batch in islice(next(epochs), 2):
         stepper.take(batch)

@@ -167,7 +167,7 @@ class LabelConfig(EvalConfig):
         """Images per step over all ranks, with the default filled in."""
         raise NotImplementedError
 
-    def settled(self, images: int) -> Self:
+    def with_defaults(self, images: int) -> Self:
         """Resolve the settings that depend on the number of training images."""
         return self
 
@@ -236,7 +236,7 @@ class LinearConfig(LabelConfig):
         """Images per step over all ranks, with the default filled in."""
         return self.batch or (256 if self.optimizer == "sgd" else _PAPERS_BATCH)
 
-    def settled(self, images: int) -> Self:
+    def with_defaults(self, images: int) -> Self:
         """Resolve "auto" for this number of training images."""
         if self.optimizer != "auto":
             return self
@@ -270,7 +270,7 @@ class LinearConfig(LabelConfig):
                 f"{images:,} images x {self.epochs} epochs are {steps:,} steps of {_PAPERS_BATCH}, "
                 f"and LARS needs {_LARS_STEPS:,}"
             )
-        return f"{self.settled(images).optimizer.upper()}: {reason} (see --optimizer)"
+        return f"{self.with_defaults(images).optimizer.upper()}: {reason} (see --optimizer)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,7 +38,7 @@ class MethodConfig(Config):
         """Raise ``ValueError`` if the method does not support this number of views."""
         require(views == 2, f"{self.name} compares two views of each image, not {views}")
 
-    def doubts(self, *, images: int, batch: int, groups: int) -> list[str]:
+    def batch_warnings(self, *, images: int, batch: int, groups: int) -> list[str]:
         """Return warnings about settings that work but are probably unintended, one line each.
 
         Args:
@@ -244,7 +244,7 @@ class MoCoV2Config(ProjectedConfig):
         True, "Use both views as queries, as SimSiam's authors did, or only the first."
     )
 
-    def doubts(self, *, images: int, batch: int, groups: int) -> list[str]:
+    def batch_warnings(self, *, images: int, batch: int, groups: int) -> list[str]:
         """Warn if BN lets queries identify their keys, or an image's own keys are negatives."""
         warnings = []
         if groups == 1:
@@ -332,7 +332,7 @@ class SwAVConfig(ProjectedConfig):
         """Require at least two: the first two are assigned, and predicted from all others."""
         require(views >= 2, f"swav compares two or more views of each image, not {views}")
 
-    def doubts(self, *, images: int, batch: int, groups: int) -> list[str]:
+    def batch_warnings(self, *, images: int, batch: int, groups: int) -> list[str]:
         """Warn if there are fewer images than prototypes."""
         if (count := batch + self.queue) >= self.prototypes:
             return []

@@ -132,7 +132,7 @@ def evaluate_linear(
     subject = open_subject(path, config, place)
     images = LabelledImages(subject, config)
     reason = config.explain_auto(images.train.images)
-    config = replace(config.settled(images.train.images), batch=images.batch)
+    config = replace(config.with_defaults(images.train.images), batch=images.batch)
     name = "SGD"
     if config.optimizer == "lars":
         name = f"LARS (trust {config.lars_trust:g}, no clipping, biases adapted too)"

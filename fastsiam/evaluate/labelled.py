@@ -63,7 +63,7 @@ class LabelledImages:
             self.percent = 100 * len(self.positions) / len(store)
         self.train, self.val = subject.loaders(self.positions)
         subject.check_same(self.train, self.val)
-        self.config = config.settled(self.train.images)
+        self.config = config.with_defaults(self.train.images)
         world, images, batch = subject.place.world, self.train.images, self.config.global_batch
         if batch % world:
             raise FastSiamError(f"--batch {batch} is not divisible by {world} ranks")

@@ -297,7 +297,7 @@ def open_network(path: Path, config: NetworkConfig) -> Pretrained:
         return pretrained
     run_config = pretrained.config
     torch.manual_seed(run_config.numerics.seed if run_config else 0)
-    return replace(pretrained, state=pretrained.build().state_dict(), epoch=0.0, left_out=())
+    return replace(pretrained, state=pretrained.build().state_dict(), epoch=0.0, unused_keys=())
 
 
 def network_facts(pretrained: Pretrained, network: nn.Module, *, untrained: bool) -> NetworkFacts:

@@ -69,7 +69,7 @@ class Translation:
     weights: dict[str, Tensor]
     origin: dict[str, str]
     """The file's key of each weight."""
-    left_out: list[str] = field(default_factory=list)
+    unused_keys: list[str] = field(default_factory=list)
     """Keys of the file that a rule leaves out."""
     small_stem: Stem
 
@@ -229,7 +229,7 @@ def translate(state: Mapping[str, Tensor], *, foreign: bool = False) -> Translat
         layout=layout.name,
         weights={name: state[key] for key, name in names.items()},
         origin={name: key for key, name in names.items()},
-        left_out=[key for key in state if key not in names],
+        unused_keys=[key for key in state if key not in names],
         small_stem="cifar-no-relu" if is_lightly else layout.small_stem,
     )
 

@@ -74,7 +74,7 @@ class Pretrained:
     """All settings of a run; None for other files."""
     images: int | None = None
     """Number of training images of a run; None for other files."""
-    left_out: tuple[str, ...] = ()
+    unused_keys: tuple[str, ...] = ()
     """Keys of the file that are deliberately ignored: classifiers, preprocessing, averages,
     momentum encoders and queues."""
     input: Input | None = None
@@ -161,10 +161,10 @@ class Pretrained:
         if self.stem_assumed:
             stem = f" (stem assumed: {self.model.stem})"
         epochs = "" if self.epoch is None else f", {counted(self.epoch, 'epoch')}"
-        left_out = f"; left out: {listed(self.left_out)}" if self.left_out else ""
+        unused = f"; left out: {listed(self.unused_keys)}" if self.unused_keys else ""
         name = title(self.model.backbone)
         layout = descriptions.get(self.layout, self.layout)
-        return f"{name}{stem} of {layout}{epochs}, from {self.path}{left_out}"
+        return f"{name}{stem} of {layout}{epochs}, from {self.path}{unused}"
 
 
 def title(backbone: str) -> str:

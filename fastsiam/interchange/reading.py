@@ -126,7 +126,7 @@ def _parse_other(
         model=model,
         state=_check_weights(path, weights, network, translation.origin),
         epoch=_epochs(content, layout),
-        left_out=(*translation.left_out, *unused, *ignored_keys),
+        unused_keys=(*translation.unused_keys, *unused, *ignored_keys),
         stem_assumed=model.stem == "cifar" and not options["stem"],
     )
 

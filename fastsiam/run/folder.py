@@ -85,7 +85,7 @@ class RunFolder:
         self.console = console or Console()
 
     @contextlib.contextmanager
-    def taken(self, *, patience: float = 0.0) -> Iterator[None]:
+    def locked(self, *, patience: float = 0.0) -> Iterator[None]:
         """Lock the folder inside a ``with`` block; wait for it at most ``patience`` seconds.
 
         Raises:

@@ -110,7 +110,7 @@ class Run:
 
     def _linear_protocol(self, record: Record) -> dict[str, Any]:
         """Return the protocol of the study's linear evaluation for a record's number of images."""
-        linear = LinearConfig(cached=self.scale.cached).settled(record.data.train)
+        linear = LinearConfig(cached=self.scale.cached).with_defaults(record.data.train)
         max_batch = record.data.train // record.images.ranks * record.images.ranks
         return replace(linear, batch=min(linear.global_batch, max_batch)).protocol()
 

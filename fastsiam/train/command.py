@@ -167,7 +167,7 @@ def train_on_ranks(config: TrainConfig, recipe: str, arguments: Sequence[str]) -
         folder, extra_arguments = _folder_of(config, recipe), list[str]()
         if config.run.max_nodes == 1:
             stack.enter_context(created(folder))
-            with RunFolder(folder).taken():
+            with RunFolder(folder).locked():
                 pass  # fails here if it is in use, before ranks start
             extra_arguments = ["--out", str(folder)]
         if config.run.resume == "never":
@@ -199,7 +199,7 @@ def train_here(config: TrainConfig, recipe: str) -> Path:
         folder = RunFolder(run, console=console)
         if place.is_leader:
             patience = PATIENCE if distributed.is_worker() else 0.0
-            stack.enter_context(folder.taken(patience=patience))
+            stack.enter_context(folder.locked(patience=patience))
         _train(config, recipe, folder, place)
     distributed.finish()
     return run
@@ -289,7 +289,9 @@ def _print_summary(resolved: ResolvedConfig, loader: Loader, folder: RunFolder) 
     micro_batch = local * place.world
     has_bn = any(isinstance(x, _BatchNorm) for x in method_skeleton(config.model).modules())
     groups = micro_batch // bn_images if has_bn else 0
-    warnings = config.model.method.doubts(images=loader.images, batch=micro_batch, groups=groups)
+    warnings = config.model.method.batch_warnings(
+        images=loader.images, batch=micro_batch, groups=groups
+    )
     for warning in warnings:
         console.warn(warning)
     if start is not None:
@@ -338,7 +340,7 @@ def _loader(resolved: ResolvedConfig, bad: BadImages) -> Loader:
         device=resolved.place.device,
         dtype=resolved.dtype,
         store=images.store,
-        bad=bad if bad.matter else None,
+        bad=bad if bad.matters else None,
         shuffle=images.shuffle,
     )
 

@@ -19,7 +19,7 @@ from fastsiam.methods import image_rows
 from fastsiam.pipelines import Store
 from fastsiam.pipelines.backends import NOISE_IMAGES, backend_of
 from fastsiam.pipelines.shuffle import Mixture, Window, shuffle_of
-from fastsiam.pipelines.store import BetonStore, picked
+from fastsiam.pipelines.store import BetonStore, select_images
 from fastsiam.pipelines.subsets import open_training
 from fastsiam.train.image_list import (
     DataFile,
@@ -89,7 +89,7 @@ def run_images(config: TrainConfig, begun: Path | None) -> RunImages:
         if overlap := len(np.intersect1d(holdout_positions, train_positions)):
             note += f"; the run already trained on {overlap:,} of them and continues to do so"
         notes.append(note)
-    store = picked(full_store, train_positions)
+    store = select_images(full_store, train_positions)
     blocks = image_list.blocks
     if data.window and blocks is None:
         blocks = store.blocks().astype(np.int32)

@@ -208,7 +208,7 @@ class Trainer:
                 self._log_initial(spread)
         self._unlogged = loss, embedding
         self.done += 1
-        self._digest.add(batch.seen)
+        self._digest.add(batch.digest)
         self._finite.note(self.done, loss)
         if self._can_settle_in_step and self.line and self.line[1].done():
             self.settle()

@@ -153,7 +153,7 @@ class _Steps:
             self._config.augment,
             seed=self._order.seed,
             epoch=epoch,
-            index=self._order.drawn_for(epoch, step),
+            index=self._order.draw_numbers(epoch, step),
             size=self._sizes(index),
         )
         return batch_digest(params, index, epoch=epoch, place=self._order.place(step))

@@ -25,7 +25,7 @@ class Batch:
     """(N,) int64 positions in the data set."""
     label: Tensor
     """(N,) int64, -1 for images without a label. Methods do not use it."""
-    seen: int = 0
+    digest: int = 0
     """Digest of images and augmentations (``fastsiam.views.digest``); 0 if not computed."""
     params: ViewParams | None = None
     """Crop boxes, flips and colour parameters of the views, on the host; None for noise."""

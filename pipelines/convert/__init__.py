@@ -21,7 +21,7 @@ from fastsiam.console import Console
 from fastsiam.errors import DataError, NoLabelsError, NoSplitError
 from fastsiam.files import os_errors_as, require_local, tilde_hint
 
-from ..remote.path import Place, opened
+from ..remote.path import Place, open_place
 from ..store import BetonStore, Split, Store, open_parquet, open_store
 from ..store.base import IMAGE_ENDINGS, JPEG_ENDINGS
 from ..store.decode import ImageRules
@@ -34,8 +34,8 @@ from .writer import BadImagesError, write
 __all__ = [
     "BadImagesError",
     "Kind",
+    "OutputFile",
     "Report",
-    "Written",
     "beside",
     "convert",
     "find_source",
@@ -47,17 +47,17 @@ _LOSSY_ENDINGS = tuple({*IMAGE_ENDINGS} - {*JPEG_ENDINGS})
 
 
 @dataclass(frozen=True)
-class Written:
+class OutputFile:
     """An output file of a conversion."""
 
     path: Path
     about: dict[str, Any]
     """Its description in the manifest."""
-    there: bool = False
-    """Whether the file existed already and was left as it is."""
+    existed: bool = False
+    """Whether it existed already and was left as it is."""
 
 
-def convert(kind: Kind, config: ConvertConfig, console: Console) -> list[Written]:
+def convert(kind: Kind, config: ConvertConfig, console: Console) -> list[OutputFile]:
     """Convert each split of a data set to a file, and write a manifest of the files.
 
     Args:
@@ -75,13 +75,13 @@ def convert(kind: Kind, config: ConvertConfig, console: Console) -> list[Written
     """
     place = find_source(kind, config.root)
     sources = _open_splits(kind, place, config.columns, console.say)
-    out = Path(config.out) if config.out else beside(place)
+    out = Path(config.out) if config.out else default_output(place)
     require_local(out)
     number, count = config.part_of
     part = "" if count == 1 else f"-{number:05d}-of-{count:05d}"
     with os_errors_as(DataError, f"cannot create the folder {out}"):
         out.mkdir(parents=True, exist_ok=True)
-    files: list[Written] = []
+    files: list[OutputFile] = []
     failures: list[BadImagesError] = []
     for split, store in sources.items():
         images = np.arange(len(store))
@@ -101,7 +101,7 @@ def convert(kind: Kind, config: ConvertConfig, console: Console) -> list[Written
                     f"{config.quality}, which loses detail; --raw stores pixels instead"
                 )
         try:
-            files.append(Written(path, write(store, images, path, config, console), exists))
+            files.append(OutputFile(path, write(store, images, path, config, console), exists))
         except BadImagesError as error:  # continue, to list the other split's bad images too
             failures.append(error)
     if failures:
@@ -138,7 +138,7 @@ def find_source(kind: Kind, root: Path | Url) -> Place:
         DataError: the root does not exist or cannot be accessed.
     """
     with os_errors_as(DataError, f"cannot look for the data in {root}"):
-        place = opened(root)
+        place = open_place(root)
         if not place.exists():
             hint = tilde_hint(place)
             raise DataError(f"no data at {place}; set --source or $FASTSIAM_DATA{hint}")
@@ -175,7 +175,7 @@ def _loses_detail(store: Store) -> bool:
     return any(store.name(index).lower().endswith(_LOSSY_ENDINGS) for index in range(len(store)))
 
 
-def beside(source: Place) -> Path:
+def default_output(source: Place) -> Path:
     """Return the default output folder of a source: ``NAME-beton``, next to it.
 
     Inside the source folder, a .beton file would from then on be read instead of the images. For

@@ -13,7 +13,7 @@ from fastsiam.config import ConvertConfig
 from fastsiam.console import Console, duration
 from fastsiam.errors import Interrupted
 from fastsiam.files import quoted
-from fastsiam.pipelines.convert import BadImagesError, Kind, Written, convert, verify
+from fastsiam.pipelines.convert import BadImagesError, Kind, OutputFile, convert, verify
 from fastsiam.signals import exit_immediately, handle_stop_signals
 
 
@@ -36,7 +36,7 @@ def convert_data(kind: Kind, config: ConvertConfig) -> None:
     for file in outputs:
         print(_summary(file))
     out = quoted(outputs[0].path.parent)
-    if all(file.there for file in outputs):
+    if all(file.existed for file in outputs):
         files = " ".join(quoted(file.path) for file in outputs)
         print(f"nothing to do; to convert again, run `rm {files}` first, or choose another --out")
         return
@@ -65,12 +65,12 @@ def verify_data(path: Path, *, decode: bool, workers: int) -> bool:
     return not any(report.bad for report in reports)
 
 
-def _summary(file: Written) -> str:
+def _summary(file: OutputFile) -> str:
     about = file.about
     stored = ", ".join(f"{count:,} {processing}" for processing, count in about["stored"].items())
     left_out = f"; bad images left out: {len(about['left_out']):,}" if about["left_out"] else ""
     classes = f"of {_count(about['classes'], 'class', 'es')}" if about["classes"] else "unlabelled"
-    prefix = "already exists: " if file.there else ""
+    prefix = "already exists: " if file.existed else ""
     return (
         f"{prefix}{file.path}: {_count(about['images'], 'image')} {classes}, "
         f"{about['bytes'] / 1e6:,.1f} MB ({stored}){left_out}"

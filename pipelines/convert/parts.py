@@ -18,7 +18,7 @@ from fastsiam.config import ConvertConfig
 from fastsiam.environment import add_package_to_path
 from fastsiam.errors import DataError, FastSiamError
 from fastsiam.files import quoted
-from fastsiam.pipelines.convert import Kind, beside, find_source
+from fastsiam.pipelines.convert import Kind, default_output, find_source
 from fastsiam.pipelines.convert.command import stoppable
 from fastsiam.signals import die_with_parent
 
@@ -41,7 +41,7 @@ def convert_parts(kind: Kind, config: ConvertConfig, words: Sequence[str]) -> No
         Interrupted: Ctrl-C, SIGTERM or SIGHUP.
     """
     source = find_source(kind, config.root)
-    out = Path(config.out) if config.out else beside(source)
+    out = Path(config.out) if config.out else default_output(source)
     # Workers may have a different FASTSIAM_DATA and a different current folder.
     errors = run_by_dask(config, [*words, "--source", str(config.root), "--out", str(out)])
     if errors:

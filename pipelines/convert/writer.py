@@ -234,7 +234,7 @@ class Job:
         rows, records, counts, bad = [], [], Counter[str](), []
         for at, index in enumerate(images):
             if at % _AHEAD == 0:
-                self._store.ahead(images[at : at + 2 * _AHEAD])
+                self._store.prefetch(images[at : at + 2 * _AHEAD])
             try:
                 record = read_image(self._store, index, self._config)
             except ImageError as error:

@@ -70,7 +70,7 @@ class RemoteFile:
             self._read_chunk(self._cache, chunk, first, into[first - start : last - start])
         return into
 
-    def ahead(self, ranges: Sequence[Range]) -> None:
+    def prefetch(self, ranges: Sequence[Range]) -> None:
         """Start to fetch ranges that will be read soon."""
         if self._cache is not None:
             chunks_of = {span: chunks(self._version, len(self), *span) for span in ranges}

@@ -181,7 +181,7 @@ Place = Path | RemotePath
 """Location of data: a local path or a remote address."""
 
 
-def opened(where: Path | Url, cache: Cache | None = None) -> Place:
+def open_place(where: Path | Url, cache: Cache | None = None) -> Place:
     """Return a location as a path; see ``RemotePath.of`` for addresses."""
     return where if isinstance(where, (Path, RemotePath)) else RemotePath.of(where, cache)
 

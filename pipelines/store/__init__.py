@@ -5,7 +5,7 @@ a CIFAR archive, Hugging Face ``datasets`` folders, parquet files, image folders
 """
 
 from .archive import ArchiveStore
-from .base import Split, Store, picked
+from .base import Split, Store, select_images
 from .beton import BetonStore
 from .cifar import CifarStore
 from .folder import FolderStore, ListedStore
@@ -28,5 +28,5 @@ __all__ = [
     "beton_files",
     "open_parquet",
     "open_store",
-    "picked",
+    "select_images",
 ]

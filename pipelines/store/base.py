@@ -56,7 +56,9 @@ class Store(ABC):
     """
 
     columns: ClassVar[tuple[str, ...]] = ("labels", "groups")
-    """Names of attributes with one array element per image, or None; ``picked`` indexes them."""
+    """Names of attributes with one array element per image, or None.
+
+    ``select_images`` indexes them."""
     kind: str
     """Description of the data format, for messages."""
     repair: ClassVar[str] = "repair the image"
@@ -130,7 +132,7 @@ class Store(ABC):
         return None
 
     def set_rules(self, rules: ImageRules) -> None:
-        """Set the decoding rules; call this before ``picked`` or sharing with other processes."""
+        """Set the decoding rules; call this before ``select_images`` or use in other processes."""
         self.rules = rules
 
     def rules_of(self, index: int) -> ImageRules:
@@ -190,7 +192,7 @@ class Store(ABC):
         """
         return None
 
-    def ahead(self, indices: Sequence[int]) -> None:  # noqa: B027  # a no-op by default
+    def prefetch(self, indices: Sequence[int]) -> None:  # noqa: B027  # a no-op by default
         """Start to prefetch images that will be read soon, from a server or a disk."""
 
     @property
@@ -317,7 +319,7 @@ class PlacedStore(Store):
             return None
         return np.stack([self.height, self.width], axis=1).astype(np.int64)
 
-    def ahead(self, indices: Sequence[int]) -> None:
+    def prefetch(self, indices: Sequence[int]) -> None:
         """Start to prefetch images that will be read soon."""
         rows = np.asarray(indices, np.int64)
         file, start = self.file[rows], self.start[rows].astype(np.int64)
@@ -325,7 +327,7 @@ class PlacedStore(Store):
         for number in np.unique(file).tolist() if self.files else ():
             of_file = file == number
             ranges = zip(start[of_file].tolist(), stop[of_file].tolist(), strict=True)
-            self.files[number].ahead(list(ranges))
+            self.files[number].prefetch(list(ranges))
 
     def sizes(self) -> NDArray[np.int64]:
         """Return the stored size of each image in bytes: (images,)."""
@@ -335,7 +337,7 @@ class PlacedStore(Store):
         return blocks(self.file, self.start)
 
 
-def picked(store: Store, positions: NDArray[np.int64]) -> Store:
+def select_images(store: Store, positions: NDArray[np.int64]) -> Store:
     """Return a view of a store, of the same type, whose image i is ``positions[i]`` of the store.
 
     Args:

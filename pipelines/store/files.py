@@ -50,7 +50,7 @@ class Mapped:
         """Return the bytes from ``start`` to ``stop`` without copying them."""
         return self.view[start:stop]
 
-    def ahead(self, ranges: Sequence[tuple[int, int]]) -> None:
+    def prefetch(self, ranges: Sequence[tuple[int, int]]) -> None:
         """Ask the OS to read byte ranges into the page cache in the background.
 
         Ranges below 16 KiB are skipped: the OS reads 128 KiB around a missing page anyway.

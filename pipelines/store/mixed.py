@@ -105,10 +105,10 @@ class MixedStore(Store):
             addresses[rows], lengths[rows] = location
         return addresses, lengths
 
-    def ahead(self, indices: Sequence[int]) -> None:
+    def prefetch(self, indices: Sequence[int]) -> None:
         """Start to prefetch images that will be read soon."""
         for store, _, positions in self._parts(np.asarray(indices, np.int64)):
-            store.ahead(positions.tolist())
+            store.prefetch(positions.tolist())
 
     def bad_image_advice(self) -> str:
         """Return advice on how to continue despite a bad image, for messages."""

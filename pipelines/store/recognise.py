@@ -15,7 +15,7 @@ from fastsiam.config.urls import Url
 from fastsiam.errors import DataError, NoImagesError, NoSplitError
 from fastsiam.files import os_errors_as, tilde_hint
 
-from ..remote.path import Place, RemotePath, opened
+from ..remote.path import Place, RemotePath, open_place
 from .archive import ArchiveStore
 from .base import (
     SPLIT_NAMES,
@@ -63,7 +63,7 @@ def open_store(
             the data have no columns.
     """
     with os_errors_as(DataError, f"cannot open the data at {root}"):
-        root = opened(root)
+        root = open_place(root)
         if not root.exists():
             hint = root.hint() if isinstance(root, RemotePath) else tilde_hint(root)
             raise DataError(

@@ -238,7 +238,7 @@ def test_info_lists_versions_pipelines_and_kernels(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It does not import the pipelines' packages, which would take ten seconds."""
-    monkeypatch.setattr(Backend, "trouble", lambda self: "")
+    monkeypatch.setattr(Backend, "problem", lambda self: "")
     oldest = library.kinds()[-1]
     monkeypatch.setenv(library.CHOICE, oldest)
     path = tmp_path / "info.json"

@@ -29,9 +29,9 @@ def test_the_papers_protocol_where_data_are_enough(
     images: int, given: dict[str, object], optimizer: str, batch: int, rates: list[float]
 ) -> None:
     config = LinearConfig(**given)  # type: ignore[arg-type]
-    settled = config.settled(images)
+    settled = config.with_defaults(images)
     assert (settled.optimizer, settled.global_batch, settled.rates) == (optimizer, batch, rates)
-    assert settled.settled(images) == settled
+    assert settled.with_defaults(images) == settled
     reason = "--lrs is given" if config.lrs else f"{images:,} images x {config.epochs} epochs are "
     reason = f"{optimizer.upper()}: {reason}"
     assert config.explain_auto(images).startswith(reason if config.optimizer == "auto" else "")

@@ -38,14 +38,19 @@ def test_how_many_views_it_takes() -> None:
 def test_what_hardly_works_is_doubted() -> None:
     usual = {"images": 50_000, "batch": 256, "groups": 8}
     moco, swav = MoCoV2Config(), SwAVConfig(prototypes=256)
-    assert moco.doubts(**usual) == swav.doubts(**usual) == SimSiamConfig().doubts(**usual) == []
-    assert "lets MoCo cheat" in moco.doubts(**usual | {"groups": 1})[0]
-    assert moco.doubts(**usual | {"images": 32_769}) == []
-    assert "65,536 keys" in moco.doubts(**usual | {"images": 32_768})[0]
-    assert "255 images cannot" in swav.doubts(**usual | {"batch": 255})[0]
-    assert SwAVConfig(prototypes=512, queue=256).doubts(**usual) == []
+    assert (
+        moco.batch_warnings(**usual)
+        == swav.batch_warnings(**usual)
+        == SimSiamConfig().batch_warnings(**usual)
+        == []
+    )
+    assert "lets MoCo cheat" in moco.batch_warnings(**usual | {"groups": 1})[0]
+    assert moco.batch_warnings(**usual | {"images": 32_769}) == []
+    assert "65,536 keys" in moco.batch_warnings(**usual | {"images": 32_768})[0]
+    assert "255 images cannot" in swav.batch_warnings(**usual | {"batch": 255})[0]
+    assert SwAVConfig(prototypes=512, queue=256).batch_warnings(**usual) == []
     for recipe, build in RECIPES.items():
         config, images = build(), 50_000 if recipe.endswith("cifar10") else 1_281_167
         batch = config.optim.batch
         groups = batch // (config.numerics.bn_images or batch)
-        assert config.model.method.doubts(images=images, batch=batch, groups=groups) == []
+        assert config.model.method.batch_warnings(images=images, batch=batch, groups=groups) == []

@@ -207,7 +207,7 @@ def test_a_log_point_waits_once_for_the_steps_and_once_for_its_numbers(
     place = Place(0, 1, torch.device("cuda", 0))
     step = TrainingStep(gpu, build_method(gpu.model), place, steps_per_epoch=3)
     loader: Any = SimpleNamespace()
-    batch: Any = SimpleNamespace(seen=0)
+    batch: Any = SimpleNamespace(digest=0)
     trainer = Trainer(step, loader, folder=RunFolder(tmp_path, console=Console(quiet=True)))
     loss, z = torch.zeros((), device="cuda"), torch.randn(64, 128, device="cuda")
     trainer.note(batch, loss, z)

@@ -295,7 +295,7 @@ def test_files_of_other_programs_are_read(name: str, tmp_path: Path) -> None:
         file.layout, file.layout if file.layout in ("simsiam", "swav") else None
     )
     wrappers = r"^((module|model|_orig_mod)\.)+"
-    assert sorted(pretrained.left_out) == sorted(re.sub(wrappers, "", key) for key in unused)
+    assert sorted(pretrained.unused_keys) == sorted(re.sub(wrappers, "", key) for key in unused)
     built = pretrained.build().eval()
     built.load_state_dict(pretrained.state)
     images = ours = theirs = X[..., : file.side, : file.side]
@@ -311,7 +311,7 @@ def test_files_of_other_programs_are_read(name: str, tmp_path: Path) -> None:
 def test_a_network_with_a_compiled_child_is_read(tmp_path: Path) -> None:
     state = {k.replace("layer1.", "layer1._orig_mod."): v for k, v in resnets().items()}
     torch.save(state, tmp_path / "w.pth")
-    assert load_pretrained(tmp_path / "w.pth").left_out == ("fc.weight", "fc.bias")
+    assert load_pretrained(tmp_path / "w.pth").unused_keys == ("fc.weight", "fc.bias")
 
 
 @pytest.mark.parametrize("name", ["timm/levit_128s", "timm/ghostnet_050"])
@@ -324,7 +324,7 @@ def test_timms_names_are_its_own(name: str, tmp_path: Path) -> None:
     headless = timm.create_model(name.removeprefix("timm/"), num_classes=0)
     expected = {f"backbone.{key}" for key in headless.state_dict()}
     assert set(pretrained.state) == expected
-    assert set(pretrained.left_out) == set(theirs.state_dict()) - set(headless.state_dict())
+    assert set(pretrained.unused_keys) == set(theirs.state_dict()) - set(headless.state_dict())
     assert any(".shortcut." in key for key in expected) == ("ghostnet" in name)
     export_weights(pretrained, format="timm", out=tmp_path / "again.pth")
     headless.load_state_dict(torch.load(tmp_path / "again.pth", weights_only=True))

@@ -66,8 +66,8 @@ def test_other_networks_are_read_by_name(name: str, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"cannot tell which network .*--backbone"):
         load_pretrained(tmp_path / "w.pth")
     pretrained = load_pretrained(tmp_path / "w.pth", backbone=name)
-    assert pretrained.model == BackboneConfig(backbone=name) and len(pretrained.left_out) == 2
-    theirs.eval().set_submodule(pretrained.left_out[0].removesuffix(".weight"), nn.Identity())
+    assert pretrained.model == BackboneConfig(backbone=name) and len(pretrained.unused_keys) == 2
+    theirs.eval().set_submodule(pretrained.unused_keys[0].removesuffix(".weight"), nn.Identity())
     assert torch.equal(pretrained.network()(X), theirs(X))
 
 
@@ -112,7 +112,7 @@ def test_epochs_are_those_that_a_layout_means(tmp_path: Path) -> None:
         content = {"state_dict": state, "model_ema": {"x": torch.zeros(1)}, **entries}
         torch.save(content, tmp_path / "w.pth")
         pretrained = load_pretrained(tmp_path / "w.pth")
-        assert pretrained.epoch == epochs and pretrained.left_out[-1] == "model_ema"
+        assert pretrained.epoch == epochs and pretrained.unused_keys[-1] == "model_ema"
         assert pretrained.state["backbone.bn1.num_batches_tracked"] == 0
 
 
@@ -163,7 +163,7 @@ def test_weights_that_do_not_fit_are_named(tmp_path: Path) -> None:
     torch.save(wide, tmp_path / "wide.pth")
     with pytest.raises(CheckpointError, match=r"different shape .*name it with --backbone"):
         load_pretrained(tmp_path / "wide.pth")
-    assert load_pretrained(tmp_path / "wide.pth", backbone="resnext50_32x4d").left_out
+    assert load_pretrained(tmp_path / "wide.pth", backbone="resnext50_32x4d").unused_keys
 
 
 def test_heads_of_another_kind_are_refused(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def test_a_run_is_read_whole_and_once(tmp_path: Path, monkeypatch: pytest.Monkey
             7.5,
             1234,
         )
-        assert pretrained.run == tmp_path / "run" and pretrained.left_out == ()
+        assert pretrained.run == tmp_path / "run" and pretrained.unused_keys == ()
         network, projected = pretrained.network(), pretrained.network("projector")
         assert torch.equal(network(X), method.backbone(X))
         assert torch.equal(projected(X), method.projector(method.backbone(X)))

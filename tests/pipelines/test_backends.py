@@ -31,7 +31,7 @@ def test_every_pipeline_has_its_row_and_is_ready_here() -> None:
     for line in lines.values():
         assert line.startswith("ready: ") and "{" not in line and "\n" not in line
     broken = Backend(name="dali", loader="no_such_module.Loader", about="", package="sys")
-    line = broken.trouble()
+    line = broken.problem()
     assert line.startswith("the dali pipeline cannot be loaded (")
     assert "no_such_module" in line and "pip install 'fastsiam[dali]'" in line
     missing = Backend(name="dali", loader="order.Order", about="", package="no_such.package")

@@ -20,7 +20,7 @@ from fastsiam.errors import DataError, FileLostError
 from fastsiam.pipelines import Order, build_loader, open_split
 from fastsiam.pipelines.backends import BACKENDS
 from fastsiam.pipelines.shuffle import Mixture, positions_of, shuffle_of
-from fastsiam.pipelines.store import MixedStore, Store, open_store, picked
+from fastsiam.pipelines.store import MixedStore, Store, open_store, select_images
 from fastsiam.pipelines.store.base import in_order
 from fastsiam.pipelines.subsets import open_training
 from tests.conftest import write_images
@@ -68,7 +68,7 @@ def test_a_repeated_image_is_drawn_other_views_and_ranks_share_the_order() -> No
     mixture = Mixture(np.repeat([0, 1], [36, 4]), (1, 1))
     order = Order(images=40, batch=8, seed=0, shuffle=mixture)
     indices = np.concatenate([order.indices(0, step) for step in range(5)])
-    draw_numbers = np.concatenate([order.drawn_for(0, step) for step in range(5)])
+    draw_numbers = np.concatenate([order.draw_numbers(0, step) for step in range(5)])
     assert np.bincount(indices)[36:].tolist() == [5] * 4 and len(np.unique(draw_numbers)) == 40
     ranks = [replace(order, rank=rank, world=2) for rank in range(2)]
     both = np.concatenate([rank.indices(0, 3) for rank in ranks])
@@ -76,7 +76,7 @@ def test_a_repeated_image_is_drawn_other_views_and_ranks_share_the_order() -> No
     chosen = np.arange(40) * 3
     part = replace(order, chosen=chosen)
     np.testing.assert_array_equal(part.indices(0, 2), chosen[order.indices(0, 2)])
-    assert len(np.unique(np.concatenate([part.drawn_for(0, s) for s in range(5)]))) == 40
+    assert len(np.unique(np.concatenate([part.draw_numbers(0, s) for s in range(5)]))) == 40
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ def test_stores_of_every_kind_are_read_as_one(images: Path, tmp_path: Path) -> N
     assert len(mixed) == first[-1] and set(mixed.classes) >= set(stores[0].classes)
     some = np.concatenate([[a, b - 1] for a, b in pairwise(first)])[::-1].copy()
     contents = mixed.read_into(some, lambda: memoryview(bytearray(1 << 20)))
-    part = picked(mixed, some)
+    part = select_images(mixed, some)
     for row, index in enumerate(some.tolist()):
         number = int(np.searchsorted(first, index, "right")) - 1
         position, store = index - int(first[number]), stores[number]

@@ -22,7 +22,7 @@ from fastsiam.errors import DataError
 from fastsiam.pipelines import Order, Store
 from fastsiam.pipelines.backends import BACKENDS
 from fastsiam.pipelines.loaders import CropLoader
-from fastsiam.pipelines.store import BetonStore, open_store, picked
+from fastsiam.pipelines.store import BetonStore, open_store, select_images
 from fastsiam.pipelines.workers import count
 from fastsiam.views import draws
 from fastsiam.views.batch import Batch
@@ -61,9 +61,9 @@ def batches_of(folder: Path) -> Callable[..., list[Batch]]:
     def of(name: str, epoch: int = 1, **settings: Any) -> list[Batch]:
         key = (name, epoch, *sorted((key, str(value)) for key, value in settings.items()))
         if key not in cache:
-            if "picked" in settings:
+            if "select_images" in settings:
                 store = open_store(readable(name, folder), "train")
-                settings = {"store": picked(store, settings["picked"])}
+                settings = {"store": select_images(store, settings["select_images"])}
             cache[key] = batches(name, folder, epoch, **settings)
         return cache[key]
 
@@ -85,7 +85,7 @@ CHOSEN = np.array([0, 3, 4, 9, 11, 12, 17, 20, 22, 23])
 PICKED = np.where(np.arange(24) == 9, 10, np.arange(24))
 """Positions of a data set in which image 10 replaces image 9."""
 SITUATIONS: tuple[dict[str, Any], ...] = (
-    {}, {"seed": 1}, {"augment": UNEQUAL}, {"batch": 4, "chosen": CHOSEN}, {"picked": PICKED}
+    {}, {"seed": 1}, {"augment": UNEQUAL}, {"batch": 4, "chosen": CHOSEN}, {"select_images": PICKED}
 )  # fmt: skip
 
 
@@ -96,7 +96,7 @@ def test_an_epoch_is_torchvisions(
     """Each image once, with its label, name, draws and two different views; also in subsets."""
     whole_store = open_store(folder, "train")
     for epoch, settings in product((0, 1), SITUATIONS):
-        store = picked(whole_store, settings.get("picked", np.arange(24)))
+        store = select_images(whole_store, settings.get("select_images", np.arange(24)))
         loaded = batches_of(name, epoch, **settings)
         near = 255 if name == GRAPH and "augment" in settings else NEAR.get(name, 1e-3)
         assert_near(
@@ -112,11 +112,11 @@ def test_an_epoch_is_torchvisions(
             names = [store.name(i).removesuffix(".jpg") for i in indices.tolist()]
             assert [name.removesuffix(".jpg") for name in batch.names] == names
             seen = batch_digest(batch.params, indices, epoch=epoch, place=place * len(indices))
-            assert batch.seen == seen
+            assert batch.digest == seen
         if settings in ({}, {"augment": UNEQUAL}):
             expected = digests(store, epoch, settings.get("augment", SMALL))
-            assert [batch.seen for batch in loaded] == expected
-    for one, other in zip(batches_of(name), batches_of(name, picked=PICKED), strict=True):
+            assert [batch.digest for batch in loaded] == expected
+    for one, other in zip(batches_of(name), batches_of(name, select_images=PICKED), strict=True):
         changed = one.index == 9  # the others are unchanged
         for view, now in zip(one.views, other.views, strict=True):
             assert torch.equal(view[~changed], now[~changed])
@@ -178,8 +178,8 @@ def test_ranks_share_an_epoch_from_any_step_on(
     for batch, *parts in zip(batches_of(name, batch=12)[skip:], *shares, strict=True):
         assert equal(joined(parts), batch) or (name == "synthetic" and world > 1)
         assert torch.equal(joined(parts).index, batch.index)
-        assert sum_digests(*(part.seen for part in parts)) == batch.seen
-        assert len({batch.seen, *(part.seen for part in parts)}) == world + (world > 1)
+        assert sum_digests(*(part.digest for part in parts)) == batch.digest
+        assert len({batch.digest, *(part.digest for part in parts)}) == world + (world > 1)
 
 
 @pytest.mark.ffcv
@@ -191,7 +191,7 @@ def test_ffcv_reads_the_pages_of_the_images_that_are_picked(tmp_path: Path) -> N
     converted = readable("ffcv", tmp_path / "images")
     store = open_store(converted, "train")
     assert isinstance(store, BetonStore) and len(set((store.start // store.page_size).tolist())) > 1
-    last = picked(store, np.array([3, 2]))
+    last = select_images(store, np.array([3, 2]))
     ours, theirs = (batches(n, converted, batch=2, store=last) for n in (PAGES, "torchvision"))
     assert_near(ours, theirs)
 

@@ -26,7 +26,7 @@ from tests.train.runs import trained
 
 def hold(path: Path) -> None:
     """Lock a folder until killed. A forked child stays alive."""
-    with RunFolder(path).taken():
+    with RunFolder(path).locked():
         if not os.fork():
             (path / "child").write_text(str(os.getpid()))
             time.sleep(600)
@@ -41,14 +41,14 @@ def test_a_folder_is_of_one_process_and_free_when_that_is_killed(tmp_path: Path)
         assert holder.poll() is None
         time.sleep(0.01)
     who = rf"in use by process {holder.pid} on \S+ since \d{{4}}-\d\d-\d\d \d\d:\d\d; wait for it"
-    with pytest.raises(FastSiamError, match=who), RunFolder(tmp_path).taken():
+    with pytest.raises(FastSiamError, match=who), RunFolder(tmp_path).locked():
         pass
     holder.send(signal.SIGKILL)
     while holder.poll() is None:
         time.sleep(0.01)
     child = int((tmp_path / "child").read_text())
     os.kill(child, 0)  # it still exists
-    with RunFolder(tmp_path).taken():
+    with RunFolder(tmp_path).locked():
         assert f"process {os.getpid()} on" in (tmp_path / "lock").read_text()
     assert not (tmp_path / "lock").exists()
     os.kill(child, signal.SIGKILL)
@@ -58,7 +58,7 @@ def test_a_new_folder_that_stays_empty_is_removed(tmp_path: Path) -> None:
     """New parents are removed too. A stale lock file does not count as content."""
     run = tmp_path / "runs" / "deep" / "run"
     for _ in range(2):
-        with pytest.raises(KeyError), created(run), RunFolder(run).taken():
+        with pytest.raises(KeyError), created(run), RunFolder(run).locked():
             raise KeyError
         assert os.listdir(tmp_path) == []
     with created(run):
@@ -102,7 +102,7 @@ def test_a_second_run_is_refused_and_the_first_can_be_looked_at(
 def test_the_lock_of_another_process_stays(tmp_path: Path) -> None:
     """The folder was deleted meanwhile, and another run created and locked it again."""
     folder = RunFolder(tmp_path)
-    with folder.taken():
+    with folder.locked():
         (tmp_path / "lock").unlink()
         (tmp_path / "other").write_text("another run")
         (tmp_path / "other").rename(tmp_path / "lock")
@@ -116,7 +116,7 @@ def test_where_there_are_no_locks_it_is_said(
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr(fcntl, "flock", none)
-    with RunFolder(tmp_path).taken():
+    with RunFolder(tmp_path).locked():
         pass
     assert "cannot be locked (No locks available); make sure" in capfd.readouterr().err
 

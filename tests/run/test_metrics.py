@@ -214,7 +214,7 @@ def test_ranks_stop_at_a_step_that_all_of_them_know(
     step: Any = SimpleNamespace(config=config, place=place, steps_per_epoch=10, total=100, lr=0.1)
     step.method = SimpleNamespace(dim=16)
     loader: Any = SimpleNamespace()
-    batch: Any = SimpleNamespace(seen=0)
+    batch: Any = SimpleNamespace(digest=0)
     trainer = Trainer(step, loader, folder=RunFolder(tmp_path, console=Console(quiet=True)))
     loss, point = torch.tensor(-0.9), torch.ones(64, 16)
     with contextlib.closing(trainer), pytest.raises(TrainingError, match="collapsed at step 1:"):

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fastsiam.bench.cases.methods import lightly_step
-from fastsiam.bench.cases.step import fed, step_of
+from fastsiam.bench.cases.step import step_of, training_setup
 from fastsiam.bench.config import VARIANTS, BenchConfig
 from fastsiam.bench.records import read
 from fastsiam.bench.session import session
@@ -44,7 +44,7 @@ def test_lightlys_step_is_the_same_training(little: BenchConfig) -> None:
     with session(little) as bench_session:
         config = bench_session.train_config(8, **VARIANTS["plain"])
         config = replace(config, data=DataConfig(data=little.data, pipeline="memory", workers=0))
-    setup = fed(config)
+    setup = training_setup(config)
     ours, theirs = step_of(setup), lightly_step(setup)
     weights = [list(stepper.method.parameters()) for stepper in (ours, theirs)]
     with torch.no_grad():

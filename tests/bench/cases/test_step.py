@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fastsiam.bench.cases.step import authors_step, fed, step_of
+from fastsiam.bench.cases.step import authors_step, step_of, training_setup
 from fastsiam.bench.config import VARIANTS, BenchConfig
 from fastsiam.bench.session import session
 from fastsiam.config import DataConfig, TrainConfig
@@ -24,7 +24,7 @@ def config_of(little: BenchConfig, variant: str) -> TrainConfig:
 def test_the_authors_step_is_the_same_training(little: BenchConfig) -> None:
     """The authors' loop and fastsiam's, both in float32, give the same weights."""
     config = config_of(little, "authors")
-    setup = fed(config)
+    setup = training_setup(config)
     batches = list(setup.loader.epoch(0))
     weights = []
     for stepper in (step_of(setup), authors_step(setup)):
@@ -33,13 +33,13 @@ def test_the_authors_step_is_the_same_training(little: BenchConfig) -> None:
         weights.append(torch.cat([p.detach().flatten() for p in stepper.method.parameters()]))
     assert torch.allclose(weights[0], weights[1], rtol=1e-3, atol=1e-4)
     with pytest.raises(BackendError, match="the authors' step is for SimSiam, not for"):
-        authors_step(fed(with_settings(config, encoder_momentum=0.99)))
+        authors_step(training_setup(with_settings(config, encoder_momentum=0.99)))
 
 
 def test_settings_are_told_as_they_are_used(
     little: BenchConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    setup = fed(config_of(little, "eager"))
+    setup = training_setup(config_of(little, "eager"))
     settings = step_of(setup).settings
     assert settings["numerics"]["precision"] in ("bf16", "fp32")  # "auto" is resolved
     assert settings["step"]["compile"] == "off"
@@ -48,4 +48,4 @@ def test_settings_are_told_as_they_are_used(
     # An uncompiled step must not be recorded as a compiled one.
     monkeypatch.setattr("fastsiam.train.step.compile_failure", lambda _: "no compiler")
     with pytest.raises(BackendError, match="no compiler"):
-        step_of(fed(config_of(little, "plain-compiled")))
+        step_of(training_setup(config_of(little, "plain-compiled")))

@@ -14,7 +14,7 @@ from fastsiam import demo
 from fastsiam.config import ConvertConfig
 from fastsiam.console import Console
 from fastsiam.errors import DataError
-from fastsiam.pipelines.convert import BadImagesError, beside, convert
+from fastsiam.pipelines.convert import BadImagesError, convert, default_output
 from fastsiam.pipelines.store import BetonStore, FolderStore, open_store
 from tests.configs import RecordingConsole
 from tests.conftest import write_images
@@ -51,13 +51,13 @@ def test_a_conversion_goes_beside_its_source(
     for source in (str(images), ".", "train/..", f"{images}/"):
         conversions = convert("folder", ConvertConfig(source=source, limit=3), Console(quiet=True))
         assert {file.path.parent.resolve() for file in conversions} == {tmp_path / "data-beton"}
-        assert [file.there for file in conversions] == [source != str(images)] * 2
+        assert [file.existed for file in conversions] == [source != str(images)] * 2
     assert len(open_store(images, "train")) == 24
     archive = tar(tmp_path / "my.shards.tar", [("a/0.jpg", jpeg(0))])
     (conversion,) = convert("folder", ConvertConfig(source=str(archive)), Console(quiet=True))
     assert conversion.path == tmp_path / "my-beton" / "train.beton"
     with pytest.raises(DataError, match="next to /; choose a folder with --out"):
-        beside(Path("/"))
+        default_output(Path("/"))
 
 
 def test_limit_keeps_the_balance_and_the_seed_chooses(tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_parts_are_one_data_set(images: Path, tmp_path: Path) -> None:
     assert checked(out)[0] == f"{message}: convert one of them again"
     odd.unlink()
     for part in ("3/3", "03/03"):
-        assert all(file.there == (part != "3/3") for file in run("folder", source, out, part=part))
+        assert all(file.existed == (part != "3/3") for file in run("folder", source, out, part=part))
     assert checked(out) == []
     with pytest.raises(DataError, match=r"of-00003\.beton is a part of another conversion and"):
         run("folder", source, out, part="1/2")

@@ -88,7 +88,7 @@ def read(
     """Read and check a range of each given chunk; return the chunks that were fetched."""
     remote_file = remote(disk_cache, key, etag)
     ranges = [(n * CHUNK + 5, min((n + 1) * CHUNK - 5, SIZE)) for n in numbers]
-    remote_file.ahead(ranges)
+    remote_file.prefetch(ranges)
     for start, stop in ranges:
         assert remote_file.read(start, stop) == content(key)[start:stop]
     fetched = [start // CHUNK for start, stop in server.asked if stop - start in (CHUNK, 1000)]
@@ -283,7 +283,7 @@ def test_memory_is_bounded_if_the_disk_is_slower_than_the_network(
 
     monkeypatch.setattr(Cache, "_keep", slow)
     for key in keys:
-        remote(disk_cache, key).ahead([(0, SIZE)])
+        remote(disk_cache, key).prefetch([(0, SIZE)])
     for key in keys:
         assert remote(disk_cache, key).read(0, SIZE) == content(key)
     assert len(server.asked) == 21 * len(keys) and max(in_memory) <= storage.PARALLEL
@@ -296,12 +296,12 @@ def test_a_range_that_could_not_be_fetched_ahead_is_requested_again(server: Serv
     path, ranges = RemotePath("s3", "bucket", "a"), [(0, 9), (5, CHUNK)]
     server.is_down = True
     there = RemoteFile(path, Facts(SIZE, 0, "x"))
-    there.ahead(ranges)
+    there.prefetch(ranges)
     with pytest.raises(FileLostError):
         there.read(*ranges[0])
     assert file._ahead._requests[path, ranges[1]].exception()  # it stays until it is read
     server.is_down = False
-    there.ahead(ranges)
+    there.prefetch(ranges)
     assert [there.read(*byte_range) for byte_range in ranges] == [
         content("a")[slice(*byte_range)] for byte_range in ranges
     ]
@@ -315,7 +315,7 @@ def test_what_is_not_kept_is_fetched_once(tmp_path: Path, server: Server) -> Non
     disk_cache.keeps = False
     ranges = [(n * CHUNK - 9, n * CHUNK + 9) for n in (1, 2, 4, 5)]
     there = remote(disk_cache)
-    there.ahead(ranges)
+    there.prefetch(ranges)
     assert [there.read(*byte_range) for byte_range in ranges] == [
         content("a")[slice(*byte_range)] for byte_range in ranges
     ]

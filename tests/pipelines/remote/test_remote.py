@@ -87,7 +87,7 @@ def test_a_forked_process_is_refused(
     store = opened(data)
     with monkeypatch.context() as patch:
         patch.setattr(storage, "submit", lambda _: Future[memoryview]())
-        store.ahead([0] * begun)
+        store.prefetch([0] * begun)
     if not (child := os.fork()):
         if child := os.fork():
             os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
@@ -127,7 +127,7 @@ def test_no_more_is_kept_than_the_bound(data: str, monkeypatch: pytest.MonkeyPat
     """The oldest prefetched images are dropped, and read when they are needed."""
     store = opened(data)
     monkeypatch.setattr(file, "MOST_AHEAD", int(store.sizes()[:4].sum()))
-    store.ahead(range(24))
+    store.prefetch(range(24))
     assert 0 < file._ahead.bytes <= file.MOST_AHEAD
     assert all(read_all(store))
 

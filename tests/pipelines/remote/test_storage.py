@@ -101,7 +101,7 @@ def test_a_program_ends_with_requests_under_way(cloud: str, shards: Path, tmp_pa
     program = (
         "import sys; from fastsiam.pipelines.remote import RemoteFile, RemotePath\n"
         "file = RemoteFile(RemotePath('http', sys.argv[1], 'train-0000.tar'))\n"
-        "file.ahead([(0, 5), (10**6, 10**6 + 5)])"
+        "file.prefetch([(0, 5), (10**6, 10**6 + 5)])"
     )
     with web_server(shards) as web, broken_proxy(web, tmp_path / "log", delay=(0.5, 0.6)) as slow:
         result = python(program, slow.removeprefix("http://"))

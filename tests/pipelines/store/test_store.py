@@ -25,7 +25,7 @@ from fastsiam.pipelines.store import (
     Store,
     base,
     open_store,
-    picked,
+    select_images,
 )
 from fastsiam.pipelines.store.base import BLOCK_IMAGES, blocks
 from fastsiam.pipelines.store.decode import decode
@@ -116,7 +116,7 @@ def assert_holds(store: Store, form: str, images: Images, *, in_order: bool = Fa
         ]
         assert len(equal) == len(images) or form in ("converted", "parts")  # these re-encode PNGs
     known = store.dimensions()
-    store.ahead(every.tolist())
+    store.prefetch(every.tolist())
     store.check()
     for i, (_, source) in enumerate(images):
         decoded = store.decode(i)
@@ -131,8 +131,8 @@ def assert_holds(store: Store, form: str, images: Images, *, in_order: bool = Fa
 
 
 def assert_picked(store: Store, positions: np.ndarray) -> None:
-    """Check that a picked store has the images of the given positions."""
-    subset = picked(store, positions)
+    """Check that a store of selected images has the images of the given positions."""
+    subset = select_images(store, positions)
     assert (
         len(subset) == len(positions)
         and str(subset) == str(store)
@@ -152,10 +152,10 @@ def assert_picked(store: Store, positions: np.ndarray) -> None:
         assert subset.decode(i).tobytes() == store.decode(position).tobytes()
         if sizes is not None and known is not None:
             assert known[i].tolist() == sizes[position].tolist()
-    again = picked(subset, np.array([len(subset) - 1, 0, 0]))
+    again = select_images(subset, np.array([len(subset) - 1, 0, 0]))
     assert again.name(0) == store.name(int(positions[-1]))
     assert bytes(again.read(1)) == bytes(store.read(int(positions[0])))
-    assert picked(store, np.arange(len(store))) is store
+    assert select_images(store, np.arange(len(store))) is store
 
 
 def test_cifars_pixels_are_picked_too(tmp_path: Path) -> None:
