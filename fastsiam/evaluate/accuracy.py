@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from fastsiam.distributed import sum_across_ranks
+from fastsiam.errors import DataError
 
 
 class Accuracy:
@@ -45,12 +46,17 @@ class Accuracy:
     @property
     def top1(self) -> float:
         """Percentage of images whose class has the highest score."""
-        return 100 * int(self._counts[1].sum()) / self.images
+        return self._percent(1)
 
     @property
     def top5(self) -> float:
         """Percentage of images whose class is among the five highest scores."""
-        return 100 * int(self._counts[2].sum()) / self.images
+        return self._percent(2)
+
+    def _percent(self, row: int) -> float:
+        if not self.images:
+            raise DataError("no validation image can be decoded: check the data")
+        return 100 * int(self._counts[row].sum()) / self.images
 
     @property
     def per_class(self) -> tuple[float | None, ...]:

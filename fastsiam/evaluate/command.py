@@ -90,7 +90,8 @@ def evaluate_knn(
     subject.print_summary()
     subjects = {"untrained" if subject.untrained else "trained": subject}
     if config.baselines:
-        pixels = replace(subject, network=nn.Flatten(), dtype=torch.float32)
+        width = 3 * subject.augment.crop**2
+        pixels = replace(subject, network=nn.Flatten(), features=width, dtype=torch.float32)
         untrained = open_subject(path, replace(config, untrained=True), place)
         subjects = {"pixels": pixels, "untrained": untrained} | subjects
     lines: list[dict[str, Any]] = []

@@ -17,7 +17,7 @@ from torch import Tensor
 from fastsiam.config.evaluate import FeaturesConfig, NeighboursConfig
 from fastsiam.distributed import Place, gather_uneven
 from fastsiam.errors import BackendError, FastSiamError, NoSplitError
-from fastsiam.evaluate.features import concat_batches
+from fastsiam.evaluate.features import concat_batches, no_features
 from fastsiam.evaluate.knn import nearest
 from fastsiam.evaluate.subject import Subject, open_subject
 from fastsiam.files import as_utf8, atomic_write, os_errors_as
@@ -139,10 +139,7 @@ def _in_order(subject: Subject, loader: EvalLoader) -> Iterator[tuple[Tensor, ..
     The ranks take batches in turn. A batch without a readable image is left out.
     """
     place, batches = subject.place, subject.extract(loader, "images")
-    empty = (
-        torch.empty(0, subject.features, device=place.device),
-        *(torch.empty(0, dtype=torch.int64, device=place.device) for _ in range(2)),
-    )
+    empty = no_features(subject.features, place.device)
     part = next(batches, empty)
     for first in range(0, loader.images, subject.batch * place.world):
         batch_number = first // subject.batch + place.rank

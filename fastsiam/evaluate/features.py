@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,13 +27,17 @@ def feature_batches(
         dtype: autocast type of the forward pass.
 
     Yields:
-        (N, d) float32 features and (N,) int64 labels on the images' device.
+        (N, d) float32 features and (N,) int64 labels on the images' device; one empty batch if
+        there are no images.
     """
-    training = network.training
+    training, batch = network.training, None
     network.eval()
     try:
         for batch in batches:
             yield frozen(network, batch.image, dtype=dtype), batch.label
+        if batch is None:
+            width: Any = network.features
+            yield no_features(width, next(network.parameters()).device)[:2]
     finally:
         network.train(training)
 
@@ -51,6 +56,12 @@ def frozen(network: nn.Module, image: Tensor, *, dtype: torch.dtype) -> Tensor:
     finally:
         torch.backends.cudnn.benchmark = benchmark
     return features.float()
+
+
+def no_features(width: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Return an empty batch of features, labels and positions."""
+    empty = torch.empty(0, dtype=torch.int64, device=device)
+    return torch.empty(0, width, device=device), empty, empty
 
 
 def concat_batches(parts: Iterable[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:

@@ -90,7 +90,7 @@ def nearest(
         total += len(rows)
         rows, tags = normalized(rows.to(queries.device)), tags.to(queries.device)
         count = min(most, similarity.shape[1] + len(rows))
-        chunk = max(1, _CHUNK_BYTES // (4 * len(rows)))
+        chunk = max(1, _CHUNK_BYTES // max(1, 4 * len(rows)))
         best: list[tuple[Tensor, Tensor]] = []
         torch.set_float32_matmul_precision("highest")
         try:

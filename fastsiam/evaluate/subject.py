@@ -23,7 +23,7 @@ from fastsiam.config.views import usual_resize
 from fastsiam.console import Console
 from fastsiam.distributed import Place, check_same_images, from_leader
 from fastsiam.errors import DataError, FastSiamError, NoLabelsError, NoSplitError
-from fastsiam.evaluate.features import fingerprint, frozen
+from fastsiam.evaluate.features import fingerprint, frozen, no_features
 from fastsiam.evaluate.record_files import RecordFiles
 from fastsiam.interchange import Pretrained, load_pretrained
 from fastsiam.model.backbones import check_crop
@@ -141,13 +141,17 @@ class Subject(EvalImages):
         """Compute the features of this rank's images; show the progress, labelled ``what``.
 
         Yields:
-            (N, d) float32 features, (N,) int64 labels, and (N,) int64 positions in the data set.
+            (N, d) float32 features, (N,) int64 labels, and (N,) int64 positions in the data set;
+            one empty batch if all images of this rank are bad.
         """
+        batch = None
         with self.console.tally(what, loader.images) as progress:
             for batch in loader:
                 features = frozen(self.network, batch.image, dtype=self.dtype)
                 yield features, batch.label, batch.index
                 progress.add(len(batch.label) * self.place.world)
+        if batch is None:
+            yield no_features(self.features, self.place.device)
 
     def check_same(self, *loaders: EvalLoader) -> None:
         """Check that all ranks found the same images. Every rank must call this.

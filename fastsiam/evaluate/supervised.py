@@ -49,7 +49,7 @@ class Heads(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         """Return the scores of every head."""
         scores = F.linear(features, torch.cat([*self.weight]), torch.cat([*self.bias]))
-        return scores.view(len(features), len(self.weight), -1)
+        return scores.view(len(features), len(self.weight), len(self.bias[0]))
 
 
 class Training:

@@ -27,9 +27,10 @@ from fastsiam.methods import build_method
 from fastsiam.run.log import read_metrics
 from fastsiam.run.records import read_records
 from fastsiam.views.batch import EvalBatch
-from tests import rank_jobs
+from tests import processes, rank_jobs
 from tests.conftest import write_images
 from tests.rank_jobs import knn_problem
+from tests.ranks import fastsiam_on_ranks
 from tests.sources import jpeg
 from tests.train.runs import CPU as HERE
 
@@ -171,6 +172,25 @@ def test_evaluation_of_a_run_with_baselines(run: Path) -> None:
     assert read_records(run) == [record]
     alone = evaluate_knn(run, replace(config, baselines=False, untrained=True), HERE)
     assert alone.results[0]["top1"] == knn[0] and len(list((run / "eval").iterdir())) == 2
+
+
+@pytest.mark.parametrize("words", [["knn", "--k", "5"], ["linear", "--cached", "--epochs", "2"]])
+def test_a_rank_may_have_no_readable_image(words: list[str], run: Path, tmp_path: Path) -> None:
+    """The first of two ranks has only bad validation images; without any the error is one line."""
+    data, flags = tmp_path / "data", ["--bad-images", "replace", "--device", "cpu"]
+    write_images(data / "train", classes=2, each=8)
+    files = sorted(write_images(data / "val", classes=2, each=4, seed=1).rglob("*.jpg"))
+    flags += ["--data", str(data), "--workers", "0", "--gpus"]
+    for path in files[:4]:
+        path.write_bytes(b"no image")
+    two = fastsiam_on_ranks(2, "eval", *words, str(run), *flags, "2")[0].stdout
+    assert two == processes.fastsiam("eval", *words, str(run), *flags, "1").stdout
+    assert "top-1" in two
+    for path in files[4:]:
+        path.write_bytes(b"no image")
+    for result in fastsiam_on_ranks(2, "eval", *words, str(run), *flags, "2", code=1):
+        assert "error: no validation image can be decoded" in result.stderr
+        assert "Traceback" not in result.stderr
 
 
 def test_every_process_needs_an_image(run: Path, tmp_path: Path) -> None:
