@@ -54,6 +54,8 @@ class RecordFiles:
         self.evaluation, self.console = evaluation, console
         self._place, self._saved_at = place, time.monotonic()
         self._user_file = Path(config.json) if config.json else None
+        if self._user_file and self._user_file.suffix == ".partial":
+            raise FastSiamError(f"--json {config.json}: .partial is the ending of saved states")
         run_file = None if run is None else evaluation.path(run, *details)
         if place.is_leader:
             if self._user_file:
