@@ -130,13 +130,8 @@ def run_detection(
         trial_config = replace(
             detector, lr=lr, seed=seed, trials=1, untrained=row.untrained, json=""
         )
-        record = _read_or_evaluate(row, trial_config, folder / detector.task, weights[row.title])
-        if record and record.data.labels_crc32 != labels:
-            raise FastSiamError(
-                f"{row.title}, rate {lr:g}, seed {seed} was trained on different annotations than "
-                f"those in {detector.data}; delete its files in {folder / detector.task}"
-            )
-        return record
+        inputs = weights[row.title], labels
+        return _read_or_evaluate(row, trial_config, folder / detector.task, inputs)
 
     seeds = range(detector.seed, detector.seed + detector.trials)
     return [
@@ -175,17 +170,17 @@ def _with_figures(
 
 
 def _read_or_evaluate(
-    row: DetectionRow, detector: DetectConfig, folder: Path, weights: str
+    row: DetectionRow, detector: DetectConfig, folder: Path, inputs: tuple[str, str]
 ) -> Record | None:
     """Return the record of one trial, training the detector if it is missing; None if it diverged.
 
-    The file name contains a hash of weights, data and protocol, so other trials use other files.
+    The file name contains a hash of ``inputs`` (the hash of the weights and the checksum of the
+    annotations) and the protocol, so other trials use other files. Paths do not matter.
 
     Raises:
         FastSiamError: the trial failed, or its file cannot be read.
     """
-    data = str(Path(detector.data).resolve())
-    identity = json.dumps([weights, data, detector.precision, protocol_of(detector)])
+    identity = json.dumps([*inputs, detector.precision, protocol_of(detector)])
     name = row.title.lower().replace(",", "").replace(" ", "-")
     mark = f"{zlib.crc32(identity.encode()):08x}"
     path = folder / f"{name}-lr-{detector.lr:g}-seed-{detector.seed}-{mark}.json"
