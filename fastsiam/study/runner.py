@@ -163,6 +163,7 @@ def execute_runs(runs: Sequence[Run], config: StudyRunConfig) -> None:
         Interrupted: on SIGINT, SIGTERM or SIGHUP; active runs save their state first.
         FastSiamError: a run failed, its folder has other settings, or another process trains it.
     """
+    runs = [*{run.folder: run for run in runs}.values()]
     for run in runs:
         run.check_settings()
     left = [run for run in runs if not run.is_done]

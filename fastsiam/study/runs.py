@@ -205,7 +205,9 @@ def runs_of(
     seeds: Iterable[int],
     linear: bool = False,
 ) -> list[Run]:
-    """List the distinct runs of studies: all variants with the first seed, then with the next.
+    """List the runs of studies: all variants with the first seed, then with the next.
+
+    Variants with the same settings share a folder.
 
     Args:
         studies: studies, which may share variants.
@@ -217,7 +219,7 @@ def runs_of(
     variants = dict.fromkeys(row.variant for study in studies for row in study.rows)
     return [
         Run(
-            folder / f"{variant}-seed-{seed}",
+            folder / f"{scale.shared_variant(variant)}-seed-{seed}",
             variant,
             seed,
             scale,

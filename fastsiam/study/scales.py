@@ -73,6 +73,13 @@ class Scale:
         """Return a variant's recipe: ``base_of`` with the variant's changes."""
         return with_changes(self.base_of(variant), VARIANTS[variant])
 
+    def shared_variant(self, variant: str) -> str:
+        """Return the first variant with the same recipe, whose runs ``variant`` uses too."""
+        if VARIANTS[variant].get("method") != "simsiam":
+            return variant  # only the rows of SimSiam among other methods repeat another variant
+        recipe = self.recipe_of(variant)
+        return next(name for name in VARIANTS if self.recipe_of(name) == recipe)
+
     def settings(self, variant: str, *, seed: int) -> TrainConfig:
         """Return the settings of a variant's run: recipe, seed, logging and saving."""
         config = self.recipe_of(variant)

@@ -36,6 +36,9 @@ def test_every_variant_is_a_run(name: ScaleName, tmp_path: Path) -> None:
             assert read_config == run.config, run.name
         steps = run.config.optim.epochs * (size.images // run.config.optim.batch)
         assert 15 <= steps // run.config.run.log_every <= 50, run.name
+        equal_runs = [one for one in runs if one.config == run.config]
+        assert {one.folder for one in equal_runs} == {run.folder}, run.variant
+    assert len({run.folder for run in runs}) == len(runs) - (4 if name == "paper" else 2)
     for study in STUDIES.values():
         row_configs = [configs[row.variant] for row in study.rows]
         trained = [(one.augment, one.model, one.optim, one.numerics) for one in row_configs]
