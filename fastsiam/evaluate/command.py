@@ -114,13 +114,13 @@ def evaluate_knn(
         of_epoch = {} if epoch is None else {"epoch": epoch}
         lines += [{"features": kind, **r.record(), "top5": r.top5, **of_epoch} for r in results]
         summary += [f"{name}: {result}" for result in results]
-    record = files.evaluation.record(
+    return files.keep(
+        show,
         results=lines,
         summary=summary,
         per_class=dict(zip(bank.classes, results[0].per_class, strict=True)),
         speed=speed,
     )
-    return files.keep(record, show)
 
 
 def evaluate_linear(
@@ -259,11 +259,11 @@ def _trained(
             f"best of {len(pairs)} rates, selected on the same validation images: "
             f"{top.top1:.2f}% with base rate {training.rates[best()]:g}"
         )
-    record = files.evaluation.record(
+    return files.keep(
+        show,
         results=[{"lr": lr, "top1": x.top1, "top5": x.top5} for lr, x in pairs],
         summary=summary,
         per_class=dict(zip(images.train.classes, top.per_class, strict=True)),
         speed={"seconds": seconds, "epochs": config.epochs - first_step // steps},
         images_validated=top.images,
     )
-    return files.keep(record, show)

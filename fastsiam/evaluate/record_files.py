@@ -113,12 +113,16 @@ class RecordFiles:
             self.console.warn(f"cannot save {self._state} ({why(error)}); continuing without")
         self._saved_at = time.monotonic()
 
-    def keep(self, record: Record, show: Show | None = None) -> Record:
-        """Show a record and write it, on rank 0; then delete the saved state. Return the record.
+    def keep(self, show: Show | None, **results: Any) -> Record:
+        """Show the record and write it, on rank 0; then delete the saved state. Return the record.
+
+        Args:
+            results: the fields of the record that its evaluation lacks.
 
         Raises:
             FastSiamError: the record cannot be written or shown.
         """
+        record = self.evaluation.record(**results)
         if not self._place.is_leader:
             return record
         try:

@@ -1,8 +1,9 @@
-"""Tables in Markdown."""
+"""Tables in Markdown, and the format of means in them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import fmean, stdev
 
 
 def markdown(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -20,3 +21,12 @@ def markdown(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def _cell(text: str) -> str:
     """Format text as a cell of a Markdown table: on one line, with bars escaped."""
     return text.replace("|", "\\|").replace("\n", " ")
+
+
+def averaged(values: Sequence[float | None], digits: int) -> str:
+    """Format the mean ± standard deviation of the values that are not None; "-" without any."""
+    numbers = [value for value in values if value is not None]
+    if not numbers:
+        return "-"
+    spread = f" ± {stdev(numbers):.{digits}f}" if len(numbers) > 1 else ""
+    return f"{fmean(numbers):.{digits}f}{spread}"

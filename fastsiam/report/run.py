@@ -16,6 +16,7 @@ from fastsiam.console import rounded
 from fastsiam.errors import DataError
 from fastsiam.files import atomic_write_for_user, value_errors_as_data_error
 from fastsiam.report.drawing import shown
+from fastsiam.report.markdown import averaged
 from fastsiam.report.page import Figure, Section, Table, flat, render, text_of
 from fastsiam.run.log import read_metrics
 from fastsiam.run.records import DataFacts, Record, TrainingDataFacts, read_records
@@ -297,13 +298,8 @@ def _evaluated(run: str, record: Record) -> Iterator[dict[str, str]]:
     epoch = "untrained" if network.untrained else rounded(network.epoch or 0)
     results: list[dict[str, Any]] = record.results
     if record.kind == "detect":
-        means, spread = record.over_trials
-        results = [
-            {
-                name: f"{mean:.1f}" + ("" if (sd := spread[name]) is None else f" ± {sd:.1f}")
-                for name, mean in means.items()
-            }
-        ]
+        means, _ = record.over_trials
+        results = [{name: averaged([x[name] for x in results], 1) for name in means}]
     protocol_texts = {name: text_of(protocol[name]) for name in _PROTOCOL if protocol.get(name)}
     for result in results:
         figures = {

@@ -26,13 +26,12 @@ from fastsiam.evaluate.detection.protocol import FIGURES, PAPER, protocol_of
 from fastsiam.evaluate.features import fingerprint
 from fastsiam.evaluate.subject import open_network
 from fastsiam.files import atomic_write_for_user, os_errors_as, parse_json, quoted, write_json
-from fastsiam.report.markdown import markdown
+from fastsiam.report.markdown import averaged, markdown
 from fastsiam.run.records import Record
 from fastsiam.study.catalogue import STUDIES
 from fastsiam.study.runner import FASTSIAM, Child
 from fastsiam.study.runs import run_command, runs_of
 from fastsiam.study.scales import Scale
-from fastsiam.study.table import averaged
 
 _SCRATCH, _SUPERVISED = "scratch", "ImageNet supervised"
 _VARIANTS = {

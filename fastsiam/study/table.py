@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from html import escape
-from statistics import fmean, stdev
 from typing import Any
 
-from fastsiam.report.markdown import markdown
+from fastsiam.report.markdown import averaged, markdown
 from fastsiam.study.catalogue import Claim
 from fastsiam.study.record import RowRecord, StudyRecord
 from fastsiam.study.verdicts import judge_all
@@ -132,15 +131,6 @@ def _claim_text(record: StudyRecord, claim: Claim) -> str:
         return "does not collapse" if claim.kind == "stands" else claim.kind
     compared_title = next(row.title for row in record.rows if row.variant == claim.than)
     return f"{claim.kind} {'to' if claim.kind == 'alike' else 'than'} {compared_title!r}"
-
-
-def averaged(values: Sequence[float | None], digits: int) -> str:
-    """Format the mean ± standard deviation of the values that are not None; "-" without any."""
-    numbers = [value for value in values if value is not None]
-    if not numbers:
-        return "-"
-    spread = f" ± {stdev(numbers):.{digits}f}" if len(numbers) > 1 else ""
-    return f"{fmean(numbers):.{digits}f}{spread}"
 
 
 def _machine(environment: dict[str, Any]) -> str:

@@ -84,7 +84,7 @@ def test_another_protocol_and_a_damaged_state_start_over(
     two = replace(QUICK, epochs=2)
     reference = evaluate_linear(run, two, HERE)
     with monkeypatch.context() as patch:
-        patch.setattr(record_files.RecordFiles, "keep", lambda *_: None)
+        patch.setattr(record_files.RecordFiles, "keep", lambda *_, **__: None)
         evaluate_linear(run, QUICK, HERE)  # leaves its state behind
     (path,) = (run / "eval").glob("linear-epoch1-*.partial")
     assert torch.load(path, weights_only=True)["step"] == 12

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -23,6 +24,7 @@ from fastsiam.evaluate.subject import (
     short_name,
 )
 from fastsiam.interchange import Pretrained
+from fastsiam.report.markdown import averaged
 from fastsiam.run.records import DataFacts, Evaluation, ImageFacts, Record
 
 from .datasets import DetectionSet, open_detection
@@ -74,7 +76,9 @@ def evaluate_detection(
         f"{', '.join(f'{drop:,}' for drop in schedule.drops)}; {evaluation.images.precision} on "
         f"{devices(place)}; {counted(config.trials, 'trial')}"
     )
-    for line in _difference_lines(evaluation):
+    changes = evaluation.protocol["differences"]
+    notes = [f"not the protocol's: {'; '.join(changes)}"] if changes else []
+    for line in notes:
         console.say(line)
     began = time.monotonic()
     torch.backends.cudnn.benchmark = False  # each batch has a different shape
@@ -95,15 +99,14 @@ def evaluate_detection(
         text = ", ".join(f"{name} {value:.1f}" for name, value in scores.items())
         console.say(f"trial {trial} (seed {seed}): {text}")
         files.results.append({"trial": trial, "seed": seed, **scores})
-    record = evaluation.record(
+    return files.keep(
+        show,
         results=files.results,
-        summary=[],
+        summary=_summary(files.results, config) + notes,
         per_class={},
         speed={"seconds": time.monotonic() - began},
         images_validated=len(val),
     )
-    record.summary.extend(_summary(record, config))
-    return files.keep(record, show)
 
 
 def _open_data(config: DetectConfig) -> tuple[DetectionSet, DetectionSet]:
@@ -166,11 +169,6 @@ def _evaluation(
     )
 
 
-def _difference_lines(evaluation: Evaluation) -> list[str]:
-    changes = evaluation.protocol["differences"]
-    return [f"not the protocol's: {'; '.join(changes)}"] if changes else []
-
-
 def _scores(
     training: DetectorTraining, val: DetectionSet, place: Place, console: Console
 ) -> dict[str, float]:
@@ -183,19 +181,17 @@ def _scores(
     return coco_scores(val, detections) | {f"mask {x}": y for x, y in masks.items()}
 
 
-def _summary(record: Record, config: DetectConfig) -> list[str]:
+def _summary(results: list[dict[str, Any]], config: DetectConfig) -> list[str]:
     """Format the means over trials for display, followed by the paper's results."""
-    means, spread = record.over_trials
-    start = "untrained network, " if record.network.untrained else ""
+    start = "untrained network, " * config.untrained
     lines = []
     for prefix, task in (("", config.task), ("mask ", f"{config.task} masks")):
-        if f"{prefix}AP" not in means:
-            continue
-        figures = ", ".join(
-            f"{name} {means[name]:.1f}" + ("" if (sd := spread[name]) is None else f" ± {sd:.1f}")
-            for name in (f"{prefix}{figure}" for figure in FIGURES)
-        )
-        trials = counted(config.trials, "trial")
-        lines.append(f"{start}{task}, {record.protocol['detector']}: {figures} ({trials})")
-        lines.append(papers_rows(task))
-    return lines + _difference_lines(record)
+        if f"{prefix}AP" in results[0]:
+            figures = ", ".join(
+                f"{name} {averaged([line[name] for line in results], 1)}"
+                for name in (f"{prefix}{figure}" for figure in FIGURES)
+            )
+            trials = counted(config.trials, "trial")
+            lines.append(f"{start}{task}, {NAMES[config.detector]}: {figures} ({trials})")
+            lines.append(papers_rows(task))
+    return lines
