@@ -227,7 +227,7 @@ class Record(Evaluation):
         """Rebuild a record from the result of ``to_dict``; unknown keys are ignored.
 
         Raises:
-            KeyError, TypeError, ValueError: it is not a record.
+            LookupError, TypeError, ValueError: it is not a record.
         """
         data_kind = DataFacts if plain["kind"] in ("knn", "detect") else TrainingDataFacts
         if plain["kind"] not in _FIGURES or not plain["results"]:
@@ -279,7 +279,7 @@ def read_records(run: Path) -> list[Record]:
             content = path.read_bytes()
         try:
             records.append(Record.from_dict(parse_json(content)))
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, LookupError, TypeError) as error:
             raise DataError(
                 f"{path} is not an evaluation record; move it out of this folder"
             ) from error

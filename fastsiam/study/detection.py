@@ -192,7 +192,7 @@ def _read_or_evaluate(
         content = path.read_text()
     try:
         return Record.from_dict(parse_json(content))
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, LookupError, TypeError) as error:
         raise FastSiamError(f"{path} is not a record of an evaluation; delete it") from error
 
 

@@ -71,11 +71,12 @@ def test_a_page_says_what_there_is(tmp_path: Path, one_chart: None) -> None:
     page = write_report([run, tmp_path / "same"], out).read_text()
     assert "50.00 at epoch 7.17 (k 20" in page and "All runs have the same settings." in page
     (run / "eval").mkdir()
-    (run / "eval" / "knn.json").write_text("{}")
     with pytest.raises(DataError, match="is not a run folder"):
         write_report([tmp_path], out)
-    with pytest.raises(DataError, match=r"knn\.json is not an evaluation record"):
-        write_report([run], out)
+    for content in ("{}", '{"kind": "knn", "results": [[1]]}'):
+        (run / "eval" / "knn.json").write_text(content)
+        with pytest.raises(DataError, match=r"knn\.json is not an evaluation record"):
+            write_report([run], out)
 
 
 def test_runs_of_a_sweep_are_compared(small: TrainConfig, tmp_path: Path, one_chart: None) -> None:
