@@ -64,7 +64,7 @@ def test_files_are_loaded_by_their_cards_snippet_and_read_back(
     format, extension, model, library = EXPORTS[case]
     if library == "timm" or model.backbone.startswith("timm/"):
         pytest.importorskip("timm")
-    side = 160 if model.backbone == "timm/test_vit" else 64
+    side = 160 if model.backbone == "timm/test_vit" else 32
     x = nn.functional.interpolate(X, side)
     method = saved_run(tmp_path / "run", model, side=side)
     pretrained = load_pretrained(tmp_path / "run")
