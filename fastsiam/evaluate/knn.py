@@ -76,7 +76,6 @@ def nearest(
         queries: (m, d) features, any floating type; normalised here.
         bank: parts of the bank: (n, d) features of any floating type on any device, normalised
             here, and (n,) int64 tags of the rows, such as labels or positions.
-        most: number of neighbours to keep for each query.
 
     Returns:
         (m, up to ``most``) cosines in descending order, the tags of these rows, and the bank's
@@ -144,7 +143,6 @@ def knn_accuracy(
         query_labels: (m,) int64.
         votes: pairs (k, T). The k nearest neighbours, or all if the bank has fewer, vote with the
             weights exp(cosine similarity / T).
-        classes: number of classes.
 
     Returns:
         One result per pair, in the order of ``votes``.

@@ -33,7 +33,6 @@ class RecordFiles:
 
     Args:
         run: the run's folder, if the network has one.
-        evaluation: describes the evaluation.
         details: parts of the protocol for the file name in the run's folder; empty ones are left
             out.
         config: has the path of the user's file, and whether to resume from a saved state.
@@ -116,8 +115,7 @@ class RecordFiles:
     def keep(self, show: Show | None, **results: Any) -> Record:
         """Show the record and write it, on rank 0; then delete the saved state. Return the record.
 
-        Args:
-            results: the fields of the record that its evaluation lacks.
+        ``results`` are the fields of the record that the evaluation lacks.
 
         Raises:
             FastSiamError: the record cannot be written or shown.

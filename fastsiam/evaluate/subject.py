@@ -349,13 +349,8 @@ def _data_settings(trained_on: DataConfig, config: EvalConfig, place: Place) -> 
     """
     data = trained_on.at(config.data, ColumnNames(config.image_column, config.label_column))
     holdout = config.holdout
-    same_root = data.has_same_root(trained_on)
-    if (
-        trained_on.holdout
-        and not holdout
-        and same_root
-        and not has_validation(data.root, data.columns)
-    ):
+    is_own = trained_on.holdout and data.has_same_root(trained_on)
+    if is_own and not holdout and not has_validation(data.root, data.columns):
         holdout = trained_on.holdout
     changes: dict[str, Any] = {} if trained_on.loads_images else {"pipeline": "auto"}
     for name in ("pipeline", "exif", "alpha", "bad_images"):

@@ -73,13 +73,7 @@ class DetectionRow:
 
 
 def detection_rows(scale: Scale, folder: Path, config: StudyDetectConfig) -> list[DetectionRow]:
-    """Return the rows of Table 5 with their networks: each variant's run with seed 0.
-
-    Args:
-        scale: scale of the runs.
-        folder: parent of the runs' folders.
-        config: settings, including the file of the supervised weights.
-    """
+    """Return the rows of Table 5 with their networks: each variant's run with seed 0."""
     runs = {
         run.variant: (run, study)
         for study in ("related-2x", "transfer")
@@ -109,8 +103,6 @@ def run_detection(
 
     Args:
         rows: rows of the table; rows without a network are returned unchanged.
-        config: settings with the learning rates to search.
-        detector: settings of all detectors, including the number of trials.
         folder: parent of the record files, one for each network, rate and seed.
 
     Raises:
@@ -146,8 +138,7 @@ def _with_figures(
     evaluate_trial: Callable[[float, int], Record | None],
 ) -> DetectionRow:
     """Search the learning rate with the first seed, then run the other seeds at the best rate."""
-    record_of_lr = {lr: evaluate_trial(lr, seeds[0]) for lr in lrs}
-    first = {lr: record for lr, record in record_of_lr.items() if record}
+    first = {lr: record for lr in lrs if (record := evaluate_trial(lr, seeds[0]))}
     if not first:
         raise FastSiamError(f"{row.title}: the loss diverged at every rate; pass lower --lrs")
     best = max(first, key=lambda lr: first[lr].results[0]["AP"])

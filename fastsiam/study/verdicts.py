@@ -114,10 +114,8 @@ def judge(claim: Claim, row: str, rows: Mapping[str, Results], *, reference: str
     """Judge a claim about a row of a study, without correction for multiple tests.
 
     Args:
-        claim: the paper's claim.
-        row: variant of the row.
+        row, reference: variants of the row and of the study's reference row.
         rows: results by variant; rows without results may be missing.
-        reference: variant of the study's reference row.
     """
     results = rows.get(row, ())
     match claim.kind:
@@ -173,12 +171,12 @@ def _fails(results: Results, reference: Results) -> Verdict:
     reference_works = _works(reference)
     if reference_works.outcome != "holds":
         return Verdict("cannot be told", f"the reference itself: {reference_works.reason}")
-    excess = [one.gain - SHARE * other.gain for one, other in _comparable_pairs(results, reference)]
+    excess = [one.gain - SHARE * other.gain for one, other in _pairs(results, reference)]
     return _by_mean(excess, "gain minus a quarter of the reference's {} points", high=0)
 
 
 def _compare(claim: Claim, results: Results, other_results: Results) -> Verdict:
-    differences = [one.top1 - two.top1 for one, two in _comparable_pairs(results, other_results)]
+    differences = [one.top1 - two.top1 for one, two in _pairs(results, other_results)]
     low = {"better": 0.0, "alike": -MARGIN}.get(claim.kind, -inf)
     high = {"worse": 0.0, "alike": MARGIN}.get(claim.kind, inf)
     return _by_mean(differences, "differs by {} points", low=low, high=high)
@@ -223,16 +221,13 @@ def _by_mean(
 
 
 def _pairs(results: Results, other_results: Results) -> list[tuple[Result, Result]]:
-    """Pair the results of two rows by seed; seeds that only one row has are left out."""
+    """Pair the results of two rows by seed.
+
+    Seeds that only one row has, or that diverged in both rows, cannot be compared.
+    """
     of_seed = {one.seed: one for one in other_results}
-    return [(one, of_seed[one.seed]) for one in results if one.seed in of_seed]
-
-
-def _comparable_pairs(results: Results, other_results: Results) -> list[tuple[Result, Result]]:
-    """Pair results by seed, except seeds that diverged in both rows: they cannot be compared."""
-    return [
-        pair for pair in _pairs(results, other_results) if not all(one.diverged for one in pair)
-    ]
+    pairs = [(one, of_seed[one.seed]) for one in results if one.seed in of_seed]
+    return [(one, two) for one, two in pairs if not (one.diverged and two.diverged)]
 
 
 def _range(values: Sequence[float | None], digits: int) -> str:
