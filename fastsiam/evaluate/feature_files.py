@@ -12,7 +12,6 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from fastsiam.config.evaluate import FeaturesConfig, NeighboursConfig
 from fastsiam.distributed import Place, gather_uneven
@@ -117,36 +116,30 @@ def _images(
 
 
 def _rows(subject: Subject, loader: EvalLoader, splits: NDArray[np.str_] | None) -> Iterator[Rows]:
-    """Yield the features of all ranks with their other columns, in the data set's order."""
-    names, classes = [
-        [as_utf8(name) for name in texts] for texts in (loader.names(), loader.classes)
-    ]
-    for features, labels, positions in _in_order(subject, loader):
-        label_numbers, indices = labels.tolist(), positions.tolist()
-        columns: dict[str, list[Any]] = {
-            "name": [names[image] for image in indices],
-            "label": label_numbers,
-            "class": [classes[label] if label >= 0 and classes else "" for label in label_numbers],
-        }
-        if splits is not None:
-            columns["split"] = splits[indices].tolist()
-        yield features.cpu().numpy(), columns
-
-
-def _in_order(subject: Subject, loader: EvalLoader) -> Iterator[tuple[Tensor, ...]]:
-    """Yield the features, labels and positions of all ranks' images, in the data set's order.
+    """Yield the features of all ranks with their other columns, in the data set's order.
 
     The ranks take batches in turn. A batch without a readable image is left out.
     """
+    names, classes = [
+        [as_utf8(name) for name in texts] for texts in (loader.names(), loader.classes)
+    ]
     place, batches = subject.place, subject.extract(loader, "images")
     empty = no_features(subject.features, place.device)
     part = next(batches, empty)
     for first in range(0, loader.images, subject.batch * place.world):
         batch_number = first // subject.batch + place.rank
         has_turn = len(part[2]) > 0 and int(part[2][0]) // subject.batch == batch_number
-        features, labels, rows = (gather_uneven(x) for x in (part if has_turn else empty))
-        if len(rows):
-            yield features, labels, rows
+        features, *tensors = (gather_uneven(x) for x in (part if has_turn else empty))
+        labels, indices = (x.tolist() for x in tensors)
+        if indices:
+            columns: dict[str, list[Any]] = {
+                "name": [names[image] for image in indices],
+                "label": labels,
+                "class": [classes[label] if label >= 0 and classes else "" for label in labels],
+            }
+            if splits is not None:
+                columns["split"] = splits[indices].tolist()
+            yield features.cpu().numpy(), columns
         part = next(batches, empty) if has_turn else part
 
 

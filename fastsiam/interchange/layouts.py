@@ -89,6 +89,8 @@ _MOMENTUM: Rules = (
 )
 """Momentum encoders and the queues of their projections."""
 
+_USUAL: Rules = (*_CLASSIFIERS, *_MOMENTUM, *_BACKBONE)
+
 _NO_BN = {"hidden_bn": False, "output_bn": False, "output_affine": False}
 _HIDDEN_BN = _NO_BN | {"hidden_bn": True}
 
@@ -147,9 +149,7 @@ LAYOUTS = (
         name="lightly",
         marks=(r"(projection|prediction)_head\.layers\.",),
         rules=(
-            *_CLASSIFIERS,
-            *_MOMENTUM,
-            *_BACKBONE,
+            *_USUAL,
             (r"projection_head\.layers\.", "projector."),
             (r"prediction_head\.layers\.", "predictor."),
             (r"prototypes\.heads\.0\.weight", "prototypes.weight"),
@@ -160,9 +160,7 @@ LAYOUTS = (
         name="solo-learn",
         marks=(r"projector\.0\.",),
         rules=(
-            *_CLASSIFIERS,
-            *_MOMENTUM,
-            *_BACKBONE,
+            *_USUAL,
             # torch's old and new weight_norm; solo-learn's magnitudes are all 1
             (r"prototypes\.(weight_v|parametrizations\.weight\.original1)", "prototypes.weight"),
             (r"prototypes\.(weight_g|parametrizations\.weight\.original0)", None),

@@ -146,6 +146,8 @@ def test_evaluation_leaves_the_backbone_as_it_was() -> None:
     features, labels = concat_batches(feature_batches(backbone, batches, dtype=torch.bfloat16))
     assert features.shape == (12, 32) and features.dtype == torch.float32
     assert labels.tolist() == [0, 1, 2, 3] * 3
+    nothing = next(feature_batches(backbone, []))  # all images of a rank are bad
+    assert [x.shape for x in nothing] == [(0, 32), (0,)]
     assert all(module.training for module in backbone.modules())
     assert all(torch.equal(value, before[name]) for name, value in backbone.state_dict().items())
 
