@@ -73,6 +73,9 @@ class ArchiveStore(PlacedStore):
         self.root = paths[0] if len(paths) == 1 else paths[0].parent
         files = [open_file(path) for path in paths]
         index = open_index(files, partial(build_index, files))
+        if not len(index["rows"]):
+            source = paths[0] if len(paths) == 1 else f"{len(paths)} files in {self.root}"
+            raise NoImagesError(f"{source} holds no images")
         self.classes, self._packed = tuple(unpack_texts(index["classes"])), index["names"]
         self._rows = rows = index["rows"]
         self.labels = rows["label"].astype(np.int64)
@@ -133,8 +136,8 @@ def build_index(files: Sequence[File], source: str) -> Index:
         See ``_arrange``.
 
     Raises:
-        DataError: a tar is corrupt or compressed, or the tars contain no images, several splits or
-            invalid labels.
+        DataError: a tar is corrupt or compressed, or the tars contain several splits or invalid
+            labels.
     """
     stop_event, is_local = threading.Event(), isinstance(files[0], Mapped)
 
@@ -236,10 +239,10 @@ def _arrange(rows: NDArray[np.void], names: list[str], texts: list[str], source:
         An index with the arrays ``rows``, ``names`` and ``classes``.
 
     Raises:
-        DataError: there are no images, a number is not a valid class, or there are several splits.
+        DataError: a number is not a valid class, or there are several splits.
     """
-    if not names:
-        raise NoImagesError(f"{source} holds no images")
+    if not names:  # kept too, so that such tars are not searched at every start
+        return {"rows": rows, "names": pack_texts([]), "classes": pack_texts([])}
     paths = [name.split("/") for name in names]
     # Drop the parent folders that all images share, but keep the last level: it is the class.
     folders = {tuple(parts[:-1]) for parts in paths}

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from fastsiam.errors import NoImagesError
 from fastsiam.pipelines.store import ArchiveStore, archive, index, open_store
 from fastsiam.pipelines.store.files import File, Mapped
 from fastsiam.pipelines.store.index import ROW
@@ -62,6 +63,19 @@ def test_the_index_is_built_once(
         assert len(index_file.read_bytes()) == len(body)
     tar(path, [("a/0.jpg", jpeg(7))])  # another file
     assert len(ArchiveStore([path])) == 1
+
+
+def test_a_tar_without_images_is_searched_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For example annotations next to a folder's images, which are read instead."""
+    Image.new("RGB", (8, 8)).save(tmp_path / "0.jpg")
+    path = tar(tmp_path / "annotations.tar", [("a.json", b"{}")])
+    assert len(open_store(tmp_path, "train")) == 1
+    monkeypatch.setattr(archive, "_scan", None)
+    assert len(open_store(tmp_path, "train")) == 1
+    with pytest.raises(NoImagesError, match=r"annotations\.tar holds no images$"):
+        ArchiveStore([path])
 
 
 def test_of_processes_one_builds_the_index(tmp_path: Path) -> None:
