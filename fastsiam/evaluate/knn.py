@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fastsiam.distributed import gather_uneven, sum_across_ranks
+from fastsiam.errors import DataError
 from fastsiam.evaluate.accuracy import Accuracy
 
 _BLOCK = 65536
@@ -146,11 +147,16 @@ def knn_accuracy(
 
     Returns:
         One result per pair, in the order of ``votes``.
+
+    Raises:
+        DataError: the bank or the queries are empty on all ranks.
     """
     query_labels = gather_uneven(query_labels)
     most = max(k for k, _ in votes)
     matches = nearest(gather_uneven(queries), bank, most=most)
     total = int(sum_across_ranks(torch.tensor([matches[2]], device=queries.device)))
+    if not total:
+        raise DataError("no training image can be decoded: check the data")
     counts = [Accuracy(classes, queries.device) for _ in votes]
     for start in range(0, len(query_labels), 4096):
         part = slice(start, start + 4096)

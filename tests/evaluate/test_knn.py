@@ -93,6 +93,9 @@ def test_blocks_parts_and_scales_do_not_matter(monkeypatch: pytest.MonkeyPatch) 
         patch.setattr(fastsiam.evaluate.knn, "_blocks", blocks)
         assert classify(VOTES, part=4) == expected
     assert blocks.call_args.args[1] == 10  # few at a time: raw pixels are wide
+    with pytest.raises(DataError, match="no training image can be decoded"):
+        empty = torch.empty(0, bank.shape[1]), labels[:0]
+        knn_accuracy([empty], queries, labels, votes=VOTES, classes=7)
     sharp, nearest, every = classify([(20, 0.001), (1, 0.2), (10_000, 0.2)])
     assert sharp.top1 == nearest.top1  # the nearest has all the weight
     assert every.k == 403 and "k 403, T 0.2, bank 403" in str(every)
