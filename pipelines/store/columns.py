@@ -37,6 +37,8 @@ class Columns(NamedTuple):
     """Class names, indexed by label; empty if the schema does not have them."""
     named: str
     """The image column, if the user named one that would not have been detected; else ""."""
+    is_guess: bool
+    """Whether nothing but its type, binary, says that the column has images."""
 
 
 def require_pyarrow(path: object) -> None:
@@ -106,6 +108,9 @@ def columns_of(path: object, schema: Any, names: ColumnNames = AUTOMATIC) -> Col
         label,
         tuple(map(str, classes)) if isinstance(classes, list) else (),
         "" if [image] == matches else image,
+        not names.image
+        and image not in (*features, *_IMAGES)
+        and not schema.field(image).type.num_fields,
     )
 
 

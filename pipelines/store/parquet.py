@@ -77,6 +77,7 @@ class ParquetStore(TableStore):
             for number in range(metadata.num_row_groups)
         ]
         """(file index, index in the file) of each row group."""
+        self._check_content(self._read_images(*self._row_groups[0]))
         if in_order:  # sizes are the mean of the row group
             facts = [self._metadata[file].row_group(number) for file, number in self._row_groups]
             counts = [metadata.num_rows for metadata in facts]
@@ -219,11 +220,17 @@ def open_parquet(
     def relative(path: Place) -> str:
         return str(path).removeprefix(f"{root}/")
 
-    paths: list[Place] = sorted(
-        path
-        for path in root.rglob(f"*{PARQUET}")
-        if "/." not in f"/{relative(path)}" and path.is_file()
-    )
+    try:
+        paths: list[Place] = sorted(
+            path
+            for path in root.rglob(f"*{PARQUET}")
+            if "/." not in f"/{relative(path)}" and path.is_file()
+        )
+    except RecursionError as error:
+        raise DataError(
+            f"{root} has too many levels of folders to search them for {PARQUET} files: pass the "
+            "folder of these files"
+        ) from error
     if not paths:
         raise DataError(f"{root} holds no {PARQUET} files")
     files = choose_split(split, paths, root)

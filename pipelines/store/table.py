@@ -11,8 +11,9 @@ import contextlib
 import hashlib
 import json
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastsiam.config import AUTOMATIC, ColumnNames
-from fastsiam.errors import DataError
+from fastsiam.errors import DataError, NoImagesError, as_one_line
 from fastsiam.files import parse_json
 
 from ..remote.path import Place
@@ -29,7 +30,10 @@ from .columns import Columns, columns_of, read_labels, reading, require_pyarrow
 from .files import Mapped
 from .index import file_facts
 from .labels import number_classes
-from .probe import Bytes
+from .probe import Bytes, probe
+
+_CHECKED_VALUES = 8
+"""Number of values of which one has to be an image, in a column that only its type suggests."""
 
 
 class TableStore(PlacedStore):
@@ -142,6 +146,18 @@ class TableStore(PlacedStore):
             paths += file_paths if len(file_paths) == count else [None] * count
         return paths
 
+    def _check_content(self, values: Iterable[Bytes]) -> None:
+        """Raise a ``NoImagesError`` if a guessed column has other bytes, such as embeddings."""
+        if self._columns[0].is_guess:
+            for data in islice(filter(len, values), _CHECKED_VALUES):
+                with contextlib.suppress(ValueError):
+                    probe(data)
+                    return
+            raise NoImagesError(
+                f"{self._paths[0]} has a column of bytes, {as_one_line(self._columns[0].image)}, "
+                "but they are not images; if some of them are, pass --image-column"
+            )
+
     def _check_has_bytes(self) -> None:
         """Raise a ``DataError`` if the rows have only paths of image files, not their bytes."""
         if not self.size.any() and (path := next(filter(None, self._named_paths), None)):
@@ -176,6 +192,7 @@ class ArrowStore(TableStore):
         columns = zip(files, self._columns, tables, strict=True)
         start, size = np.hstack([_places(*arguments) for arguments in columns])
         self._set_places(files, self.file, start, size)
+        self._check_content(map(self._read, range(len(self))))
         self._check_has_bytes()
 
     def _read_leaf(self, file: int, leaf: str) -> Any:

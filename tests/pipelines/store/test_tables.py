@@ -43,6 +43,8 @@ def test_folders_that_are_called_like_files(tmp_path: Path) -> None:
         rows.to_parquet(put(tmp_path / name))
     assert len(open_store(tmp_path / "train.parquet", "train")) == 6
     assert len(open_store(tmp_path, "train")) == 6 and len(open_store(tmp_path, "val")) == 3
+    rows.to_parquet(put(tmp_path / "split" / "train" / "x.parquet" / "0.parquet"))
+    assert len(open_store(tmp_path / "split", "train")) == 3
     put(tmp_path / "x" / "a.tar" / "0.jpg", jpeg(0))
     assert open_store(tmp_path / "x", "train").name(0) == "a.tar/0.jpg"
 
@@ -113,7 +115,9 @@ def write_table(path: Path, **columns: object) -> None:
     pq.write_table(pa.table(columns), path)
 
 
-@pytest.mark.parametrize("beside", ["features.parquet", "emb/x.parquet", "notes.tar"])
+@pytest.mark.parametrize(
+    "beside", ["features.parquet", "bytes.parquet", "emb/x.parquet", "notes.tar"]
+)
 @pytest.mark.parametrize("where", ["", "train"])
 def test_image_files_beside_tables_and_tars_without_images_are_the_data(
     where: str, beside: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -123,7 +127,8 @@ def test_image_files_beside_tables_and_tars_without_images_are_the_data(
     if beside.endswith(".tar"):
         tar(tmp_path / where / beside, [("notes.txt", b"")])
     else:
-        write_table(tmp_path / where / beside, feature=[0.5, 1.0])
+        values = [b"no", b"image"] if beside == "bytes.parquet" else [0.5, 1.0]
+        write_table(tmp_path / where / beside, feature=values)
     store = open_store(tmp_path, "train")
     assert [store.name(i) for i in range(len(store))] == ["cat/0.jpg", "dog/deep/1.jpg"]
     assert store.classes == ("cat", "dog")
