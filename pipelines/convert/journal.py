@@ -38,6 +38,10 @@ ROW = np.dtype(
 """Dtype of a stored image: index in the source, offset, bytes, CRC-32, size in pixels, mode."""
 
 
+_CHECKS = 1
+"""Increment it when images are checked more strictly: unfinished conversions then start over."""
+
+
 class Block(NamedTuple):
     """A block of consecutive images that one worker has written or found bad."""
 
@@ -99,7 +103,7 @@ def resume(
 
     If the earlier run had a different plan, both start over.
     """
-    first_line = json.dumps(plan).encode() + b"\n"
+    first_line = json.dumps(plan | {"checks": _CHECKS}).encode() + b"\n"
     journal.seek(0)
     old_line, *lines = journal.readlines() or [b""]
     blocks: list[Block] = []
