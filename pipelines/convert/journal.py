@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import fcntl
-import functools
 import json
 import os
 import zlib
@@ -134,5 +133,5 @@ def _intact_blocks(lines: list[bytes], partial: Path) -> list[Block]:
         for line in lines:
             blocks.append(Block.parse(line))
     with partial.open("rb") as file, ThreadPoolExecutor() as threads:
-        checks = list(threads.map(functools.partial(Block.is_intact, file=file.fileno()), blocks))
+        checks = list(threads.map(lambda block: block.is_intact(file.fileno()), blocks))
     return blocks[: [*checks, False].index(False)]

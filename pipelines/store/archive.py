@@ -123,19 +123,7 @@ _PartImages = tuple[NDArray[np.void], list[str], list[str]]
 
 
 def build_index(files: Sequence[File], source: str) -> Index:
-    """Index all images in a set of tars.
-
-    Args:
-        files: the tars, all local or all remote.
-        source: description of the tars, for messages.
-
-    Returns:
-        See ``_arrange``.
-
-    Raises:
-        DataError: a tar is corrupt or compressed, or the tars contain no images, several splits or
-            invalid labels.
-    """
+    """Index all images in tars, which are all local or all remote; see ``_arrange``."""
     stop_event, is_local = threading.Event(), isinstance(files[0], Mapped)
 
     def reader(file: File, end: int, at_once: int) -> Callable[[int, int], Bytes]:
@@ -279,12 +267,6 @@ def _members(
 
     This is stricter than Python's tarfile, which takes a corrupt header for the end of the tar and
     accepts members that extend beyond the file.
-
-    Args:
-        read: returns the bytes of a file from a start to a stop offset.
-        start: offset at which the tar starts in the file.
-        end: offset at which it ends.
-        path: the file, for messages.
 
     Raises:
         DataError: the tar is corrupt or truncated, or contains members that cannot be read in

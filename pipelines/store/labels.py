@@ -17,6 +17,8 @@ from fastsiam.files import os_errors_as
 from ..remote.path import Place
 from .base import Store
 
+LABELS = ("label", "labels", "fine_label", "cls")
+"""Names of label columns; the first one that a table or list has is used."""
 _MOST_CLASSES = 10**6
 _VALIDATION_NAME = re.compile(r"ILSVRC2012_val_(\d{8})\.JPEG")
 _DEVKIT = "ILSVRC2012_devkit_t12"
@@ -71,11 +73,8 @@ def number_classes(
 def label_validation(store: Store, train_classes: Callable[[], tuple[str, ...]]) -> None:
     """Label ImageNet's validation images in place, from the devkit's or Kaggle's list.
 
-    The list is searched next to the images and in up to four parent folders.
-
-    Args:
-        store: unlabelled images; a store of another data set is left unchanged.
-        train_classes: returns the class names of the training images; may be empty.
+    The list is searched next to the images and in up to four parent folders. Images of another data
+    set are left unchanged.
 
     Raises:
         NoLabelsError: no list was found.
@@ -84,11 +83,7 @@ def label_validation(store: Store, train_classes: Callable[[], tuple[str, ...]])
     matches = [_VALIDATION_NAME.search(store.name(i)) for i in range(len(store))]
     if not all(matches):
         return
-    # of a remote path only the nearest, because each folder costs requests
-    parents = (
-        store.root.resolve().parents[:4] if isinstance(store.root, Path) else [store.root.parent]
-    )
-    wnids = _known_labels(store.root, parents)
+    wnids = _known_labels(store.root)
     try:
         labels = [wnids[int(match[1])] for match in matches if match]
     except KeyError as error:
@@ -96,8 +91,10 @@ def label_validation(store: Store, train_classes: Callable[[], tuple[str, ...]])
     store.labels, store.classes = number_classes(labels, store.root, train_classes())
 
 
-def _known_labels(root: Place, parents: Sequence[Place]) -> dict[int, str]:
+def _known_labels(root: Place) -> dict[int, str]:
     """Return the WordNet id of each validation image, by its number from 1 to 50,000."""
+    # of a remote path only the nearest, because each folder costs requests
+    parents = root.resolve().parents[:4] if isinstance(root, Path) else [root.parent]
     for folder in (root, *parents):
         for name, read in ((f"{_DEVKIT}.tar.gz", _from_devkit), (_KAGGLE_LIST, _from_kaggle)):
             if (folder / name).is_file():

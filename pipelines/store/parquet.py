@@ -28,11 +28,10 @@ from fastsiam.kernels.cores import cores
 from ..remote import RemoteFile, RemotePath
 from ..remote.path import Place
 from .base import Split, Store, choose_split, find_split
-from .columns import reading, require_pyarrow
 from .files import FileReader, Mapped
 from .index import ROW, Index, open_index
 from .probe import Bytes
-from .table import TableStore
+from .table import TableStore, reading, require_pyarrow
 
 PARQUET = ".parquet"
 _BATCH = 64

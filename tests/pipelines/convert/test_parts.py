@@ -127,7 +127,7 @@ def test_dask_that_is_not_there_is_one_line(monkeypatch: pytest.MonkeyPatch) -> 
 
     with (
         socket.create_server(("127.0.0.1", 0)) as silent,
-        dask.config.set({"distributed.comm.timeouts.connect": "1s"}),
+        dask.config.set({"distributed.comm.timeouts.connect": "200ms"}),
     ):
         for port in (1, silent.getsockname()[1]):
             address = f"tcp://127.0.0.1:{port}"
