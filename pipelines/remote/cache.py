@@ -90,7 +90,8 @@ class Cache:
         path = self.folder / chunk.name
         try:
             if path.stat().st_size == chunk.stop - chunk.start:
-                os.utime(path)
+                with contextlib.suppress(OSError):  # a read-only cache is still read
+                    os.utime(path)
                 return True
             path.unlink()  # truncated by something else
         except OSError:

@@ -170,7 +170,7 @@ class FolderStore(FileStore):
         if broken_links:
             warn_once(
                 f"{root} has broken links to images, which are skipped: "
-                f"{len(broken_links):,}, such as {broken_links[0]}"
+                f"{len(broken_links):,}, such as {as_one_line(broken_links[0])}"
             )
         if not names:
             raise NoImagesError(

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import gzip
 import tarfile
 from pathlib import Path
 
 import pytest
 
-from fastsiam.errors import NoLabelsError
+from fastsiam.errors import DataError, NoLabelsError
 from fastsiam.pipelines.store import open_store
-from tests.sources import VAL_WNIDS, WNIDS, imagenet
+from tests.sources import VAL_WNIDS, WNIDS, imagenet, tar_bytes
 
 
 def test_the_official_archives_with_the_devkit_or_kaggles_list(tmp_path: Path) -> None:
@@ -20,7 +21,12 @@ def test_the_official_archives_with_the_devkit_or_kaggles_list(tmp_path: Path) -
         assert train.labels.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
         assert [val.classes[label] for label in val.labels] == list(VAL_WNIDS)
         assert train.name(3) == f"{WNIDS[1]}/{WNIDS[1]}_0.JPEG"
-    (tmp_path / "ILSVRC2012_devkit_t12.tar.gz").unlink()
+    devkit = tmp_path / "ILSVRC2012_devkit_t12.tar.gz"
+    members = [("ILSVRC2012_devkit_t12/data/meta.mat", bytes(300))]
+    devkit.write_bytes(gzip.compress(tar_bytes(members)))
+    with pytest.raises(DataError, match=r"devkit_t12\.tar\.gz cannot be read .*; fetch it again"):
+        open_store(tmp_path, "val")
+    devkit.unlink()
     with pytest.raises(
         NoLabelsError, match=r"without their labels: put ILSVRC2012_devkit_t12\.tar\.gz"
     ):
