@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import re
 import tarfile
@@ -110,7 +111,8 @@ def _from_devkit(path: Place) -> dict[int, str]:
     from scipy.io import loadmat
 
     try:
-        with tarfile.open(fileobj=io.BytesIO(path.read_bytes()), mode="r:gz") as tar:
+        content = gzip.decompress(path.read_bytes())  # checks all of it: scipy can crash on damage
+        with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as tar:
 
             def read(name: str) -> bytes:
                 file = tar.extractfile(f"{_DEVKIT}/data/{name}")

@@ -107,6 +107,8 @@ def columns_of(path: object, schema: Any, names: ColumnNames = AUTOMATIC) -> Col
             f"only {as_one_line(', '.join(schema.names))}; a list of image files has to be a .csv"
         )
     image = names.image or matches[0]
+    is_struct = schema.field(image).type.num_fields > 0
+    is_declared = image in (names.image, *_IMAGES) or features.get(image) == "Image"
     class_labels = [name for name in usable["label"] if isinstance(features.get(name), list)]
     named_labels = [name for name in LABELS if name in usable["label"]]
     label = names.label or next(
@@ -115,13 +117,11 @@ def columns_of(path: object, schema: Any, names: ColumnNames = AUTOMATIC) -> Col
     classes = features.get(label) if label else None
     return Columns(
         image,
-        f"{image}.bytes" if schema.field(image).type.num_fields else image,
+        f"{image}.bytes" if is_struct else image,
         label,
         tuple(map(str, classes)) if isinstance(classes, list) else (),
         "" if [image] == matches else image,
-        not names.image
-        and image not in (*features, *_IMAGES)
-        and not schema.field(image).type.num_fields,
+        not is_struct and not is_declared,
     )
 
 

@@ -22,10 +22,11 @@ def test_the_official_archives_with_the_devkit_or_kaggles_list(tmp_path: Path) -
         assert [val.classes[label] for label in val.labels] == list(VAL_WNIDS)
         assert train.name(3) == f"{WNIDS[1]}/{WNIDS[1]}_0.JPEG"
     devkit = tmp_path / "ILSVRC2012_devkit_t12.tar.gz"
-    members = [("ILSVRC2012_devkit_t12/data/meta.mat", bytes(300))]
-    devkit.write_bytes(gzip.compress(tar_bytes(members)))
-    with pytest.raises(DataError, match=r"devkit_t12\.tar\.gz cannot be read .*; fetch it again"):
-        open_store(tmp_path, "val")
+    intact, members = devkit.read_bytes(), [("ILSVRC2012_devkit_t12/data/meta.mat", bytes(300))]
+    for damaged in (intact[:-8] + bytes(8), gzip.compress(tar_bytes(members))):
+        devkit.write_bytes(damaged)
+        with pytest.raises(DataError, match=r"devkit_t12.tar.gz cannot be read .*; fetch it again"):
+            open_store(tmp_path, "val")
     devkit.unlink()
     with pytest.raises(
         NoLabelsError, match=r"without their labels: put ILSVRC2012_devkit_t12\.tar\.gz"

@@ -126,9 +126,13 @@ def test_image_files_beside_tables_and_tars_without_images_are_the_data(
         put(tmp_path / where / name, jpeg(0))
     if beside.endswith(".tar"):
         tar(tmp_path / where / beside, [("notes.txt", b"")])
+    elif beside == "bytes.parquet":
+        import datasets
+
+        other = datasets.Dataset.from_dict({"feature": [b"no", b"image"]})
+        other.to_parquet(tmp_path / where / beside)
     else:
-        values = [b"no", b"image"] if beside == "bytes.parquet" else [0.5, 1.0]
-        write_table(tmp_path / where / beside, feature=values)
+        write_table(tmp_path / where / beside, feature=[0.5, 1.0])
     store = open_store(tmp_path, "train")
     assert [store.name(i) for i in range(len(store))] == ["cat/0.jpg", "dog/deep/1.jpg"]
     assert store.classes == ("cat", "dog")
