@@ -119,6 +119,8 @@ def test_what_is_resumed_and_what_starts_over(
     data[Block.parse(lines[2]).start + 100] ^= 1  # in the second block
     partial.write_bytes(data)
     journal.write_bytes(b"".join(lines) + lines[-1][:50])  # and the last line is torn
+    with pytest.raises(ValueError, match="does not match its checksum"):
+        Block.parse(lines[2].replace(b"A", b"B", 1))
     assert int(resumed(source, out).split(": ")[1].split(" ")[0]) < 20
     assert checked(out) == []
     same_images(BetonStore(out / "train.beton"), FolderStore(source))
