@@ -44,10 +44,6 @@ def as_tar(kind: int, folder: Path, root: Path) -> Path:
     return tar(root / "images.tar", members[::-1], kind=kind)
 
 
-def as_tar_of_tars(folder: Path, root: Path) -> Path:
-    return imagenet_train_tar(root / "train.tar", folder_members(folder))
-
-
 def as_shards(folder: Path, root: Path, *, split: str = "train", count: int = 2) -> Path:
     """Write WebDataset shards, with a ``.cls`` file next to each image."""
     rows = rows_of(folder)
@@ -105,7 +101,9 @@ FORMS: dict[str, Write] = {
     "tar": partial(as_tar, tarfile.GNU_FORMAT),
     "pax": partial(as_tar, tarfile.PAX_FORMAT),
     "ustar": partial(as_tar, tarfile.USTAR_FORMAT),
-    "tar of tars": as_tar_of_tars,
+    "tar of tars": lambda folder, root: imagenet_train_tar(
+        root / "train.tar", folder_members(folder)
+    ),
     "shards": as_shards,
     "saved": as_saved,
     "hub": as_on_the_hub,

@@ -114,17 +114,17 @@ def imagenet_train_tar(path: Path, members: list[tuple[str, bytes]]) -> Path:
     )
 
 
-def imagenet(root: Path, *, each: int = 3, val: int = 4) -> Path:
+def imagenet(root: Path) -> Path:
     """Write both official archives and the devkit, with three classes."""
     from scipy.io import savemat
 
     members = [
         (f"{wnid}/{wnid}_{i}.JPEG", jpeg(10 * k + i))
         for k, wnid in enumerate(WNIDS)
-        for i in range(each)
+        for i in range(3)
     ]
     imagenet_train_tar(root / "ILSVRC2012_img_train.tar", members)
-    names = [f"ILSVRC2012_val_{i:08d}.JPEG" for i in range(1, val + 1)]
+    names = [f"ILSVRC2012_val_{i:08d}.JPEG" for i in range(1, 5)]
     tar(root / "ILSVRC2012_img_val.tar", [(n, jpeg(100 + i)) for i, n in enumerate(names)])
     # The devkit does not number the classes in the order of their names.
     numbers = {1: WNIDS[2], 2: WNIDS[0], 3: WNIDS[1]}
@@ -134,7 +134,7 @@ def imagenet(root: Path, *, each: int = 3, val: int = 4) -> Path:
     )
     table = io.BytesIO()
     savemat(table, {"synsets": rows})
-    truth = "\n".join(str(1 + i % 3) for i in range(val)) + "\n"
+    truth = "\n".join(str(1 + i % 3) for i in range(4)) + "\n"
     content = tar_bytes(
         [
             ("ILSVRC2012_devkit_t12/data/meta.mat", table.getvalue()),

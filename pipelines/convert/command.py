@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from fastsiam.config import ConvertConfig
 from fastsiam.console import Console, duration
-from fastsiam.errors import Interrupted
+from fastsiam.errors import Interrupted, as_one_line
 from fastsiam.files import quoted
 from fastsiam.pipelines.convert import BadImagesError, Kind, OutputFile, convert, verify
 from fastsiam.signals import exit_immediately, handle_stop_signals
@@ -31,7 +31,7 @@ def convert_data(kind: Kind, config: ConvertConfig) -> None:
             outputs = convert(kind, config, Console())
     except BadImagesError as error:
         for location, reason in error.bad:
-            print(f"{location}: {reason}", file=sys.stderr)
+            print(as_one_line(f"{location}: {reason}"), file=sys.stderr)
         raise
     for file in outputs:
         print(_summary(file))
@@ -56,7 +56,7 @@ def verify_data(path: Path, *, decode: bool, workers: int) -> bool:
         reports = verify(path, decoding=decode, workers=workers, console=Console())
     for report in reports:
         for line in report.bad:
-            print(line, file=sys.stderr)
+            print(as_one_line(line), file=sys.stderr)
         state = f"NOT intact ({_count(len(report.bad), 'fault')})" if report.bad else "intact"
         print(
             f"{report.path}: {state}; {_count(report.images, 'image')}, "

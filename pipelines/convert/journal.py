@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import fcntl
-import functools
 import json
 import os
 import zlib
@@ -22,7 +21,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastsiam.errors import DataError
-from fastsiam.files import parse_json
 
 ROW = np.dtype(
     [
@@ -36,6 +34,11 @@ ROW = np.dtype(
     ]
 )
 """Dtype of a stored image: index in the source, offset, bytes, CRC-32, size in pixels, mode."""
+
+
+_CHECKS = 1
+"""Increment it when images are checked more strictly, or lines have another format: unfinished
+conversions then start over."""
 
 
 class Block(NamedTuple):
@@ -52,14 +55,17 @@ class Block(NamedTuple):
     """Index in the source, and error, of each bad image."""
 
     def line(self) -> bytes:
-        """Serialise the block as a line of the journal."""
+        """Serialise the block as a line of the journal, which starts with the rest's CRC-32."""
         rows = base64.b64encode(self.rows.tobytes()).decode()
-        return json.dumps(self._replace(rows=rows)).encode() + b"\n"  # type: ignore[arg-type]
+        text = json.dumps(self._replace(rows=rows)).encode()  # type: ignore[arg-type]
+        return b"%08x %s\n" % (zlib.crc32(text), text)
 
     @staticmethod
     def parse(line: bytes) -> Block:
-        """Parse a line of the journal; ValueError or TypeError if it is incomplete or corrupt."""
-        start, end, rows, how, bad = parse_json(line)
+        """Parse a line of the journal; ValueError if it is incomplete or corrupt."""
+        if int(line[:8], 16) != zlib.crc32(text := line[9:-1]):
+            raise ValueError("the line does not match its checksum")
+        start, end, rows, how, bad = json.loads(text)
         images = np.frombuffer(base64.b64decode(rows), ROW)
         return Block(start, end, images, how, [tuple(item) for item in bad])
 
@@ -99,7 +105,7 @@ def resume(
 
     If the earlier run had a different plan, both start over.
     """
-    first_line = json.dumps(plan).encode() + b"\n"
+    first_line = json.dumps(plan | {"checks": _CHECKS}).encode() + b"\n"
     journal.seek(0)
     old_line, *lines = journal.readlines() or [b""]
     blocks: list[Block] = []
@@ -126,9 +132,9 @@ def resume(
 def _intact_blocks(lines: list[bytes], partial: Path) -> list[Block]:
     """Return the journal's blocks before the first one that is missing or corrupt."""
     blocks: list[Block] = []
-    with contextlib.suppress(ValueError, TypeError):
+    with contextlib.suppress(ValueError):
         for line in lines:
             blocks.append(Block.parse(line))
     with partial.open("rb") as file, ThreadPoolExecutor() as threads:
-        checks = list(threads.map(functools.partial(Block.is_intact, file=file.fileno()), blocks))
+        checks = list(threads.map(lambda block: block.is_intact(file.fileno()), blocks))
     return blocks[: [*checks, False].index(False)]

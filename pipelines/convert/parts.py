@@ -30,11 +30,6 @@ _RETRIES = 2
 def convert_parts(kind: Kind, config: ConvertConfig, words: Sequence[str]) -> None:
     """Convert a data set in parts on dask workers, and print how to use the parts.
 
-    Args:
-        kind: the data set or its format.
-        config: configuration of the complete conversion.
-        words: the command-line arguments after ``fastsiam``.
-
     Raises:
         FastSiamError: dask is not installed, or its scheduler does not answer.
         DataError: a part failed. The finished parts are kept; the same command converts the rest.
@@ -102,17 +97,24 @@ def run_by_dask(config: ConvertConfig, words: Sequence[str]) -> dict[int, str]:
 
 
 async def _check_scheduler(distributed: Any, address: str) -> None:
-    """Check that a scheduler answers, because a client that cannot connect takes a minute to end.
+    """Check that a scheduler answers, because a client would wait longer, or forever.
 
     Raises:
-        OSError: no answer within dask's timeout.
+        OSError: no answer within ``distributed.comm.timeouts.connect``.
         ValueError: the address is invalid.
         MemoryError: another kind of server answers; dask misreads its reply as a message size.
     """
     distributed.comm.resolve_address(address)
-    print(f"connecting to the dask scheduler at {address}", file=sys.stderr, flush=True)
+    from dask import config, utils
+
+    limit = config.get("distributed.comm.timeouts.connect")
+    print(f"connecting to the dask scheduler at {address} (limit {limit})", file=sys.stderr)
     options = distributed.Security().get_connection_args("client")
-    comm = await distributed.comm.connect(address, **options)
+    try:  # dask's own timeout does not cover the server's first message
+        async with asyncio.timeout(utils.parse_timedelta(limit)):
+            comm = await distributed.comm.connect(address, **options)
+    except TimeoutError as error:
+        raise OSError(f"no answer within {limit}") from error
     await comm.close()
 
 
@@ -123,10 +125,6 @@ def _command(words: Sequence[str], number: int, count: int) -> tuple[str, ...]:
 
 def run_part(command: Sequence[str], folder: str) -> str:
     """Convert a part in a subprocess, which is killed if this worker dies.
-
-    Args:
-        command: the command line.
-        folder: the working directory.
 
     Returns:
         The standard error output of the subprocess if it failed, else "".

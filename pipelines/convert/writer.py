@@ -63,13 +63,6 @@ def write(
 ) -> dict[str, Any]:
     """Write images of a store to a .beton file, or resume an earlier run.
 
-    Args:
-        store: the source.
-        indices: (images,) the images to convert, in order.
-        path: the output file; it gets this name when it is complete.
-        config: options of the conversion.
-        console: shows how many images an earlier run wrote, and the progress after each block.
-
     Returns:
         The description of the file, for the manifest.
 
@@ -107,13 +100,7 @@ def write(
 
 
 def _format_space(sizes: NDArray[np.int64], blocks: list[Block], folder: Path) -> str:
-    """Format how much space the remaining images need, at the ratio so far, and how much is free.
-
-    Args:
-        sizes: (images,) bytes of each image in the source.
-        done: the finished blocks.
-        folder: the folder of the output file.
-    """
+    """Format the space that the remaining images need, at the ratio so far, and the free space."""
     images = sum(len(block.rows) + len(block.bad) for block in blocks)
     written = sum(block.end - block.start for block in blocks)
     ratio = written / max(1, int(sizes[:images].sum())) if images else 1.0
@@ -176,13 +163,7 @@ class Job:
     """Block writer that runs in worker processes, which share the offset of the next block.
 
     Workers are forked, so the job is not copied. For a remote store it is pickled instead.
-
-    Args:
-        store: the source.
-        config: options of the conversion.
-        partial: the file to write.
-        number: the number of the first missing block.
-        start: the offset of that block in the file.
+    ``number`` and ``start`` are the first missing block and its offset in the file.
     """
 
     def __init__(
@@ -196,9 +177,6 @@ class Job:
 
     def write_block(self, task: tuple[int, NDArray[np.int64]]) -> Block:
         """Prepare a block, wait until the previous one has its place in the file, and write it.
-
-        Args:
-            task: number of the block, and indices of its images in the source.
 
         Raises:
             DataError: the source cannot be read.

@@ -283,12 +283,6 @@ def _members(
     This is stricter than Python's tarfile, which takes a corrupt header for the end of the tar and
     accepts members that extend beyond the file.
 
-    Args:
-        read: returns the bytes of a file from a start to a stop offset.
-        start: offset at which the tar starts in the file.
-        end: offset at which it ends.
-        path: the file, for messages.
-
     Raises:
         DataError: the tar is corrupt or truncated, or contains members that cannot be read in
             place: links to images, sparse files, or images of 4 GiB or more.

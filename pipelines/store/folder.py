@@ -21,8 +21,7 @@ from fastsiam.files import os_errors_as, reason
 from fastsiam.kernels import library
 
 from .base import IMAGE_ENDINGS, SPLIT_NAMES, NewChunk, Split, Store, is_image_name, warn_once
-from .columns import LABELS
-from .labels import number_classes, parse_labels
+from .labels import LABELS, number_classes, parse_labels
 from .probe import Bytes
 
 _STAT_THREADS, _STAT_CHUNK = 16, 512
@@ -171,7 +170,7 @@ class FolderStore(FileStore):
         if broken_links:
             warn_once(
                 f"{root} has broken links to images, which are skipped: "
-                f"{len(broken_links):,}, such as {broken_links[0]}"
+                f"{len(broken_links):,}, such as {as_one_line(broken_links[0])}"
             )
         if not names:
             raise NoImagesError(
@@ -234,11 +233,6 @@ class ListedStore(FileStore):
 
     Paths are absolute, or relative to the list's folder. Labels are integers or class names. The
     column ``split`` assigns rows to splits; without it, all images are training images.
-
-    Args:
-        path: the .csv file.
-        split: the split to open.
-        names: columns that the user named; ``image`` is the column of paths.
 
     Raises:
         NoSplitError: no row belongs to the split.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import re
 import tarfile
@@ -17,6 +18,8 @@ from fastsiam.files import os_errors_as
 from ..remote.path import Place
 from .base import Store
 
+LABELS = ("label", "labels", "fine_label", "cls")
+"""Names of label columns; the first one that a table or list has is used."""
 _MOST_CLASSES = 10**6
 _VALIDATION_NAME = re.compile(r"ILSVRC2012_val_(\d{8})\.JPEG")
 _DEVKIT = "ILSVRC2012_devkit_t12"
@@ -71,11 +74,8 @@ def number_classes(
 def label_validation(store: Store, train_classes: Callable[[], tuple[str, ...]]) -> None:
     """Label ImageNet's validation images in place, from the devkit's or Kaggle's list.
 
-    The list is searched next to the images and in up to four parent folders.
-
-    Args:
-        store: unlabelled images; a store of another data set is left unchanged.
-        train_classes: returns the class names of the training images; may be empty.
+    The list is searched next to the images and in up to four parent folders. Images of another data
+    set are left unchanged.
 
     Raises:
         NoLabelsError: no list was found.
@@ -84,11 +84,7 @@ def label_validation(store: Store, train_classes: Callable[[], tuple[str, ...]])
     matches = [_VALIDATION_NAME.search(store.name(i)) for i in range(len(store))]
     if not all(matches):
         return
-    # of a remote path only the nearest, because each folder costs requests
-    parents = (
-        store.root.resolve().parents[:4] if isinstance(store.root, Path) else [store.root.parent]
-    )
-    wnids = _known_labels(store.root, parents)
+    wnids = _known_labels(store.root)
     try:
         labels = [wnids[int(match[1])] for match in matches if match]
     except KeyError as error:
@@ -96,8 +92,10 @@ def label_validation(store: Store, train_classes: Callable[[], tuple[str, ...]])
     store.labels, store.classes = number_classes(labels, store.root, train_classes())
 
 
-def _known_labels(root: Place, parents: Sequence[Place]) -> dict[int, str]:
+def _known_labels(root: Place) -> dict[int, str]:
     """Return the WordNet id of each validation image, by its number from 1 to 50,000."""
+    # of a remote path only the nearest, because each folder costs requests
+    parents = root.resolve().parents[:4] if isinstance(root, Path) else [root.parent]
     for folder in (root, *parents):
         for name, read in ((f"{_DEVKIT}.tar.gz", _from_devkit), (_KAGGLE_LIST, _from_kaggle)):
             if (folder / name).is_file():
@@ -113,7 +111,8 @@ def _from_devkit(path: Place) -> dict[int, str]:
     from scipy.io import loadmat
 
     try:
-        with tarfile.open(fileobj=io.BytesIO(path.read_bytes()), mode="r:gz") as tar:
+        content = gzip.decompress(path.read_bytes())  # checks all of it: scipy can crash on damage
+        with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as tar:
 
             def read(name: str) -> bytes:
                 file = tar.extractfile(f"{_DEVKIT}/data/{name}")
@@ -123,7 +122,7 @@ def _from_devkit(path: Place) -> dict[int, str]:
             wnids = {int(row["ILSVRC2012_ID"]): str(row["WNID"]) for row in table}
             numbers = read("ILSVRC2012_validation_ground_truth.txt").split()
             return {i: wnids[int(number)] for i, number in enumerate(numbers, 1)}
-    except (OSError, EOFError, tarfile.TarError, LookupError, ValueError, TypeError) as error:
+    except Exception as error:  # scipy and tarfile can raise any exception on a corrupt file
         raise DataError(f"{path} cannot be read ({error}); fetch it again") from error
 
 

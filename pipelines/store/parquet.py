@@ -28,11 +28,10 @@ from fastsiam.kernels.cores import cores
 from ..remote import RemoteFile, RemotePath
 from ..remote.path import Place
 from .base import Split, Store, choose_split, find_split
-from .columns import reading, require_pyarrow
 from .files import FileReader, Mapped
 from .index import ROW, Index, open_index
 from .probe import Bytes
-from .table import TableStore
+from .table import TableStore, reading, require_pyarrow
 
 PARQUET = ".parquet"
 _BATCH = 64
@@ -42,12 +41,8 @@ _BATCH = 64
 class ParquetStore(TableStore):
     """Images of parquet files.
 
-    Args:
-        root: the folder of the files, or the file, for messages.
-        files: the parquet files.
-        names: columns that the user named.
-        in_order: read images in order, as a conversion does, and each row group once. Otherwise
-            images are read at random, through an index that is loaded or built.
+    With ``in_order`` each row group is read once and in order, as by a conversion. Otherwise images
+    are read at random, through an index that is loaded or built.
 
     Raises:
         DataError: pyarrow is missing; a file cannot be read or lacks the image column; or the
@@ -77,6 +72,7 @@ class ParquetStore(TableStore):
             for number in range(metadata.num_row_groups)
         ]
         """(file index, index in the file) of each row group."""
+        self._check_content(self._read_images(*self._row_groups[0]))
         if in_order:  # sizes are the mean of the row group
             facts = [self._metadata[file].row_group(number) for file, number in self._row_groups]
             counts = [metadata.num_rows for metadata in facts]
@@ -219,11 +215,17 @@ def open_parquet(
     def relative(path: Place) -> str:
         return str(path).removeprefix(f"{root}/")
 
-    paths: list[Place] = sorted(
-        path
-        for path in root.rglob(f"*{PARQUET}")
-        if "/." not in f"/{relative(path)}" and path.is_file()
-    )
+    try:
+        paths: list[Place] = sorted(
+            path
+            for path in root.rglob(f"*{PARQUET}")
+            if "/." not in f"/{relative(path)}" and path.is_file()
+        )
+    except RecursionError as error:
+        raise DataError(
+            f"{root} has too many levels of folders to search them for {PARQUET} files: pass the "
+            "folder of these files"
+        ) from error
     if not paths:
         raise DataError(f"{root} holds no {PARQUET} files")
     files = choose_split(split, paths, root)

@@ -242,7 +242,9 @@ def _open_images(folder: Place, split: Split, columns: ColumnNames, in_order: bo
         if isinstance(folder, Path) and is_saved_dataset(folder):
             return ArrowStore(folder, columns)
         if _has_parquet(folder):
-            return ParquetStore(folder, list_visible(folder, PARQUET), columns, in_order=in_order)
+            parts = sorted(path for path in folder.glob(f"[!.]*{PARQUET}") if path.is_dir())
+            tables = [table for place in (folder, *parts) for table in list_visible(place, PARQUET)]
+            return ParquetStore(folder, tables, columns, in_order=in_order)
     return FolderStore(require_local_path(folder))
 
 
@@ -268,7 +270,10 @@ def _unless_images(folder: Place) -> Iterator[None]:
 
 
 def _has_parquet(folder: Place) -> bool:
-    """Return whether a folder has parquet files and no image files; stop at the first image."""
+    """Return whether a folder has parquet files and no image files; stop at the first image.
+
+    A folder ``x.parquet`` of parquet files, as Spark writes it, counts as a file.
+    """
     has_parquet = False
     with os_errors_as(DataError, f"cannot list {folder}"):
         entries = os.scandir(folder) if isinstance(folder, Path) else folder.iterdir()
@@ -276,8 +281,7 @@ def _has_parquet(folder: Place) -> bool:
             for entry in entries:  # in any order
                 if is_image_name(entry.name):
                     return False
-                name = entry.name
-                has_parquet |= (
-                    name.endswith(PARQUET) and not name.startswith(".") and entry.is_file()
-                )
+                if entry.name.endswith(PARQUET) and not entry.name.startswith("."):
+                    path = folder / entry.name
+                    has_parquet |= path.is_file() or bool(list_visible(path, PARQUET))
     return has_parquet

@@ -111,7 +111,9 @@ def test_parts_are_one_data_set(images: Path, tmp_path: Path) -> None:
     assert checked(out)[0] == f"{message}: convert one of them again"
     odd.unlink()
     for part in ("3/3", "03/03"):
-        assert all(file.existed == (part != "3/3") for file in run("folder", source, out, part=part))
+        assert all(
+            file.existed == (part != "3/3") for file in run("folder", source, out, part=part)
+        )
     assert checked(out) == []
     with pytest.raises(DataError, match=r"of-00003\.beton is a part of another conversion and"):
         run("folder", source, out, part="1/2")

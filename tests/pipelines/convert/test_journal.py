@@ -111,7 +111,7 @@ def test_what_is_resumed_and_what_starts_over(
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(Block, "line", line)
         run("folder", source, out)
-    for other in ("options", "source"):
+    for other in ("options", "source", "version"):
         shutil.copytree(out, tmp_path / other)
     partial, journal = out / "train.beton.partial", out / "train.beton.journal"
     lines = journal.read_bytes().splitlines(keepends=True)
@@ -119,11 +119,16 @@ def test_what_is_resumed_and_what_starts_over(
     data[Block.parse(lines[2]).start + 100] ^= 1  # in the second block
     partial.write_bytes(data)
     journal.write_bytes(b"".join(lines) + lines[-1][:50])  # and the last line is torn
+    with pytest.raises(ValueError, match="does not match its checksum"):
+        Block.parse(lines[2].replace(b"A", b"B", 1))
     assert int(resumed(source, out).split(": ")[1].split(" ")[0]) < 20
     assert checked(out) == []
     same_images(BetonStore(out / "train.beton"), FolderStore(source))
     over = "starting train.beton over: the source, the options or the version"
     assert resumed(source, tmp_path / "options", quality=80).startswith(over)
+    old = tmp_path / "version" / "train.beton.journal"  # when damaged JPEGs passed the check
+    old.write_bytes(old.read_bytes().replace(b', "checks": 1', b""))
+    assert resumed(source, tmp_path / "version").startswith(over)
     (source / "class1" / "000.jpg").write_bytes(jpeg(5))
     assert resumed(source, tmp_path / "source").startswith(over)
     assert checked(tmp_path / "source") == []

@@ -187,6 +187,8 @@ def test_a_folder_that_cannot_be_written(
         for _ in range(2):
             read(disk_cache, server, 1, 2)
         assert len(caplog.records) == 1 and "cannot write to the cache" in caplog.text
+        assert remote(disk_cache).read(CHUNK, CHUNK + 9) == content("a")[CHUNK : CHUNK + 9]
+        assert not server.asked
 
 
 def work(folder: Path, most: int, seed: int, rounds: int) -> None:
@@ -205,7 +207,7 @@ def work(folder: Path, most: int, seed: int, rounds: int) -> None:
 def test_processes_share_it(tmp_path: Path) -> None:
     """Each reads the right bytes, whatever the others evict meanwhile under different limits."""
     processes = [
-        Forked(work, tmp_path / "cache", 6 + 6 * (seed % 2), seed, 25) for seed in range(3)
+        Forked(work, tmp_path / "cache", 6 + 6 * (seed % 2), seed, 15) for seed in range(3)
     ]
     for result in [one.wait(120) for one in processes]:
         assert result.returncode == 0 and not result.stderr, result.stderr

@@ -133,7 +133,8 @@ def test_the_system_is_not_asked_about_each_image_of_a_folder(
     root, elsewhere = tmp_path / "data", put(tmp_path / "elsewhere" / "0.jpg").parent
     for i in range(3):
         put(root / f"{i}.jpg")
-    (root / "loop").symlink_to("loop")
+    for name in ("loop", "loop.parquet"):
+        (root / name).symlink_to(name)
     stat, suffixes = Path.stat, list[str]()
 
     def note(path: Path, **options: Any) -> os.stat_result:

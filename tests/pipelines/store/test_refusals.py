@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -356,6 +357,12 @@ def test_a_folder_that_cannot_be_looked_into(
     write_images(tmp_path / "train", classes=1, each=1)
     monkeypatch.setattr(of, method, failing(errno.EIO))
     assert str(tmp_path) in refused(tmp_path, f": {os.strerror(errno.EIO)}; ")
+
+
+def test_too_many_levels_of_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(tmp_path / "x.parquet")
+    monkeypatch.setattr(Path, "rglob", Mock(side_effect=RecursionError))  # as Python 3.11 does
+    refused(tmp_path, r"too many levels of folders to search .* pass the folder of these files")
 
 
 def test_files_that_are_gone(tmp_path: Path) -> None:

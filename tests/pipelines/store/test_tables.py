@@ -43,6 +43,8 @@ def test_folders_that_are_called_like_files(tmp_path: Path) -> None:
         rows.to_parquet(put(tmp_path / name))
     assert len(open_store(tmp_path / "train.parquet", "train")) == 6
     assert len(open_store(tmp_path, "train")) == 6 and len(open_store(tmp_path, "val")) == 3
+    rows.to_parquet(put(tmp_path / "split" / "train" / "x.parquet" / "0.parquet"))
+    assert len(open_store(tmp_path / "split", "train")) == 3
     put(tmp_path / "x" / "a.tar" / "0.jpg", jpeg(0))
     assert open_store(tmp_path / "x", "train").name(0) == "a.tar/0.jpg"
 
@@ -113,7 +115,9 @@ def write_table(path: Path, **columns: object) -> None:
     pq.write_table(pa.table(columns), path)
 
 
-@pytest.mark.parametrize("beside", ["features.parquet", "emb/x.parquet", "notes.tar"])
+@pytest.mark.parametrize(
+    "beside", ["features.parquet", "bytes.parquet", "emb/x.parquet", "notes.tar"]
+)
 @pytest.mark.parametrize("where", ["", "train"])
 def test_image_files_beside_tables_and_tars_without_images_are_the_data(
     where: str, beside: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -122,6 +126,11 @@ def test_image_files_beside_tables_and_tars_without_images_are_the_data(
         put(tmp_path / where / name, jpeg(0))
     if beside.endswith(".tar"):
         tar(tmp_path / where / beside, [("notes.txt", b"")])
+    elif beside == "bytes.parquet":
+        import datasets
+
+        other = datasets.Dataset.from_dict({"feature": [b"no", b"image"]})
+        other.to_parquet(tmp_path / where / beside)
     else:
         write_table(tmp_path / where / beside, feature=[0.5, 1.0])
     store = open_store(tmp_path, "train")
