@@ -60,6 +60,11 @@ class OutputFile:
 def convert(kind: Kind, config: ConvertConfig, console: Console) -> list[OutputFile]:
     """Convert each split of a data set to a file, and write a manifest of the files.
 
+    Args:
+        kind: the data set or its format.
+        config: source, target and options.
+        console: shows messages and progress.
+
     Returns:
         The files: train, then val if the source has it.
 

@@ -30,6 +30,11 @@ _RETRIES = 2
 def convert_parts(kind: Kind, config: ConvertConfig, words: Sequence[str]) -> None:
     """Convert a data set in parts on dask workers, and print how to use the parts.
 
+    Args:
+        kind: the data set or its format.
+        config: configuration of the complete conversion.
+        words: the command-line arguments after ``fastsiam``.
+
     Raises:
         FastSiamError: dask is not installed, or its scheduler does not answer.
         DataError: a part failed. The finished parts are kept; the same command converts the rest.
@@ -125,6 +130,10 @@ def _command(words: Sequence[str], number: int, count: int) -> tuple[str, ...]:
 
 def run_part(command: Sequence[str], folder: str) -> str:
     """Convert a part in a subprocess, which is killed if this worker dies.
+
+    Args:
+        command: the command line.
+        folder: the working directory.
 
     Returns:
         The standard error output of the subprocess if it failed, else "".

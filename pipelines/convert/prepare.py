@@ -68,6 +68,11 @@ def prepare(data: Bytes, raw_size: tuple[int, int] | None, config: ConvertConfig
     that rotates the image is removed, so that every reader shows the same pixels. Any other image
     is decoded, shrunk if the options say so, and encoded.
 
+    Args:
+        data: an encoded image, or raw pixels.
+        raw_size: (height, width) of raw pixels; None if ``data`` is encoded.
+        config: options of the conversion.
+
     Raises:
         ValueError: the image is bad; the message says why.
     """

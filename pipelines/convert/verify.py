@@ -34,6 +34,12 @@ class Report:
 def verify(path: Path, *, decoding: bool, workers: int, console: Console) -> list[Report]:
     """Check a .beton file, or all .beton files of a folder and its manifests.
 
+    Args:
+        path: the file or the folder.
+        decoding: also decode every image and compare its size with the recorded one.
+        workers: number of processes; -1 means one per core.
+        console: shows the progress.
+
     Raises:
         DataError: there is no file to check, parts are missing, or a manifest is corrupt.
     """

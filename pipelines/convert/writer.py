@@ -63,6 +63,13 @@ def write(
 ) -> dict[str, Any]:
     """Write images of a store to a .beton file, or resume an earlier run.
 
+    Args:
+        store: the source.
+        indices: (images,) the images to convert, in order.
+        path: the output file; it gets this name when it is complete.
+        config: options of the conversion.
+        console: shows how many images an earlier run wrote, and the progress after each block.
+
     Returns:
         The description of the file, for the manifest.
 
@@ -163,7 +170,13 @@ class Job:
     """Block writer that runs in worker processes, which share the offset of the next block.
 
     Workers are forked, so the job is not copied. For a remote store it is pickled instead.
-    ``number`` and ``start`` are the first missing block and its offset in the file.
+
+    Args:
+        store: the source.
+        config: options of the conversion.
+        partial: the file to write.
+        number: the number of the first missing block.
+        start: the offset of that block in the file.
     """
 
     def __init__(
@@ -177,6 +190,9 @@ class Job:
 
     def write_block(self, task: tuple[int, NDArray[np.int64]]) -> Block:
         """Prepare a block, wait until the previous one has its place in the file, and write it.
+
+        Args:
+            task: number of the block, and indices of its images in the source.
 
         Raises:
             DataError: the source cannot be read.

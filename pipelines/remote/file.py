@@ -48,6 +48,10 @@ class RemoteFile:
     def read(self, start: int, stop: int) -> memoryview:
         """Return the bytes of a range; use the prefetched ones if there are any.
 
+        Args:
+            start: the first byte.
+            stop: the byte after the last one.
+
         Raises:
             DataError: the range cannot be fetched.
             FileLostError: the object was changed or deleted.

@@ -327,7 +327,11 @@ def pack_annex(
 ) -> bytes:
     """Pack fastsiam's additions to FFCV's format into the bytes of an .npz archive.
 
-    ``about`` is the split's entry in the manifest; ``crc`` and ``names`` have one entry per image.
+    Args:
+        about: the split's entry in the manifest.
+        classes: class names, indexed by label.
+        crc: (images,) CRC-32 of each record.
+        names: (images,) image names.
     """
     text = json.dumps({"about": about, "classes": list(classes)}).encode()
     joined = "\0".join(name.replace("\0", "_") for name in names)

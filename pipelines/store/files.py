@@ -119,7 +119,13 @@ def require_local_path(path: Place) -> Path:
 
 
 class FileReader(io.RawIOBase):
-    """A Python file object for a byte range of a ``File``."""
+    """A Python file object for a byte range of a ``File``.
+
+    Args:
+        read: returns the bytes of the file from a start to a stop offset.
+        start: offset at which the range starts.
+        end: offset at which it ends.
+    """
 
     def __init__(self, read: Callable[[int, int], Bytes], start: int, end: int) -> None:
         self._read, self._start, self._size, self._at = read, start, end - start, 0

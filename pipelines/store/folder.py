@@ -234,6 +234,11 @@ class ListedStore(FileStore):
     Paths are absolute, or relative to the list's folder. Labels are integers or class names. The
     column ``split`` assigns rows to splits; without it, all images are training images.
 
+    Args:
+        path: the .csv file.
+        split: the split to open.
+        names: columns that the user named; ``image`` is the column of paths.
+
     Raises:
         NoSplitError: no row belongs to the split.
         DataError: the list cannot be read, has no path column or no rows, or lists missing files.

@@ -58,8 +58,10 @@ Index = dict[str, NDArray[Any]]
 def open_index(files: Sequence[File], build: Callable[[str], Index], *, column: str = "") -> Index:
     """Load the index of files, or build and store it if it is missing or outdated.
 
-    ``build`` gets a description of the files for messages. ``column`` is the indexed column, if it
-    is not the default: an index of another one is outdated.
+    Args:
+        files: the files to index.
+        build: builds the index, given a description of the files for messages.
+        column: the indexed column, if it is not the default; an index of another one is outdated.
 
     Raises:
         DataError: there are too many files, one no longer exists, or ``build`` raised it.

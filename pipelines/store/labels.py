@@ -74,8 +74,11 @@ def number_classes(
 def label_validation(store: Store, train_classes: Callable[[], tuple[str, ...]]) -> None:
     """Label ImageNet's validation images in place, from the devkit's or Kaggle's list.
 
-    The list is searched next to the images and in up to four parent folders. Images of another data
-    set are left unchanged.
+    The list is searched next to the images and in up to four parent folders.
+
+    Args:
+        store: unlabelled images; a store of another data set is left unchanged.
+        train_classes: returns the class names of the training images; may be empty.
 
     Raises:
         NoLabelsError: no list was found.

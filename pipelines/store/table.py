@@ -73,6 +73,11 @@ def columns_of(path: object, schema: Any, names: ColumnNames = AUTOMATIC) -> Col
     column has integers or strings. It is found by its name, or as the only ``ClassLabel``. A label
     column of another type, such as lists, is ignored.
 
+    Args:
+        path: path of the table, for messages.
+        schema: the Arrow schema of the table.
+        names: columns to use instead of detecting them.
+
     Raises:
         NoImagesError: no column can hold images.
         DataError: the image column is ambiguous, or a named column does not exist or has an
@@ -128,6 +133,10 @@ def columns_of(path: object, schema: Any, names: ColumnNames = AUTOMATIC) -> Col
 def read_labels(parts: Sequence[Any], source: object) -> NDArray[np.int64] | list[str | None]:
     """Concatenate label columns: class numbers (-1 if missing), or class names (None if missing).
 
+    Args:
+        parts: Arrow columns, one per file.
+        source: description of the data, for messages.
+
     Raises:
         DataError: some files have numbers and others names, or a number does not fit into int64.
     """
@@ -145,7 +154,15 @@ def read_labels(parts: Sequence[Any], source: object) -> NDArray[np.int64] | lis
 
 @contextlib.contextmanager
 def reading(problem: str, advice: str = "") -> Iterator[None]:
-    """Convert exceptions of pyarrow to a ``DataError``: "{problem}: {reason}{advice}"."""
+    """Convert exceptions that pyarrow raises in the block to a ``DataError``.
+
+    Args:
+        problem: start of the message, such as "x.parquet is damaged".
+        advice: end of the message, including its punctuation.
+
+    Raises:
+        DataError: the message has the problem, pyarrow's reason and the advice.
+    """
     from pyarrow import ArrowException
 
     try:
@@ -197,6 +214,13 @@ def _features(schema: Any) -> dict[str, Any]:
 
 class TableStore(PlacedStore):
     """Base class of stores whose images are the rows of tables, one table per file.
+
+    Args:
+        root: folder or file, for messages.
+        paths: the files, in order.
+        schemas: Arrow schema of each file.
+        rows: number of rows of each file.
+        names: columns that the user named.
 
     Raises:
         DataError: there are no rows, the image column is missing or ambiguous, a named column does
