@@ -20,6 +20,7 @@ from fastsiam.errors import BackendError, DataError
 from fastsiam.files import quoted, why
 
 from .store import Store
+from .store.base import warn_once
 from .store.beton import BetonStore
 
 if TYPE_CHECKING:
@@ -50,11 +51,13 @@ class Backend:
     about: str
     """Description for ``fastsiam info``; {device} is replaced by CPU or GPU."""
     package: str | None = None
-    """Optional package that it imports; the extra named like the pipeline installs it."""
-    extra_cuda13: str = ""
-    """Extra that installs the package for CUDA 13, if it differs."""
+    """Optional package that it imports."""
+    install: str = ""
+    """Command that installs the package."""
     prefetches: bool = False
     """Whether it prepares ``DataConfig.prefetch`` batches ahead, on any device."""
+    tunes_workers: bool = False
+    """Whether ``--workers auto`` searches for the fewest threads that suffice; see ``tuning``."""
     needs_beton: bool = False
     """Whether it reads only .beton files on a local disk."""
     crops: bool = True
@@ -79,11 +82,8 @@ class Backend:
         try:
             self._module()
         except Exception as error:  # an incompatible version may raise any exception
-            hint = f" or, with CUDA 13, 'fastsiam[{self.extra_cuda13}]'" * bool(self.extra_cuda13)
-            return (
-                f"the {self.name} pipeline cannot be loaded ({why(error)}); "
-                f"install it with: pip install 'fastsiam[{self.name}]'{hint}"
-            )
+            hint = f"; install it with: {self.install}" * bool(self.install)
+            return f"the {self.name} pipeline cannot be loaded ({why(error)}){hint}"
         return ""
 
     def reads(self, store: Store) -> bool:
@@ -117,7 +117,7 @@ class Backend:
             )
 
     def open(self, spec: LoaderSpec) -> Loader:
-        """Open the loader of one rank.
+        """Open the loader of one rank; warn about settings that have no effect.
 
         Raises:
             DataError: the data cannot be read.
@@ -125,6 +125,12 @@ class Backend:
         """
         if spec.crop_transform is not None and not self.crops:
             raise ValueError(f"the {self.name} pipeline has no crops for crop_transform")
+        if spec.data.workers == "auto" and not self.tunes_workers:
+            warn_once(f"--workers auto has no effect with --pipeline {self.name}")
+        if spec.data.prefetch != DataConfig().prefetch and not (self.prefetches or self.resident):
+            warn_once(f"--prefetch has no effect with --pipeline {self.name}")
+        if spec.data.cache and not spec.data.loads_images:
+            warn_once(f"--cache has no effect with --pipeline {self.name}")
         loader: Loader = getattr(self._module(), self.loader.partition(".")[2])(spec)
         return loader
 
@@ -133,8 +139,7 @@ class Backend:
     ) -> MakeCrops:
         """Return a function that makes central crops; see ``native_backend.central_crops``.
 
-        The pipeline makes them itself if it decodes on the GPU; otherwise the engine does. The
-        engine also makes crops that are larger than the resized images: they get a black border.
+        A pipeline that decodes on the GPU makes them itself, but the engine adds black borders.
         """
         makes_crops = device.type == "cuda" and self.decodes_on_gpu and resize >= side
         backend = self if makes_crops and not self.problem() else BACKENDS[ENGINE]
@@ -174,6 +179,7 @@ BACKENDS: dict[Pipeline, Backend] = {
             name="native",
             loader="native_backend.NativeLoader",
             prefetches=True,
+            tunes_workers=True,
             about="any data, decoded and cropped by compiled code in CPU threads",
             decoder="fastsiam: the boxes' part",
         ),
@@ -181,8 +187,10 @@ BACKENDS: dict[Pipeline, Backend] = {
             name="ffcv",
             loader="ffcv_backend.FfcvLoader",
             prefetches=True,
+            tunes_workers=True,
             about=".beton files, decoded and cropped in CPU threads",
             package="ffcv",
+            install="pip install 'fastsiam[ffcv]'",
             needs_beton=True,
             decoder="fastsiam: the boxes' part",
         ),
@@ -192,7 +200,7 @@ BACKENDS: dict[Pipeline, Backend] = {
             prefetches=True,
             about="decoded and cropped on the {device}",
             package="nvidia.dali",
-            extra_cuda13="dali13",
+            install="pip install 'fastsiam[dali]' or, with CUDA 13, 'fastsiam[dali13]'",
             decoder="DALI",
             decodes_on_gpu=True,
         ),

@@ -49,6 +49,8 @@ from .workers import count, prefetch_map
 
 # The decoders' own messages do not name the image; fastsiam's error does.
 os.environ.setdefault("DALI_NVIMGCODEC_LOG_LEVEL", "1")
+# DALI shuts down its pipelines at exit, which crashes in a forked process that inherited them.
+os.register_at_fork(after_in_child=lambda: Pipeline._pipes.clear())
 
 _PART = 16
 """Images that a reader thread reads per call."""
@@ -106,21 +108,39 @@ class Cropper:
         dali_resizes: bool,
     ) -> None:
         self._store, self._shapes, self._device = store, shapes, device
-        threads = max(1, count(data.workers))
+        self._hw_decoder_load, self._resizes = data.dali_hw_decoder_load, dali_resizes
+        self._threads = max(1, count(data.workers))
         # If DALI only decodes, the engine crops one of the batches.
         self._prefetch = data.prefetch if dali_resizes else max(1, data.prefetch - 1)
         self._dimensions = store.dimensions()
-        self._readers = ThreadPoolExecutor(threads, "fastsiam-reader")
-        self._build = partial(
-            build_graph,
-            shapes,
-            threads=threads,
-            device=device.index or 0 if device.type == "cuda" else None,
-            hw_decoder_load=data.dali_hw_decoder_load,
-            resizes=dali_resizes,
-        )
+        self._readers = ThreadPoolExecutor(self._threads, "fastsiam-reader")
         self._dali: Any = self._build()
         """The graph while no batch is in flight; None otherwise, and after an error."""
+
+    def _build(self) -> Any:
+        """Build a graph that takes encoded images and cuts, and returns the crops of each view.
+
+        If DALI only decodes, the graph takes no cuts and returns complete images.
+        """
+        gpu = self._device.type == "cuda"
+        dali = Pipeline(
+            batch_size=self._shapes[0][1],
+            num_threads=self._threads,
+            device_id=self._device.index or 0 if gpu else None,
+            seed=0,
+            # Each schedule_run starts one batch, however many are in flight.
+            exec_dynamic=True,
+            prefetch_queue_depth=1,
+        )
+        with dali:
+            encoded = _add_input("encoded", types.UINT8)
+            outputs = [decoded(encoded, gpu=gpu, hw_decoder_load=self._hw_decoder_load)]
+            if self._resizes:
+                sides = [side for views, _, side, *_ in self._shapes for _ in range(views)]
+                outputs = [_view(outputs[0], view, side) for view, side in enumerate(sides)]
+            dali.set_outputs(*outputs)
+        dali.build()
+        return dali
 
     def crops(self, tasks: Iterable[Task]) -> Generator[tuple[NDArray[np.int64], Any, Crops]]:
         """Yield each batch's positions, value of ``Cut`` and crops, which the next overwrites."""
@@ -263,43 +283,6 @@ def _ppm(pixels: Bytes, height: int, width: int) -> NDArray[np.uint8]:
     return np.frombuffer(b"".join((b"P6 %d %d 255\n" % (width, height), pixels)), np.uint8)
 
 
-def build_graph(
-    shapes: Sequence[Shape],
-    *,
-    threads: int,
-    device: int | None,
-    hw_decoder_load: float,
-    resizes: bool,
-) -> Any:
-    """Build a graph that takes encoded images and cuts, and returns the crops of each view.
-
-    Without ``resizes``, the graph takes no cuts and returns complete images. ``device`` is the
-    index of the GPU, or None for the CPU.
-    """
-    dali = Pipeline(
-        batch_size=shapes[0][1],
-        num_threads=threads,
-        device_id=device,
-        seed=0,
-        # Each schedule_run starts one batch, however many are in flight.
-        exec_dynamic=True,
-        prefetch_queue_depth=1,
-    )
-    with dali:
-        image = decoded(
-            _add_input("encoded", types.UINT8),
-            gpu=device is not None,
-            hw_decoder_load=hw_decoder_load,
-        )
-        if resizes:
-            sides = [side for views, _, side, *_ in shapes for _ in range(views)]
-            dali.set_outputs(*(_view(image, view, side) for view, side in enumerate(sides)))
-        else:
-            dali.set_outputs(image)
-    dali.build()
-    return dali
-
-
 def decoded(encoded: Any, *, gpu: bool, hw_decoder_load: float) -> Any:
     """Add the decoder to a graph: encoded images in, pixels out.
 
@@ -384,8 +367,6 @@ class GraphLoader(CropLoader):
 
 class DecodingLoader(NativeLoader):
     """The loader on a CPU: DALI decodes, and the engine crops."""
-
-    tunes_workers = False
 
     def __init__(self, spec: LoaderSpec) -> None:
         super().__init__(spec)

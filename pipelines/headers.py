@@ -21,7 +21,10 @@ _UNKNOWN = 254
 
 
 class Headers:
-    """Reads each image's header once, and caches its size and form (``Images.form``)."""
+    """Reads each image's header once, and caches its size and form (``Images.form``).
+
+    Methods raise a DataError that names the file if it cannot be read or decoded.
+    """
 
     def __init__(self, store: Store) -> None:
         self._store = store

@@ -38,16 +38,14 @@ _STAGES = "decode", "crop", "photometric"
 
 @dataclass(frozen=True, slots=True)
 class Images:
-    """Addresses, sizes and forms of N images in memory."""
+    """Addresses, sizes and forms of N images in memory. Heights and widths are in pixels."""
 
     address: NDArray[np.int64]
     """(N,) address of each image's first byte."""
     bytes: NDArray[np.int64]
     """(N,) number of bytes of each image."""
     height: NDArray[np.int32]
-    """(N,) in pixels."""
     width: NDArray[np.int32]
-    """(N,) in pixels."""
     form: NDArray[np.uint8]
     """(N,) JPEG, PIXELS (H x W x 3, RGB) or PILLOW."""
     owner: object = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
@@ -63,6 +64,8 @@ class StoreLoader(ABC):
 
     reads_files: ClassVar[bool] = True
     """Whether epochs read the store's files."""
+    survives_fork: bool = False
+    """Whether it works in a forked process, because it has neither threads nor processes."""
 
     def __init__(self, spec: LoaderSpec) -> None:
         store, order = spec.store, spec.order
@@ -78,7 +81,7 @@ class StoreLoader(ABC):
         self._running: Generator[Augmented] | None = None
         self._owned: list[Closes] = []
         """Objects that ``close`` closes too."""
-        self._closed = False
+        self._closed, self._process = False, os.getpid()
         close_at_exit(self)
 
     def epoch(self, number: int, *, skip: int = 0) -> Iterator[Batch]:
@@ -131,6 +134,11 @@ class StoreLoader(ABC):
         self, start: Callable[[int, int], Generator[Augmented]], epoch: int, skip: int
     ) -> Generator[Augmented]:
         """Yield from ``start(epoch, step)``, and restart it at any step with a bad image."""
+        if not self.survives_fork and self._process != os.getpid():
+            raise RuntimeError(
+                "this loader was opened before the process was forked, and its threads exist only "
+                "in the parent; open a loader in the child, or use ViewLoader, which does so"
+            )
         if self._closed:
             raise RuntimeError("this loader is closed")
         self._end_epoch()

@@ -30,7 +30,6 @@ class MemoryLoader(NativeLoader):
     """The loader of the memory pipeline."""
 
     reads_files = False
-    tunes_workers = False
 
     def __init__(self, spec: LoaderSpec) -> None:
         super().__init__(spec)

@@ -11,7 +11,6 @@ import contextlib
 import logging
 from collections.abc import Generator, Iterable, Sequence
 from functools import partial
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -24,6 +23,7 @@ from fastsiam.views.batch import Crops
 from fastsiam.views.draws import ViewParams
 from fastsiam.views.photometric.operations import split_by_view
 
+from .backends import backend_of
 from .cuts import cut_centres, cut_views
 from .engine import Engine, Read, Submitted, batches_ahead
 from .job import Images, stages_of
@@ -40,9 +40,6 @@ OnDevice = tuple[tuple[Tensor, ...], torch.cuda.Event | None]
 class NativeLoader(CropLoader):
     """The loader of the native pipeline."""
 
-    tunes_workers: ClassVar[bool] = True
-    """Whether ``--workers auto`` searches for the fewest threads that suffice; see ``tuning``."""
-
     def __init__(self, spec: LoaderSpec) -> None:
         super().__init__(spec)
         workers, self._prefetch = spec.data.workers, spec.data.prefetch
@@ -51,7 +48,7 @@ class NativeLoader(CropLoader):
         _ = self._engine.headers.decode  # compiles the kernels, or raises, before training
         self._read: Read | None = None
         """Reads the images of the next batch; None means ``Engine.read``."""
-        tunes = workers == "auto" and self.tunes_workers
+        tunes = workers == "auto" and backend_of(spec.data).tunes_workers
         self._tuner = WorkerTuner(self._engine.workers) if tunes else None
         self.tuned_workers: int | None = None
         """Number of threads that the tuner chose; None before that or without a tuner."""

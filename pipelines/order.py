@@ -27,9 +27,7 @@ class Order:
     batch: int
     """Images in a global batch."""
     seed: int
-    """The run's seed."""
     rank: int = 0
-    """Rank of this process."""
     world: int = 1
     """Number of ranks."""
     chosen: NDArray[np.int64] | None = field(default=None, compare=False)

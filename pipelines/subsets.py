@@ -68,11 +68,9 @@ def open_training(data: DataConfig) -> tuple[Store, NDArray[np.int64], NDArray[n
         return parts[0]
     store = MixedStore([store for store, _, _ in parts])
     first = np.cumsum([0, *(len(store) for store, _, _ in parts)])
-    training = np.concatenate(
-        [training + offset for offset, (_, training, _) in zip(first, parts, strict=False)]
-    )
-    holdout = np.concatenate(
-        [holdout + offset for offset, (_, _, holdout) in zip(first, parts, strict=False)]
+    training, holdout = (
+        np.concatenate([part[i] + offset for offset, part in zip(first, parts, strict=False)])
+        for i in (1, 2)
     )
     return store, training, holdout
 
@@ -84,15 +82,13 @@ def open_with_holdout(data: DataConfig) -> tuple[Store, NDArray[np.int64], NDArr
         DataError: the images cannot be read, or ``data.holdout`` is set although the data set has
             validation images or no class has two images.
     """
-    if not data.holdout:
-        store, holdout = _open_images(data, "train"), np.zeros(0, np.int64)
-    elif has_validation(data.root, data.columns):
+    if data.holdout and has_validation(data.root, data.columns):
         raise DataError(
             f"{data.root} already has validation images, and --holdout {data.holdout} would select "
             "others: remove --holdout, or move the validation images away"
         )
-    else:
-        store = _open_images(data, "train")
+    store, holdout = _open_images(data, "train"), np.zeros(0, np.int64)
+    if data.holdout:
         holdout = hold_out(store, percent=data.holdout_percent)
         if not len(holdout):
             raise DataError(
@@ -145,7 +141,7 @@ def choose(labels: NDArray[np.int64], *, percent: float, seed: int) -> NDArray[n
         seed: seed of the draw.
 
     Returns:
-        (n,) int64 positions, ascending; they depend only on the arguments.
+        (n,) int64 positions, ascending.
 
     Raises:
         DataError: some images have no label.

@@ -47,9 +47,8 @@ def survey(store: Store, rules: ImageRules) -> list[str]:
 def decoded_bytes(store: Store, chosen: NDArray[np.int64] | None = None) -> tuple[int, bool]:
     """Return the size of the decoded images in bytes, and whether it is exact.
 
-    The size comes from the store if it knows the dimensions. Otherwise headers are read: of all
-    images if they are few, or else of a sample, whose mean is multiplied by a safety factor.
-    Unreadable images are ignored; the size is 0 if no header can be read.
+    If the store does not know the dimensions, headers are read: of all images if they are few, or
+    else of a sample, with a safety factor. The size is 0 if no header can be read.
     """
     positions = np.arange(len(store)) if chosen is None else chosen
     if (dimensions := store.dimensions()) is not None:

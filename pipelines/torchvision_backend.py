@@ -147,6 +147,7 @@ class TorchvisionLoader(StoreLoader):
         super().__init__(spec)
         store, order = self._store, self._order
         self._tasks, processes = _Tasks(order), count(spec.data.workers)
+        self.survives_fork = not processes
         context: Any = None
         if processes:  # Python 3.14 would use a server for local files, too
             context = server_context(__name__) if store.is_remote else "fork"
@@ -158,7 +159,7 @@ class TorchvisionLoader(StoreLoader):
             collate_fn=_unchanged,
             pin_memory=self._device.type == "cuda",
             persistent_workers=processes > 0,
-            worker_init_fn=partial(_begin_worker, dict(os.environ)),
+            worker_init_fn=partial(set_up_worker, dict(os.environ)),
             multiprocessing_context=context,
         )
 
@@ -212,7 +213,3 @@ class TorchvisionLoader(StoreLoader):
 
 def _unchanged(item: Any) -> Any:
     return item
-
-
-def _begin_worker(environment: dict[str, str], _: int) -> None:
-    set_up_worker(environment)

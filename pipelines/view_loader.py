@@ -39,14 +39,10 @@ class ViewLoader:
             the SimSiam paper.
         batch: *global* batch size, in images. Each rank gets ``batch // world`` of them. The
             incomplete last batch of an epoch is dropped.
-        seed: seed of the order and of the augmentations.
         rank: rank of this process; by default torch.distributed's, or 0.
         world: number of ranks; by default torch.distributed's, or 1.
-        device: device of the views.
-        dtype: floating type of the views; float32 by default.
-        chosen: ascending positions in the data set of the images to load; all by default.
-        crop_transform: called with the uint8 crops of each batch; see ``build_loader``.
         transform: called with each ``Batch``; the loader yields its result instead.
+        seed, device, dtype, chosen, crop_transform: see ``build_loader``.
     """
 
     def __init__(
@@ -75,10 +71,9 @@ class ViewLoader:
                 "probabilities there; pass your own functions as transform or crop_transform"
             )
         self._data = data if isinstance(data, DataConfig) else DataConfig(data=str(data))
-        self._settings: dict[str, Any] = {
+        self._batch, self._seed = batch, seed
+        self._options: dict[str, Any] = {
             "augment": augment,
-            "batch": batch,
-            "seed": seed,
             "device": device,
             "dtype": dtype,
             "chosen": chosen,
@@ -94,7 +89,7 @@ class ViewLoader:
 
     def __repr__(self) -> str:
         name = self._data.pipeline if self._loader is None else self.pipeline
-        return f"ViewLoader({self._data.data!r}, batch={self._settings['batch']}, pipeline={name})"
+        return f"ViewLoader({self._data.data!r}, batch={self._batch}, pipeline={name})"
 
     def __len__(self) -> int:
         """Return the number of batches in a complete epoch."""
@@ -129,8 +124,8 @@ class ViewLoader:
 
         If bad images are replaced, the state includes those that this rank knows.
         """
-        identity, (epoch, step) = self._identity(), self._position
-        return {"epoch": epoch, "step": step, "bad": self._bad_images(), **identity}
+        epoch, step = self._position
+        return {"epoch": epoch, "step": step, "bad": self._bad_images(), **self._identity()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue after the batch at which a state was saved, on any number of ranks.
@@ -153,8 +148,7 @@ class ViewLoader:
 
     def _identity(self) -> dict[str, int]:
         """Return the settings that determine which images a position refers to."""
-        seed, batch = self._settings["seed"], self._settings["batch"]
-        return {"seed": seed, "batch": batch, "images": self.images}
+        return {"seed": self._seed, "batch": self._batch, "images": self.images}
 
     @property
     def images(self) -> int:
@@ -199,9 +193,11 @@ class ViewLoader:
             world = distributed.get_world_size() if is_distributed else 1
             self._loader = build_loader(
                 self._data,
+                batch=self._batch,
+                seed=self._seed,
                 rank=rank if self._rank is None else self._rank,
                 world=world if self._world is None else self._world,
-                **self._settings,
+                **self._options,
             )
             self._add_known()
         return self._loader

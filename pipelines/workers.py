@@ -126,7 +126,7 @@ def server_context(preload: str) -> ForkServerContext:
     return context
 
 
-def set_up_worker(environment: dict[str, str]) -> None:
+def set_up_worker(environment: dict[str, str], _number: int = 0) -> None:
     """Set up this worker process: it ignores signals meant for its parent, and exits with it.
 
     Signals that stop a command reach its entire process group, but the parent still needs its

@@ -42,7 +42,7 @@ def test_the_wheel_owns_one_name(tmp_path: Path) -> None:
         "kernels/source/job.h",
         "interchange/card.md.jinja",
         "report/page.html.jinja",
-        "kernels/kernels.stamp",
+        f"kernels/{build.STAMP}",
         *(f"kernels/{build.library(kind)}" for kind in library.kinds()),
     ):
         assert f"fastsiam/{name}" in names

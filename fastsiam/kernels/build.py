@@ -27,23 +27,26 @@ _FLAGS += ["-fvisibility=hidden", "-Wall", "-Wextra", "-fno-exceptions", "-fno-r
 # The "uninitialized" warnings come from GCC 12's own headers. Clang does not know one of the flags.
 _FLAGS += ["-Wno-psabi", "-Wno-maybe-uninitialized", "-Wno-uninitialized"]
 _FLAGS += ["-Wno-unknown-warning-option"]
+_IS_X86 = platform.machine() in ("x86_64", "AMD64")
+_MACHINE = "" if _IS_X86 else f"-{platform.machine()}"
+"""Part of the file names, because processors of several architectures may share the folder."""
 
 
 def library(kind: str) -> str:
     """Return the file name of the library for a CPU kind."""
-    return f"kernels-{kind}.so"
+    return f"kernels-{kind}{_MACHINE}.so"
 
 
 FOLDER = "FASTSIAM_KERNELS"
 """Environment variable with another folder for the libraries, such as builds with sanitizers."""
-JPEG = "kernels-jpeg.so"
+JPEG = library("jpeg")
 JPEG_LICENCE = "LICENSE.libjpeg-turbo"
 """Licence of the libjpeg-turbo linked into ``JPEG``; absent if the system's library is used."""
 _STATIC = ["-DSTATIC_LIBJPEG", "-Wl,--exclude-libs,ALL", "-l:libjpeg.a"]
 """Linker options for a static libjpeg-turbo, with symbols hidden from any other libjpeg loaded."""
 _DYNAMIC = ["-ljpeg"]
 _LICENCES = "share/doc/libjpeg*turbo*-dev/copyright"  # in Debian's and Ubuntu's packages
-STAMP = "kernels.stamp"
+STAMP = f"kernels{_MACHINE}.stamp"
 """File with the hash of the sources that the libraries next to it were built from."""
 
 
@@ -91,14 +94,10 @@ def compiler() -> list[str] | None:
 
 def _is_new_enough(command: list[str]) -> bool:
     """Return whether a compiler supports the newest CPU kind: GCC 11 or Clang 12, or newer."""
-    kind = next(iter(KINDS)) if _is_x86() else OTHER
+    kind = next(iter(KINDS)) if _IS_X86 else OTHER
     check = [*command, "-std=c++17", *_cpu_options(kind), "-fsyntax-only", "-x", "c++", "-"]
     result = subprocess.run(check, input="#include <string.h>\n", capture_output=True, text=True)
     return result.returncode == 0
-
-
-def _is_x86() -> bool:
-    return platform.machine() in ("x86_64", "AMD64")
 
 
 def build(folder: Path) -> list[Path]:
@@ -123,7 +122,7 @@ def build(folder: Path) -> list[Path]:
     jpeg = [path for path in sources if Path(path).name.startswith(("jpeg", "thread_exit"))]
     kernels = [path for path in sources if not Path(path).name.startswith("jpeg")]
     libraries = []
-    for kind in KINDS if _is_x86() else [OTHER]:
+    for kind in KINDS if _IS_X86 else [OTHER]:
         kind_flags = [*flags, *_cpu_options(kind, zig=zig)]
         libraries.append(_compile([*kind_flags, *kernels], folder / library(kind)))
     for old in (JPEG, JPEG_LICENCE):

@@ -10,8 +10,6 @@ from pathlib import Path
 
 SHARE = "FASTSIAM_CORES"
 """Environment variable that sets the number of cores of this rank."""
-
-
 _ROOT = Path("/")
 """Root of the file system where control groups are read; tests replace it."""
 

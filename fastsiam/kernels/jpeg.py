@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from ctypes import CFUNCTYPE, c_int, c_int32, c_int64, c_void_p
 from functools import cache
 
@@ -10,8 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastsiam.kernels import library
-
-log = logging.getLogger(__name__)
 
 _DECODE = CFUNCTYPE(c_int, c_void_p, c_int64, c_int32, c_int32, c_void_p, c_void_p, c_void_p)
 """The function type ``Decode`` in ``source/job.h``."""
@@ -25,13 +22,8 @@ def decoder() -> int:
 
     Returns 0 if no suitable libjpeg-turbo is available; Pillow then decodes JPEGs.
     """
-    if (jpeg := library.jpeg()) is None:
-        log.warning(
-            "fastsiam was compiled without libjpeg-turbo's header: Pillow decodes JPEGs, which is "
-            "slower; install libjpeg-dev and run python -m fastsiam.kernels.build"
-        )
-        return 0
-    return library.address(jpeg.fastsiam_decode)
+    jpeg = library.jpeg()
+    return 0 if jpeg is None else library.address(jpeg.fastsiam_decode)
 
 
 def decode_corner(

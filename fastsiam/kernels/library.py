@@ -31,15 +31,12 @@ log = logging.getLogger(__name__)
 
 CHOICE = "FASTSIAM_CPU"
 """Environment variable that selects a CPU kind instead of the newest supported one."""
-_BUILD = "python -m fastsiam.kernels.build"
 _NEEDS = {
     "x86-64-v4": "avx512f avx512bw avx512cd avx512dq avx512vl avx512vbmi avx512_vnni",
     "x86-64-v3": "abm avx avx2 bmi1 bmi2 f16c fma movbe",
     "x86-64-v2": "",
 }
 """CPU flags, as in /proc/cpuinfo, that each kind needs in addition to those of older kinds."""
-
-
 _MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")
 """A JPEG marker; does not match escaped bytes, restart markers or fill bytes."""
 
@@ -215,17 +212,20 @@ def jpeg() -> Any:
     A dynamically linked libjpeg-turbo may be missing, or older than at compile time.
     """
     path = _folder() / build.JPEG
-    if not path.exists():
-        return None
-    try:
-        library = ctypes.CDLL(str(path))
-    except OSError as error:
-        log.warning(f"{error}; to compile it again, run `{_BUILD}`")
-        return None
-    if not library.fastsiam_jpeg_fits():
-        log.warning(f"libjpeg-turbo is older than {path} needs; run `{_BUILD}`")
-        return None
-    return library
+    problem = "fastsiam was compiled without libjpeg-turbo's header"
+    if path.exists():
+        try:
+            library = ctypes.CDLL(str(path))
+            if library.fastsiam_jpeg_fits():
+                return library
+            problem = f"libjpeg-turbo is older than {path} needs"
+        except OSError as error:
+            problem = str(error)
+    log.warning(
+        f"{problem}: Pillow decodes JPEGs, which is slower; install libjpeg-dev and run "
+        "`python -m fastsiam.kernels.build`"
+    )
+    return None
 
 
 def decoder_name() -> str:
@@ -244,11 +244,7 @@ def decoder_name() -> str:
 
 
 def _compiled() -> Path | None:
-    """Return the folder of the libraries; None if they are missing or out of date.
-
-    Raises:
-        RuntimeError: they are not in the package folder, and the user has no home directory.
-    """
+    """Return the folder of the libraries; None if they are missing or out of date."""
     for find in (build.own_folder, build.cache_folder):
         folder = find()
         if build.is_current(folder) and (folder / build.library(kinds()[0])).exists():
@@ -258,11 +254,7 @@ def _compiled() -> Path | None:
 
 @cache
 def _folder() -> Path:
-    """Return the folder of the libraries, compiling them first if necessary.
-
-    Raises:
-        BackendError: the libraries cannot be compiled.
-    """
+    """Return the folder of the libraries, compiling them first if necessary."""
     try:
         own_folder = build.own_folder()
         folder = _compiled() or (

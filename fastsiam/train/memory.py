@@ -78,8 +78,8 @@ def oom_error(
     flags = []
     if config.step.activation_memory > 0.5 and (config.model.is_own or config.step.compile == "on"):
         flags += ["--activation-memory 0.5"]
-    # All pipelines except dali prefetch at least two batches.
-    if config.data.prefetch > (1 if config.data.pipeline == "dali" else 2):
+    # All pipelines prefetch at least two batches, except dali on a GPU.
+    if config.data.prefetch > (1 if config.data.pipeline == "dali" and kind != "memory" else 2):
         flags += ["--prefetch 1"]
     return TrainingError(
         f"out of {kind} at step {at:,} with --batch {config.optim.batch:,}; to resume this run, "

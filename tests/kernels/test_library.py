@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import torch
 from fastsiam.config import AugmentConfig
 from fastsiam.errors import BackendError
 from fastsiam.kernels import build, library
+from fastsiam.kernels.jpeg import decoder
 from fastsiam.pipelines.cuts import cut_views
 from fastsiam.pipelines.job import Images, Job, run_in_threads, stages_of
 from fastsiam.views.draws import draw_views
@@ -66,6 +68,17 @@ def test_the_newest_kind_that_can_run_is_taken(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv(library.CHOICE, "z80")
     with pytest.raises(BackendError, match=r"FASTSIAM_CPU=z80 is not supported by this processor"):
         library.kernels()
+
+
+def test_architectures_that_share_a_folder_have_their_own_files(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names = set[str]()
+    for machine in ("x86_64", "aarch64", "riscv64"):
+        monkeypatch.setattr("platform.machine", lambda machine=machine: machine)
+        built = runpy.run_path(build.__file__)
+        names |= {built["JPEG"], built["STAMP"], built["library"](built["OTHER"])}
+    assert len(names) == 9
 
 
 @pytest.mark.parametrize(
@@ -151,13 +164,21 @@ def test_libraries_that_cannot_be_loaded(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """For the kernels it is an error. Without the JPEG decoder, Pillow decodes."""
-    for name in (build.library(library.kind()), build.JPEG):
-        (tmp_path / name).write_text("no library")
     monkeypatch.setattr(library, "_folder", lambda: tmp_path)
-    assert library.jpeg() is None
-    assert "python -m fastsiam.kernels.build" in caplog.text
+    assert decoder.__wrapped__() == 0
+    (tmp_path / build.library(library.kind())).write_text("no library")
+    (tmp_path / build.JPEG).touch()
+    old, too_short = Mock(fastsiam_jpeg_fits=lambda: 0), OSError("file too short")
+    for loaded in (old, too_short):
+        library.jpeg.cache_clear()
+        with monkeypatch.context() as patch:
+            patch.setattr("ctypes.CDLL", Mock(side_effect=[loaded]))
+            assert decoder.__wrapped__() == 0
+    problems = "compiled without libjpeg-turbo's header", "libjpeg-turbo is older", "file too short"
+    for problem, message in zip(problems, caplog.messages, strict=True):
+        assert problem in message and ": Pillow decodes JPEGs, which is slower; inst" in message
     assert library.decoder_name().startswith("Pillow")
-    with pytest.raises(BackendError, match=rf"cannot load .* `rm {tmp_path}/kernels.stamp"):
+    with pytest.raises(BackendError, match=rf"cannot load .* `rm {tmp_path}/{build.STAMP}"):
         library.kernels()
 
 

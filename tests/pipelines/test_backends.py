@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -14,7 +15,9 @@ from fastsiam.errors import BackendError, DataError
 from fastsiam.pipelines import memory_backend, open_store
 from fastsiam.pipelines.backends import BACKENDS, BASELINE, CEILING, Backend, readiness
 from fastsiam.pipelines.headers import Headers
+from fastsiam.pipelines.store.base import warn_once
 from tests.pipelines.cases import OPTIONAL, opened, readable
+from tests.pipelines.conftest import Loaders
 from tests.processes import python
 
 
@@ -30,7 +33,7 @@ def test_every_pipeline_has_its_row_and_is_ready_here() -> None:
     assert tuple(lines) == get_args(Pipeline)
     for line in lines.values():
         assert line.startswith("ready: ") and "{" not in line and "\n" not in line
-    broken = Backend(name="dali", loader="no_such_module.Loader", about="", package="sys")
+    broken = replace(BACKENDS["dali"], loader="no_such_module.Loader", package="sys")
     line = broken.problem()
     assert line.startswith("the dali pipeline cannot be loaded (")
     assert "no_such_module" in line and "pip install 'fastsiam[dali]'" in line
@@ -76,6 +79,20 @@ def test_what_memory_refuses(images: Path, monkeypatch: pytest.MonkeyPatch) -> N
         r"on cpu; use --pipeline native",
     ):
         opened("memory", images / "train")
+
+
+def test_settings_without_effect_are_named(
+    images: Path, loaders: Loaders, caplog: pytest.LogCaptureFixture
+) -> None:
+    warn_once.cache_clear()
+    for name in ("torchvision", "native"):
+        loaders(name, images / "train", workers="auto", prefetch=3)
+    loaders("synthetic", images / "train", cache="folder")
+    assert caplog.messages == [
+        "--workers auto has no effect with --pipeline torchvision",
+        "--prefetch has no effect with --pipeline torchvision",
+        "--cache has no effect with --pipeline synthetic",
+    ]
 
 
 @pytest.mark.parametrize("name", OPTIONAL)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import json
 import os
+import signal
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -116,6 +118,27 @@ def test_ctrl_c_while_workers_are_waited_for(
     with pytest.raises(KeyboardInterrupt):
         next(loader.epoch(1))
     assert same(list(loader.epoch(0)), expected)
+
+
+@pytest.mark.parametrize("name", THREADED)
+def test_a_forked_process_is_told_that_it_has_no_loader(name: str, images: Path) -> None:
+    """It lacks the loader's threads. DALI's exit handler leaves the parent's pipelines alone."""
+    result = Forked(use_in_a_fork, name, images / "train").wait(120)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+def use_in_a_fork(name: str, root: Path) -> None:
+    loader = opened(name, readable(name, root), batch=4)
+    running = loader.epoch(0)
+    next(running)
+    if not (child := os.fork()):
+        signal.alarm(60)
+        with pytest.raises(RuntimeError, match="opened before the process was forked"):
+            next(loader.epoch(1))
+        atexit._run_exitfuncs()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert len([*running]) == 5
 
 
 @pytest.mark.dali
