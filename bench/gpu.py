@@ -58,7 +58,7 @@ _TEST_BYTES = 5.5e9
 """GPU memory per test process."""
 _SMALL: dict[str, Any] = {
     "recipe": "demo", "batch": 8, "variants": "eager", "images": 16, "workers": 1, "steps": 2,
-    "values": "0,100", "repeats": 1,
+    "repeats": 1,
 }  # fmt: skip
 """Options that make measurements on a CPU small."""
 _NOT_MEASURED = ": not measured: "
@@ -149,7 +149,7 @@ def stages(config: GpuConfig, *, gpu_bytes: float, device: str = "cpu") -> list[
         bench("geometric-4096", 40, "geometric", **large),
         Stage("info", 30, ("-m", "fastsiam", "info")),
     ]  # fmt: skip
-    missing = set() if "dali" in loaders else {"jpeg-engine"}
+    missing = set() if gpu and "dali" in loaders else {"jpeg-engine"}
     missing |= set() if files else {"tests", "tests-loaders", "tests-alone"}
     table = [stage for stage in table if stage.name not in missing]
     small = "--recipe demo --epochs 2 --max-steps 4 --log-every 2 --knn-every 0"
