@@ -1,8 +1,7 @@
 """Messages and progress: bars in a terminal, plain lines in a log file.
 
 Bars are drawn without a thread, because loader processes are forked while a bar is on the screen. A
-lock held by a thread at that moment would stay locked in the child. Only ``Console.status`` uses a
-thread.
+lock held by a thread at that moment would stay locked in the child.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from functools import cache
 from typing import Any
 
 from rich.console import Console as RichConsole
-from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn
 
 _LINE_SECONDS = 10.0
@@ -129,19 +127,6 @@ class Console:
         """
         with contextlib.ExitStack() as stack:
             yield Tally(Console(quiet=self._quiet), what, total, done, stack)
-
-    @contextlib.contextmanager
-    def status(self, text: str) -> Iterator[None]:
-        """Print a message about long work inside a ``with`` block; in a terminal, with a spinner.
-
-        A thread draws the spinner, so do not fork inside the block.
-        """
-        if not self._draws:
-            self.say(text)
-            yield
-            return
-        with self._out.status(escape(text)):
-            yield
 
     def advance(self, completed: int, text: str, *, place: str = "") -> None:
         """Update the bar; without a terminal, print a line every ten seconds and at the end.
