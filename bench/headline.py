@@ -25,9 +25,10 @@ from fastsiam.config.files import RunSettings
 from fastsiam.config.recipes import RECIPES
 from fastsiam.console import Console, duration
 from fastsiam.errors import FastSiamError
-from fastsiam.files import os_errors_as, parse_json, write_json
+from fastsiam.files import atomic_write_for_user, parse_json, write_json
 from fastsiam.report import drawing
 from fastsiam.run.log import read_metrics
+from fastsiam.run.records import check_targets
 from fastsiam.signals import STOPS, die_with_parent, handle_signals
 
 if TYPE_CHECKING:
@@ -163,8 +164,7 @@ def run(config: HeadlineConfig) -> dict[str, Any]:
     console, until = Console(), time.monotonic() + 60 * config.minutes
     trainings = [Training(method, config) for method in config.only]
     out = Path(config.out)
-    with os_errors_as(FastSiamError, f"cannot write {out}"):
-        out.mkdir(parents=True, exist_ok=True)
+    check_targets(out / RECORD, out / PICTURE)
     for one in trainings:
         one.check_continues()
     signals: list[int] = []
@@ -177,7 +177,8 @@ def run(config: HeadlineConfig) -> dict[str, Any]:
             console.say(_progress(one))
     record = _record(config, trainings)
     write_json(out / RECORD, record)
-    (out / PICTURE).write_bytes(drawing.png(draw(record)))
+    with atomic_write_for_user(out / PICTURE) as temporary:
+        temporary.write_bytes(drawing.png(draw(record)))
     if not all(one.is_done for one in trainings):
         console.say("run the same command again to continue")
     return record
