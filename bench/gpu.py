@@ -37,6 +37,7 @@ from fastsiam.errors import DataError, FastSiamError
 from fastsiam.files import (
     atomic_write_for_user,
     os_errors_as,
+    require_local,
     value_errors_as_data_error,
     write_json,
 )
@@ -202,6 +203,7 @@ def run(config: GpuConfig) -> Path:
     age = time.time() - psutil.Process().create_time()  # some systems use two clocks for these
     deadline = time.monotonic() - min(max(0.0, age), 60.0) + 60 * config.minutes - _MARGIN
     check_devices(RunConfig(device=config.device))
+    require_local(Path(config.out))
     out, console = config.folder, Console()
     has_gpu = config.device != "cpu" and torch.cuda.is_available()
     card = torch.cuda.get_device_properties(0) if has_gpu else None
@@ -255,13 +257,7 @@ def in_turn(table: Sequence[Stage], outcomes: Mapping[str, Outcome]) -> list[Sta
 
 
 def perform(stage: Stage, out: Path, *, seconds: float) -> Outcome:
-    """Run a stage in its own process, and end its process group when its time is up.
-
-    Args:
-        stage: what to run.
-        out: output folder, to which the stage's log is written.
-        seconds: time left for the stage, including its shutdown.
-    """
+    """Run a stage in its own process; end its process group when its time, ``seconds``, is up."""
     start, log, left = time.monotonic(), out / "logs" / f"{stage.name}.txt", seconds - _GRACE
     variables = {"PYTHONUNBUFFERED": "1", "COLUMNS": "160"}
     if "pytest" in stage.arguments:  # many processes in parallel
