@@ -141,14 +141,19 @@ class Training:
                 self.command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
                 process_group=0, preexec_fn=die_with_parent(os.getpid()),
             )  # fmt: skip
-            while process.poll() is None:
-                has_begun = len(read_metrics(self.folder)) > lines_before
-                is_over = time.monotonic() > until or self.seconds_to_goal is not None
-                if signals or (has_begun and is_over):
-                    process.send_signal(signal.SIGTERM if signals else signal.SIGUSR1)
+            try:
+                while process.poll() is None:
+                    has_begun = len(read_metrics(self.folder)) > lines_before
+                    is_over = time.monotonic() > until or self.seconds_to_goal is not None
+                    if signals or (has_begun and is_over):
+                        process.send_signal(signal.SIGTERM if signals else signal.SIGUSR1)
+                        process.wait()
+                        break
+                    time.sleep(_POLL)
+            finally:
+                if process.poll() is None:  # after an error
+                    process.terminate()
                     process.wait()
-                    break
-                time.sleep(_POLL)
         if process.returncode not in (0, 128 + signal.SIGUSR1) and not signals:
             raise FastSiamError(
                 f"{shlex.join(self.command[1:])} ended with code {process.returncode}: see {log}"
