@@ -16,7 +16,13 @@ from fastsiam.bench.finding import finding
 from fastsiam.bench.records import Record, group_by, read
 from fastsiam.bench.tables import caption, differences, rows_of, table
 from fastsiam.errors import DataError
-from fastsiam.files import as_utf8, atomic_write, os_errors_as, value_errors_as_data_error
+from fastsiam.files import (
+    as_utf8,
+    atomic_write,
+    os_errors_as,
+    require_local,
+    value_errors_as_data_error,
+)
 from fastsiam.report.drawing import png
 from fastsiam.report.page import Figure, Section, Table, flat, render, text_of
 from fastsiam.study import record as studies_of
@@ -41,7 +47,9 @@ def write_report(files: Sequence[Path], out: Path) -> list[Path]:
 
     Raises:
         DataError: a file cannot be read or has no records, or the folder cannot be written.
+        FastSiamError: the folder is a URL.
     """
+    require_local(out)
     runs = [read(file) for file in files]
     pictures: dict[str, bytes] = {}
     sections, tables, facts = [], [], []

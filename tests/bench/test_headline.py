@@ -77,11 +77,6 @@ def test_a_run_of_other_settings_is_refused(change: dict[str, Any], tmp_path: Pa
         run(replace(config, **change))
 
 
-def test_an_address_is_no_place_for_the_runs() -> None:
-    with pytest.raises(FastSiamError, match=r"cannot write to s3://b/runs/headline\.json: "):
-        run(HeadlineConfig(out="s3://b/runs"))
-
-
 @pytest.mark.slow
 def test_a_call_stops_in_time_and_the_next_resumes(tmp_path: Path) -> None:
     """The record then has the curves of both methods, with the time summed over all calls."""
