@@ -37,6 +37,7 @@ from fastsiam.errors import DataError, FastSiamError
 from fastsiam.files import (
     atomic_write_for_user,
     os_errors_as,
+    require_local,
     value_errors_as_data_error,
     write_json,
 )
@@ -58,7 +59,7 @@ _TEST_BYTES = 5.5e9
 """GPU memory per test process."""
 _SMALL: dict[str, Any] = {
     "recipe": "demo", "batch": 8, "variants": "eager", "images": 16, "workers": 1, "steps": 2,
-    "values": "0,100", "repeats": 1,
+    "repeats": 1,
 }  # fmt: skip
 """Options that make measurements on a CPU small."""
 _NOT_MEASURED = ": not measured: "
@@ -149,7 +150,7 @@ def stages(config: GpuConfig, *, gpu_bytes: float, device: str = "cpu") -> list[
         bench("geometric-4096", 40, "geometric", **large),
         Stage("info", 30, ("-m", "fastsiam", "info")),
     ]  # fmt: skip
-    missing = set() if "dali" in loaders else {"jpeg-engine"}
+    missing = set() if gpu and "dali" in loaders else {"jpeg-engine"}
     missing |= set() if files else {"tests", "tests-loaders", "tests-alone"}
     table = [stage for stage in table if stage.name not in missing]
     small = "--recipe demo --epochs 2 --max-steps 4 --log-every 2 --knn-every 0"
@@ -202,6 +203,7 @@ def run(config: GpuConfig) -> Path:
     age = time.time() - psutil.Process().create_time()  # some systems use two clocks for these
     deadline = time.monotonic() - min(max(0.0, age), 60.0) + 60 * config.minutes - _MARGIN
     check_devices(RunConfig(device=config.device))
+    require_local(Path(config.out))
     out, console = config.folder, Console()
     has_gpu = config.device != "cpu" and torch.cuda.is_available()
     card = torch.cuda.get_device_properties(0) if has_gpu else None
@@ -255,13 +257,7 @@ def in_turn(table: Sequence[Stage], outcomes: Mapping[str, Outcome]) -> list[Sta
 
 
 def perform(stage: Stage, out: Path, *, seconds: float) -> Outcome:
-    """Run a stage in its own process, and end its process group when its time is up.
-
-    Args:
-        stage: what to run.
-        out: output folder, to which the stage's log is written.
-        seconds: time left for the stage, including its shutdown.
-    """
+    """Run a stage in its own process; end its process group when its time, ``seconds``, is up."""
     start, log, left = time.monotonic(), out / "logs" / f"{stage.name}.txt", seconds - _GRACE
     variables = {"PYTHONUNBUFFERED": "1", "COLUMNS": "160"}
     if "pytest" in stage.arguments:  # many processes in parallel

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,9 +25,10 @@ from fastsiam.config.files import RunSettings
 from fastsiam.config.recipes import RECIPES
 from fastsiam.console import Console, duration
 from fastsiam.errors import FastSiamError
-from fastsiam.files import os_errors_as, parse_json, write_json
+from fastsiam.files import atomic_write_for_user, parse_json, write_json
 from fastsiam.report import drawing
 from fastsiam.run.log import read_metrics
+from fastsiam.run.records import check_targets
 from fastsiam.signals import STOPS, die_with_parent, handle_signals
 
 if TYPE_CHECKING:
@@ -122,8 +124,10 @@ class Training:
                     "the same value, or another --out"
                 )
 
-    def train(self, until: float) -> None:
+    def train(self, until: float, signals: Sequence[int]) -> None:
         """Train until ``time.monotonic()`` passes ``until``, or to the goal or the last epoch.
+
+        The run also ends, after it has saved, if ``signals`` gets an element.
 
         Raises:
             FastSiamError: the run failed; the message names its log.
@@ -132,7 +136,7 @@ class Training:
         log = self.folder / "headline.log"
         lines_before = len(read_metrics(self.folder))
         with log.open("ab") as out:
-            # A second signal would end the run before it saves, so Ctrl-C must not reach it too.
+            # A second signal would end the run before it saves: it gets only the one sent below.
             process = subprocess.Popen(
                 self.command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
                 process_group=0, preexec_fn=die_with_parent(os.getpid()),
@@ -141,16 +145,16 @@ class Training:
                 while process.poll() is None:
                     has_begun = len(read_metrics(self.folder)) > lines_before
                     is_over = time.monotonic() > until or self.seconds_to_goal is not None
-                    if has_begun and is_over:
-                        process.send_signal(signal.SIGUSR1)  # makes it save and stop
+                    if signals or (has_begun and is_over):
+                        process.send_signal(signal.SIGTERM if signals else signal.SIGUSR1)
                         process.wait()
                         break
                     time.sleep(_POLL)
             finally:
-                if process.poll() is None:
+                if process.poll() is None:  # after an error
                     process.terminate()
                     process.wait()
-        if process.returncode not in (0, 128 + signal.SIGUSR1):
+        if process.returncode not in (0, 128 + signal.SIGUSR1) and not signals:
             raise FastSiamError(
                 f"{shlex.join(self.command[1:])} ended with code {process.returncode}: see {log}"
             )
@@ -165,18 +169,21 @@ def run(config: HeadlineConfig) -> dict[str, Any]:
     console, until = Console(), time.monotonic() + 60 * config.minutes
     trainings = [Training(method, config) for method in config.only]
     out = Path(config.out)
-    with os_errors_as(FastSiamError, f"cannot write {out}"):
-        out.mkdir(parents=True, exist_ok=True)
+    check_targets(out / RECORD, out / PICTURE)
     for one in trainings:
         one.check_continues()
-    with handle_signals(STOPS, lambda number, _: sys.exit(128 + number)):  # after the run has saved
+    signals: list[int] = []
+    with handle_signals(STOPS, lambda number, _: signals.append(number)):
         for one in trainings:
             if not one.is_done and time.monotonic() < until:
-                one.train(until)
+                one.train(until, signals)
+            if signals:
+                sys.exit(128 + signals[0])
             console.say(_progress(one))
     record = _record(config, trainings)
     write_json(out / RECORD, record)
-    (out / PICTURE).write_bytes(drawing.png(draw(record)))
+    with atomic_write_for_user(out / PICTURE) as temporary:
+        temporary.write_bytes(drawing.png(draw(record)))
     if not all(one.is_done for one in trainings):
         console.say("run the same command again to continue")
     return record

@@ -32,6 +32,7 @@ from fastsiam.model.numerics import keep_freed_memory
 from fastsiam.pipelines import ViewLoader, open_training_images
 from fastsiam.pipelines.store import Store
 from fastsiam.pipelines.workers import count as count_workers
+from fastsiam.run.records import check_targets
 from fastsiam.train.command import knn_monitor
 
 
@@ -70,8 +71,7 @@ def train(config: TrainConfig, recipe: str, *, loader: str = "lightly") -> dict[
         FastSiamError: the folder cannot be written, or has an unfinished run with other settings.
     """
     out, optim, seed = Path(config.run.out), config.optim, config.numerics.seed
-    with os_errors_as(FastSiamError, f"cannot write {out}"):
-        out.mkdir(parents=True, exist_ok=True)
+    check_targets(out / "result.json")
     use_gpu = config.run.device != "cpu" and torch.cuda.is_available()
     device = torch.device("cuda" if use_gpu else "cpu")
     if not use_gpu:

@@ -69,8 +69,11 @@ class _Objects(BaseHTTPRequestHandler):
         time.sleep(self.seconds)
         address = urlsplit(self.path)
         path = self.folder / unquote(address.path).removeprefix(f"/{BUCKET}").strip("/")
-        if path == self.folder:
-            self._send_list(parse_qs(address.query).get("prefix", [""])[0])
+        prefix = parse_qs(address.query).get("prefix", [""])[0]
+        if ".." in (path / prefix).parts:  # other users of this machine can connect, too
+            self.send_error(404)
+        elif path == self.folder:
+            self._send_list(prefix)
         elif path.is_file():
             self._send_object(path)
         else:

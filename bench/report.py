@@ -16,7 +16,13 @@ from fastsiam.bench.finding import finding
 from fastsiam.bench.records import Record, group_by, read
 from fastsiam.bench.tables import caption, differences, rows_of, table
 from fastsiam.errors import DataError
-from fastsiam.files import atomic_write, os_errors_as, value_errors_as_data_error
+from fastsiam.files import (
+    as_utf8,
+    atomic_write,
+    os_errors_as,
+    require_local,
+    value_errors_as_data_error,
+)
 from fastsiam.report.drawing import png
 from fastsiam.report.page import Figure, Section, Table, flat, render, text_of
 from fastsiam.study import record as studies_of
@@ -41,7 +47,9 @@ def write_report(files: Sequence[Path], out: Path) -> list[Path]:
 
     Raises:
         DataError: a file cannot be read or has no records, or the folder cannot be written.
+        FastSiamError: the folder is a URL.
     """
+    require_local(out)
     runs = [read(file) for file in files]
     pictures: dict[str, bytes] = {}
     sections, tables, facts = [], [], []
@@ -61,7 +69,8 @@ def write_report(files: Sequence[Path], out: Path) -> list[Path]:
             machine = run[0].environment
             facts.append(f"{machine['cpu']}; fastsiam {machine['fastsiam']}; {run[0].date}")
     page = render("fastsiam bench", " / ".join(dict.fromkeys(facts)), sections)
-    contents = {"index.html": page.encode(), "tables.md": "\n".join(tables).encode(), **pictures}
+    texts = {"index.html": page, "tables.md": "\n".join(tables)}
+    contents = {name: as_utf8(text).encode() for name, text in texts.items()} | pictures
     with os_errors_as(DataError, f"cannot write the report to {out}"):
         for name, content in contents.items():
             with atomic_write(out / name) as temporary:
@@ -113,7 +122,7 @@ def renew(readme: Path, root: Path) -> list[str]:
                 block = records_block(_select_records(root / path, case, rows, location))
         return f"{match[1]}\n\n{block}\n\n{match[4]}"
 
-    new_text = _TABLE.sub(table_of, old_text)
+    new_text = as_utf8(_TABLE.sub(table_of, old_text))
     if 2 * len(renewed) != len(re.findall(r"^<!-- /?(?:bench|study|soak)\b", old_text, re.M)):
         raise DataError(f"{readme}: a table marker is not closed, or not opened")
     if new_text != old_text:

@@ -33,12 +33,7 @@ def begin() -> None:
 
 
 class _PrefixedStream(io.TextIOBase):
-    """A stream that prefixes each line and writes only complete lines.
-
-    Args:
-        to: the stream to write to.
-        name: the prefix.
-    """
+    """A stream that prefixes each line and writes only complete lines."""
 
     def __init__(self, to: Any, name: str) -> None:
         self._to, self._name, self._partial = to, name, ""

@@ -1,8 +1,7 @@
 """Messages and progress: bars in a terminal, plain lines in a log file.
 
 Bars are drawn without a thread, because loader processes are forked while a bar is on the screen. A
-lock held by a thread at that moment would stay locked in the child. Only ``Console.status`` uses a
-thread.
+lock held by a thread at that moment would stay locked in the child.
 """
 
 from __future__ import annotations
@@ -14,10 +13,9 @@ import sys
 import time
 from collections.abc import Iterator
 from functools import cache
-from typing import Any
+from typing import Any, Self
 
 from rich.console import Console as RichConsole
-from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn
 
 _LINE_SECONDS = 10.0
@@ -118,30 +116,9 @@ class Console:
             finally:
                 self._progress = None
 
-    @contextlib.contextmanager
-    def tally(self, what: str, total: int | None = None, *, done: int = 0) -> Iterator[Tally]:
-        """Show progress inside a ``with`` block, once it has taken longer than five seconds.
-
-        Args:
-            what: the work and its unit, such as "decoding images".
-            total: number of units, if known.
-            done: number of units already done.
-        """
-        with contextlib.ExitStack() as stack:
-            yield Tally(Console(quiet=self._quiet), what, total, done, stack)
-
-    @contextlib.contextmanager
-    def status(self, text: str) -> Iterator[None]:
-        """Print a message about long work inside a ``with`` block; in a terminal, with a spinner.
-
-        A thread draws the spinner, so do not fork inside the block.
-        """
-        if not self._draws:
-            self.say(text)
-            yield
-            return
-        with self._out.status(escape(text)):
-            yield
+    def tally(self, what: str, total: int | None = None, *, done: int = 0) -> Tally:
+        """Return a ``Tally``, which prints nothing if this console is quiet."""
+        return Tally(what, total, done=done, quiet=self._quiet)
 
     def advance(self, completed: int, text: str, *, place: str = "") -> None:
         """Update the bar; without a terminal, print a line every ten seconds and at the end.
@@ -180,24 +157,30 @@ class Console:
 
 
 class Tally:
-    """Progress and speed of long work, shown after five seconds.
+    """Context manager that shows progress and speed of work that takes longer than five seconds.
 
     Args:
-        console: console that shows only this progress.
-        what: the work and its unit.
+        what: the work and its unit, such as "decoding images".
         total: number of units, if known.
         done: number of units already done.
-        ends: exit stack that removes the bar at the end.
+        quiet: show nothing.
     """
 
     def __init__(
-        self, console: Console, what: str, total: int | None, done: int, ends: contextlib.ExitStack
+        self, what: str, total: int | None = None, *, done: int = 0, quiet: bool = False
     ) -> None:
-        self._console, self._total, self._first, self._ends = console, total, done, ends
-        self._bar = console.progress(total, 0, what, transient=True)
+        self._console, self._total, self._first = Console(quiet=quiet), total, done
+        self._bar = self._console.progress(total, 0, what, transient=True)
+        self._ends = contextlib.ExitStack()
         self._began = self._last = time.monotonic()
         self.done = done
         """Number of units done."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ends.close()
 
     def add(self, count: int = 1) -> None:
         """Add to the number of units done."""
@@ -217,10 +200,9 @@ class Tally:
         self._console.advance(self.done, text, place=total_text)
 
 
-def tally(what: str, total: int | None = None) -> contextlib.AbstractContextManager[Tally]:
-    """Show progress like ``Console.tally``, unless log messages are disabled."""
-    is_enabled = logging.getLogger("fastsiam").isEnabledFor(logging.INFO)
-    return Console(quiet=not is_enabled).tally(what, total)
+def tally(what: str, total: int | None = None) -> Tally:
+    """Return a ``Tally``, which prints nothing if log messages are disabled."""
+    return Tally(what, total, quiet=not logging.getLogger("fastsiam").isEnabledFor(logging.INFO))
 
 
 def duration(seconds: float) -> str:

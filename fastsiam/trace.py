@@ -34,19 +34,11 @@ class span:
 
     def __exit__(self, *_: object) -> None:
         if _FOLDER:
-            note(self._name, self._began, time.time_ns(), threading.get_native_id())
+            _note(self._name, self._began, time.time_ns(), threading.get_native_id())
 
 
-def note(name: str, began: int, ended: int, thread: int) -> None:
-    """Write a range to the trace.
-
-    Args:
-        began: start, in nanoseconds since 1970.
-        ended: end, in nanoseconds since 1970.
-        thread: native thread ID.
-    """
-    if not _FOLDER:
-        return
+def _note(name: str, began: int, ended: int, thread: int) -> None:
+    """Write a range to the trace; times are nanoseconds since 1970, ``thread`` is a native ID."""
     process = os.getpid()
     if process not in _files:  # forked processes write to their own file
         path = Path(_FOLDER) / f"{process}.jsonl"
@@ -69,7 +61,7 @@ def note_stages(names: tuple[str, ...], times: NDArray[np.int64], threads: NDArr
     for row, thread in zip(times.tolist(), threads.tolist(), strict=True):
         for name, began, ended in zip(names, row, row[1:], strict=False):
             if began and ended:
-                note(name, began, ended, thread)
+                _note(name, began, ended, thread)
 
 
 def read(folder: Path) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Console output: progress of long work, messages and statuses."""
+"""Console output: progress of long work, and messages."""
 
 from __future__ import annotations
 
@@ -137,14 +137,6 @@ def test_names_are_said_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
     """Rich would read brackets as markup and words between colons as emoji."""
     Console().say("run folder runs/lr:b:64 [red]x[/red]")
     assert capsys.readouterr().err == "run folder runs/lr:b:64 [red]x[/red]\n"
-
-
-def test_a_status_is_a_line_in_a_log_and_a_spinner_in_a_terminal(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    with Console().status("compiling, about a minute"):
-        assert capfd.readouterr().err == "compiling, about a minute\n"
-    assert capfd.readouterr().err == ""
 
 
 def test_one_is_said_in_the_singular() -> None:

@@ -12,6 +12,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from fastsiam.bench.config import GpuConfig, HeadlineConfig
+from fastsiam.bench.gpu import run as run_gpu
+from fastsiam.bench.headline import run as run_headline
+from fastsiam.bench.report import write_report
 from fastsiam.errors import DataError, FastSiamError
 from fastsiam.files import atomic_write, atomic_write_for_user, os_errors_as
 from fastsiam.run.folder import created
@@ -76,6 +80,9 @@ def test_an_error_of_the_system_says_what_to_do(number: int, advice: str) -> Non
         lambda path, _: created(path).__enter__(),
         lambda path, _: atomic_write_for_user(path).__enter__(),
         lambda path, _: check_targets(path),
+        lambda path, _: run_headline(HeadlineConfig(out=str(path))),
+        lambda path, _: run_gpu(GpuConfig(out=str(path), device="cpu")),
+        lambda path, _: write_report([], path),
         lambda path, images: run("folder", images, path),
     ],
 )
@@ -87,9 +94,8 @@ def test_an_address_is_no_place_to_write(
 ) -> None:
     """Otherwise a local folder ``s3:`` would be created."""
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(
-        FastSiamError, match=r"^cannot write to s3://bucket/x: .* upload the results"
-    ):
+    message = r"^cannot write to s3://bucket/x(/headline\.json)?: .* upload the results"
+    with pytest.raises(FastSiamError, match=message):
         write(Path("s3://bucket/x"), images)
     assert not Path("s3:").exists()
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from fastsiam.files import quoted
-from tests.test_architecture import modules
+from tests.test_architecture import modules, parsed
 
 _OF_PATHS = re.compile(
     r"(--(cache|config|data|images|init|json|list|out|pretrained|resume|run|source)[ =]"
@@ -18,9 +18,8 @@ _NO_PATHS = {"error"}
 """Other values that may follow such a string: an error message about the option."""
 
 
-def unquoted(source: str) -> Iterator[str]:
+def unquoted(tree: ast.Module) -> Iterator[str]:
     """Yield the unquoted paths in a module's commands."""
-    tree = ast.parse(source)
     known = set(_NO_PATHS)
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign) and "quoted(" in ast.unparse(node.value):
@@ -38,12 +37,11 @@ def unquoted(source: str) -> Iterator[str]:
 
 
 def test_paths_in_commands_are_quoted() -> None:
-    errors = [f"{path}, {one}" for _, path in modules() for one in unquoted(path.read_text())]
+    errors = [f"{path}, {one}" for _, path in modules() for one in unquoted(parsed(path))]
     assert not errors, "\n".join(["not quoted (fastsiam.files.quoted):", *errors])
 
 
 def test_what_is_quoted() -> None:
     assert quoted("/data/a") == "/data/a" and quoted("/my data/it's") == "'/my data/it'\"'\"'s'"
-    assert (
-        len(list(unquoted('x = f"convert it: fastsiam convert folder " f"--source {root}"'))) == 1
-    )
+    source = 'x = f"convert it: fastsiam convert folder " f"--source {root}"'
+    assert len(list(unquoted(ast.parse(source)))) == 1

@@ -419,14 +419,7 @@ def _by_dataloader(
     read_image: Callable[[str], Any] | None = None,
     init_worker: Callable[[int], None] | None = None,
 ) -> Epoch:
-    """Return epochs of a torch ``DataLoader``.
-
-    Args:
-        job: input and settings.
-        views: makes both views of an image, in a worker.
-        read_image: decodes a file; PIL by default.
-        init_worker: called in each worker when it starts.
-    """
+    """Return epochs of a torch ``DataLoader`` that reads images, by default with PIL."""
     from torchvision.datasets import ImageFolder
     from torchvision.datasets.folder import default_loader
 

@@ -18,11 +18,11 @@ from fastsiam.config import DataConfig, Pipeline
 from fastsiam.errors import DeviceError
 from fastsiam.pipelines.backends import BACKENDS, BASELINE, CEILING, Backend
 
-_AFFECTS: dict[Over, Callable[[Backend], bool]] = {
-    "prefetch": lambda backend: backend.prefetches,
-    "jpeg-engine": lambda backend: backend.decodes_on_gpu,
+_AFFECTS: dict[Over, Callable[[Backend, bool], bool]] = {
+    "prefetch": lambda backend, _: backend.prefetches,
+    "jpeg-engine": lambda backend, on_gpu: on_gpu and backend.decodes_on_gpu,
 }
-"""Settings that affect only some pipelines."""
+"""Settings that affect only some pipelines: whether they do, given whether a GPU is used."""
 
 
 def measure(session: Session) -> list[Record]:
@@ -62,10 +62,11 @@ def measure(session: Session) -> list[Record]:
 
 def _pipelines(session: Session, over: Over) -> list[Pipeline]:
     """Return the pipelines that the setting affects."""
-    names, is_affected = list(session.config.pipeline_names), _AFFECTS.get(over)
-    pipelines = [name for name in names if is_affected is None or is_affected(BACKENDS[name])]
+    names, affects = session.config.pipeline_names, _AFFECTS.get(over)
+    pipelines = [x for x in names if affects is None or affects(BACKENDS[x], session.gpu)]
     if not pipelines:
-        session.console.say(f"{over} does not affect {', '.join(names)}")
+        device = "GPU" if session.gpu else "CPU"
+        session.console.say(f"{over} does not affect {', '.join(names)} on a {device}")
     return pipelines
 
 

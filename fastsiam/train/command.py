@@ -363,9 +363,8 @@ def prepared_step(
         step.prepare()
         return resolved, step
     try:
-        with console.status("compiling, which takes about a minute; pass --compile off to skip it"):
-            line = step.prepare()
-        console.say(line)
+        console.say("compiling, which takes about a minute; pass --compile off to skip it")
+        console.say(step.prepare())
         return resolved, step
     except CompilationError as error:
         console.warn(str(error))

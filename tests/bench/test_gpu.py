@@ -202,7 +202,7 @@ def test_all_of_it_runs_on_a_cpu(tmp_path: Path) -> None:
     assert partly == {"tests-loaders", "tests-alone"}  # all their tests need a GPU
     assert {one.status for one in outcomes.values()} == {"done", "partly"}
     measured = {"machine", "photometric-512", "geometric-512", "step-512", "loader"}
-    measured |= {"jpeg-engine", "profile"}
+    measured |= {"profile"}
     assert {path.stem for path in (tmp_path / "records").iterdir()} == measured
     assert all(read(path) for path in (tmp_path / "records").iterdir())
     page = (tmp_path / "page.md").read_text()

@@ -43,7 +43,9 @@ def test_a_signal_reaches_the_run_once(number: signal.Signals, tmp_path: Path) -
     heard = tmp_path / "heard"
     process = Forked(_train_for_ever, heard, tmp_path / "out", session=True)
     wait_for_text(heard, process, "signals: ")
-    (os.killpg if number == signal.SIGINT else os.kill)(process.pid, number)
+    for sent in (number, signal.SIGTERM):
+        (os.killpg if sent == signal.SIGINT else os.kill)(process.pid, sent)
+        wait_for_text(heard, process, f"{signal.SIGTERM} ")
     assert process.wait(60).returncode == 128 + number
     assert heard.read_text() == f"signals: {signal.SIGTERM} "
 

@@ -111,6 +111,15 @@ def test_tables_in_a_text_are_renewed_and_nothing_else(tmp_path: Path) -> None:
         assert readme.read_text() == expected
 
 
+def test_a_command_whose_path_is_not_utf8_is_escaped(tmp_path: Path) -> None:
+    record = replace(measured("step", "x"), command="fastsiam bench step --json caf\udce9")
+    file, readme = saved(tmp_path / "a.json", [record]), tmp_path / "README.md"
+    readme.write_text(GOOD)
+    renew(readme, tmp_path)
+    for path in (readme, *write_report([file], tmp_path / "out")[:2]):
+        assert r"--json caf\udce9" in path.read_text("utf-8")
+
+
 def test_records_of_one_name_have_a_row_each(tmp_path: Path) -> None:
     """For example, records of two runs in one file."""
     records = [measured("step", name, seconds) for name, seconds in (("x", 1), ("y", 2), ("x", 3))]

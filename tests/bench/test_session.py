@@ -38,13 +38,13 @@ def test_a_variant_that_cannot_be_measured_ends_with_an_error(
 def test_where_nothing_is_measured_the_reasons_are_above(
     little: BenchConfig, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    engine: dict[str, Any] = {"over": "jpeg-engine", "pipelines": ("native",)}
+    engine: dict[str, Any] = {"over": "jpeg-engine", "pipelines": ("native", "dali")}
     for case, changes in (("step", {"variants": ("fp16",)}), ("sweep", engine)):
         with pytest.raises(BackendError, match="nothing could be measured; the reasons are above"):
             run(case, replace(little, **changes))
     stderr = capsys.readouterr().err
     assert "fp16: not measured: needs a GPU" in stderr
-    assert "jpeg-engine does not affect torchvision, native" in stderr
+    assert "jpeg-engine does not affect torchvision, native, dali on a CPU\n" in stderr
 
 
 @pytest.mark.parametrize(

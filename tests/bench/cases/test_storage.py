@@ -7,6 +7,7 @@ import urllib.request
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 
 import pytest
 
@@ -72,6 +73,7 @@ def test_other_libraries_yield_every_image(
 
 
 def test_objects_come_after_the_latency(tmp_path: Path) -> None:
+    """Only those of the folder: other users of the machine can send requests, too."""
     content = bytes(range(256)) * 4000
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "one").write_bytes(content)
@@ -83,6 +85,10 @@ def test_objects_come_after_the_latency(tmp_path: Path) -> None:
             with urllib.request.urlopen(request, timeout=60) as answer:
                 assert answer.read() == expected
             assert time.monotonic() - began > 0.2
+        bucket = address.removesuffix("/there/one")
+        for outside in (f"/../{tmp_path.name}/there/one", f"?prefix=../{tmp_path.name}/"):
+            with pytest.raises(HTTPError, match="404"):
+                urllib.request.urlopen(bucket + outside, timeout=60)
 
 
 def test_clients_of_s3_find_objects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

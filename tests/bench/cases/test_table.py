@@ -7,10 +7,11 @@ import sys
 from collections.abc import Callable
 from dataclasses import fields, replace
 from importlib import import_module
+from typing import Any
 
 import pytest
 
-from fastsiam.bench.cases import CASES
+from fastsiam.bench.cases import CASES, sweep
 from fastsiam.bench.config import VARIANTS, BenchConfig
 from fastsiam.bench.records import Record
 from fastsiam.bench.session import session
@@ -95,12 +96,17 @@ def test_two_ranks_share_the_work(little: BenchConfig) -> None:
     assert two.images % 16 == 0
 
 
-@pytest.mark.dali
-def test_a_sweep_of_the_jpeg_engine_is_dalis(little: BenchConfig) -> None:
+def test_a_sweep_of_the_jpeg_engine_is_dalis(
+    little: BenchConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweep, "compare", lambda _, rows: [*rows])
     config = replace(little, over="jpeg-engine", values=(0, 90), pipelines=("dali", "memory"))
     with session(config) as bench_session:
-        records = CASES["sweep"].measure(bench_session)
-    assert [one.name for one in records] == ["dali, jpeg-engine 0", "dali, jpeg-engine 90"]
-    assert records[1].config["jpeg-engine"] == 90 and records[1].baseline == "jpeg-engine 0"
+        assert not CASES["sweep"].measure(bench_session)  # a CPU has no such engine
+        bench_session.device = "cuda"
+        rows: list[Any] = CASES["sweep"].measure(bench_session)
+    assert [one.name for one in rows] == ["dali, jpeg-engine 0", "dali, jpeg-engine 90"]
+    assert rows[1].build.keywords["data"].dali_hw_decoder_load == 0.9
+    assert rows[1].config["jpeg-engine"] == 90 and rows[1].baseline[0] == "jpeg-engine 0"
     with pytest.raises(ValueError, match="percentages, 0 to 100"):
         replace(config, values=(0, 101))
