@@ -257,7 +257,13 @@ def in_turn(table: Sequence[Stage], outcomes: Mapping[str, Outcome]) -> list[Sta
 
 
 def perform(stage: Stage, out: Path, *, seconds: float) -> Outcome:
-    """Run a stage in its own process; end its process group when its time, ``seconds``, is up."""
+    """Run a stage in its own process, and end its process group when its time is up.
+
+    Args:
+        stage: what to run.
+        out: output folder, to which the stage's log is written.
+        seconds: time left for the stage, including its shutdown.
+    """
     start, log, left = time.monotonic(), out / "logs" / f"{stage.name}.txt", seconds - _GRACE
     variables = {"PYTHONUNBUFFERED": "1", "COLUMNS": "160"}
     if "pytest" in stage.arguments:  # many processes in parallel

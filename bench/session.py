@@ -151,6 +151,11 @@ class Session:
 
         The model is compiled on a GPU, like in long runs. On a CPU, where compiling takes longer
         than measuring, it is compiled only if ``settings`` say so.
+
+        Args:
+            batch: images per rank.
+            ranks: number of ranks.
+            settings: other settings, by flag name.
         """
         changes = {
             "compile": "on" if self.gpu else "off", **settings,

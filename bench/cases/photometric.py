@@ -45,10 +45,16 @@ def measure_stage(
     on_gpu: int,
     in_the_clock: str,
 ) -> list[Record]:
-    """Measure a stage between decoding and the model, in one process: three tasks of ``build``.
+    """Measure a stage between decoding and the model, in one process.
 
-    They are fastsiam's, the baseline's, and ``once``, which only touches the bytes. A repeat on a
-    GPU has ``on_gpu`` images.
+    Args:
+        session: the session that measures.
+        case: name of the stage.
+        build: builds its tasks.
+        baseline: what tables call the baseline, and the name of its task.
+        once: name of the task that only touches the bytes.
+        on_gpu: images per repeat on a GPU.
+        in_the_clock: what the time includes.
     """
     batch = session.loaded_batch
     build = partial(
