@@ -131,7 +131,7 @@ def check_shares(config: TrainConfig, world: int) -> None:
     if batch % parts:
         raise ValueError(
             f"batch {batch} is not divisible by "
-            f"{world} ranks x {config.optim.accumulate} parts; choose a multiple of {parts}"
+            f"{world} ranks x {config.optim.accumulate} micro-batches; choose a multiple of {parts}"
         )
     if batch < 2 * parts:
         raise ValueError(
@@ -141,8 +141,8 @@ def check_shares(config: TrainConfig, world: int) -> None:
     if (images := config.numerics.bn_images) and batch // parts % images:
         raise ValueError(
             f"the {batch // parts} images that a rank processes at a time (batch {batch}, {world} "
-            f"ranks x {config.optim.accumulate} parts) cannot be divided into groups of {images}: "
-            "choose a --bn-images value that divides them, or another --batch"
+            f"ranks x {config.optim.accumulate} micro-batches) cannot be divided into groups of "
+            f"{images}: choose a --bn-images value that divides them, or another --batch"
         )
     if (ranks := config.numerics.sync_bn_ranks) and world % ranks:
         raise ValueError(
@@ -282,7 +282,7 @@ def _print_summary(resolved: ResolvedConfig, loader: Loader, folder: RunFolder) 
     )
     console.say(f"images from {loader.source}")
     console.say(
-        f"global batch {config.optim.batch} ({local} images per rank and part; "
+        f"global batch {config.optim.batch} ({local} images per rank and micro-batch; "
         f"BN sees {bn_images}), learning rate {peak_lr(config.optim):g} "
         f"({config.optim.lr:g} x {config.optim.batch} / 256), run folder {folder.path}"
     )
