@@ -23,11 +23,11 @@ from fastsiam.run.log import read_metrics
 from fastsiam.train.loop import Trainer
 from fastsiam.train.step import TrainingStep
 from fastsiam.views.batch import Batch
-from tests.configs import flags, with_settings
+from tests.configs import with_settings
 from tests.conftest import small_config, write_data
 from tests.conversions import failing
 from tests.pipelines.cases import PIPELINES, readable
-from tests.processes import Forked, command, fastsiam, until
+from tests.processes import Forked
 from tests.tiers import slow
 from tests.train.runs import (
     assert_same_runs,
@@ -229,25 +229,6 @@ def test_lines_that_come_late_are_neither_lost_nor_doubled(
         saved = [line for line in reference if line[0] <= step]
         assert history(run)[: len(saved)] == saved
         assert history(trained(config, out=run)) == reference
-
-
-def test_kill_9_of_the_whole_program(small: TrainConfig, tmp_path: Path) -> None:
-    """After SIGKILL, the same command continues and gives the result of an uninterrupted run."""
-    config = with_settings(small, epochs=20, save_every=5, knn_every=10)
-    reference, killed = tmp_path / "whole", tmp_path / "killed"
-    fastsiam("train", *flags(config), "--out", str(reference))
-    process = command("train", *flags(config), "--out", str(killed))
-    last = checkpoints.last(killed)
-    until(process, lambda: last.exists() and checkpoints.load(last).step >= 20)
-    process.send(signal.SIGKILL)
-    assert process.wait().returncode == -signal.SIGKILL
-    result = fastsiam("train", *flags(config), "--out", str(killed))
-    assert "resuming after step" in result.stderr
-    assert_same_runs(killed, reference)
-    knn = [
-        [line for line in read_metrics(run) if line["kind"] == "knn"] for run in (reference, killed)
-    ]
-    assert knn[0] == knn[1] and [line["epoch"] for line in knn[0]] == [0, 10, 20]
 
 
 def test_a_finished_run_stays_finished(small: TrainConfig, monkeypatch: pytest.MonkeyPatch) -> None:
