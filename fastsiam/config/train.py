@@ -100,6 +100,10 @@ class OptimConfig(Config):
             f"batch {self.batch} is not divisible by accumulate {self.accumulate}",
         )
 
+    def micro_batch(self, ranks: int) -> int:
+        """Return the number of images that each of several ranks processes at a time."""
+        return self.batch // (ranks * self.accumulate)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NumericsConfig(Config):

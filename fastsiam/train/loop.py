@@ -130,7 +130,7 @@ class Trainer:
         )
         self._guard = CollapseGuard(
             config.monitor.on_collapse,
-            batch=config.optim.batch // config.optim.accumulate,
+            batch=config.optim.micro_batch(ranks=1),
             dim=step.method.dim,
             centred=config.model.method.centred,
             first=spread,
