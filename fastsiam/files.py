@@ -204,7 +204,7 @@ def atomic_write_for_user(path: Path) -> Iterator[Path]:
 
 
 def require_local(path: Path, *, reads: bool = False) -> None:
-    """Check that a path is not a URL and does not start with an unexpanded ``~``.
+    """Check that a path is not a URL and does not start with an unexpanded ``~`` or ``~user``.
 
     Otherwise ``s3://bucket`` would be a local folder ``s3:``, and ``~/runs`` in a folder ``~``.
 
@@ -212,7 +212,7 @@ def require_local(path: Path, *, reads: bool = False) -> None:
         path: path of an output, or of an input if ``reads``.
 
     Raises:
-        FastSiamError: the path is a URL or starts with ``~``.
+        FastSiamError: the path is a URL or starts with the home directory of a user.
     """
     first, *parts = path.parts or ("",)
     if hint := tilde_hint(path):
@@ -233,9 +233,23 @@ def require_local(path: Path, *, reads: bool = False) -> None:
 def tilde_hint(path: object) -> str:
     """Return advice about a path whose ``~`` the shell did not expand; "" for other paths."""
     name = str(path)
-    if name.split("/")[0] != "~":
+    if (expanded := os.path.expanduser(name)) == name:  # also if ``~bob`` is no user
         return ""
-    return f" (the shell did not expand ~: pass {os.path.expanduser(name)})"
+    return f" (the shell did not expand {name.split('/')[0]}: pass {expanded})"
+
+
+def expand_home(path: Path) -> Path:
+    """Expand the ``~`` or ``~user`` at the start of a path.
+
+    Raises:
+        FastSiamError: there is no such user.
+    """
+    try:
+        return path.expanduser()
+    except RuntimeError as error:
+        raise FastSiamError(
+            f"cannot find the home directory in {path}; pass a full path"
+        ) from error
 
 
 def parse_json(
@@ -291,7 +305,7 @@ def others_can_write(folder: Path) -> str:
     Parents with the sticky bit, such as /tmp, are safe, because only owners can rename their
     entries. The user's private group, as on Debian, is safe too.
     """
-    folder = folder.expanduser().absolute()
+    folder = expand_home(folder).absolute()
     real = folder.resolve()
     for place in dict.fromkeys((folder, real, *folder.parents, *real.parents)):
         try:

@@ -242,7 +242,8 @@ def _help(one: Setting, default: Any) -> str:
     text = as_text(default)
     if isinstance(default, bool):
         text = one.flag if default else f"no-{one.flag}"
-    notes = [] if default in (None, "", ()) else [f"default: {text}"]
+    is_described = "Default: " in one.help and default == one.default
+    notes = [] if default in (None, "", ()) or is_described else [f"default: {text}"]
     if min(one.bounds.get("below", inf), one.bounds.get("at_most", inf)) <= 100:
         notes.append(one.range)
     return f"{one.help}  [{'; '.join(notes)}]" if notes else one.help

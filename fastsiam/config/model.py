@@ -71,11 +71,7 @@ class BackboneConfig(Config):
 class ModelConfig(BackboneConfig):
     """Method: how the backbone is trained."""
 
-    method: MethodConfig = setting(
-        SimSiamConfig(),
-        f"Method that trains the backbone: {', '.join(METHOD_CONFIGS)}.",
-        nested=str,
-    )
+    method: MethodConfig = setting(SimSiamConfig(), "Method that trains the backbone.", nested=str)
 
     @classmethod
     def from_flags(cls, flags: Mapping[str, Any]) -> Self:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal, Self, get_type_hints
 
 from .data import DataConfig
@@ -84,8 +84,8 @@ class OptimConfig(Config):
     )
     accumulate: int = setting(
         1,
-        "Split each rank's batch into this many parts and accumulate their gradients, to save "
-        "memory. BN, SimCLR's negatives and SwAV's assignments see one part at a time.",
+        "Split each rank's batch into this many micro-batches and accumulate their gradients, to "
+        "save memory. BN, SimCLR's negatives and SwAV's assignments see one of them at a time.",
         at_least=1,
     )
 
@@ -99,6 +99,10 @@ class OptimConfig(Config):
             self.batch % self.accumulate == 0,
             f"batch {self.batch} is not divisible by accumulate {self.accumulate}",
         )
+
+    def micro_batch(self, ranks: int) -> int:
+        """Return the number of images that each of several ranks processes at a time."""
+        return self.batch // (ranks * self.accumulate)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -336,6 +340,8 @@ def all_settings(method: str = SimSiamConfig.name) -> list[Setting]:
             )
         settings += common
         if kind is ModelConfig:
+            names = ", ".join(METHOD_CONFIGS)  # also of methods that a user registered
+            settings[-1] = replace(settings[-1], help=f"{settings[-1].help[:-1]}: {names}.")
             settings += method_settings.values()
             for other in map(settings_of, METHOD_CONFIGS.values()):
                 settings += [

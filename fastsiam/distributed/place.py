@@ -72,8 +72,11 @@ def assigned_rank_and_world() -> tuple[int, int]:
     """Return the rank of this process and the number of ranks, from the launcher's variables.
 
     Raises:
-        DeviceError: some of the launcher's variables are missing.
+        DeviceError: some of the launcher's variables are missing, or one is not a number.
     """
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        if not (value := os.environ.get(name, "0")).isdecimal():
+            raise DeviceError(f"{name} must be a number, not {value!r}: run `unset {name}` first")
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     required = ("RANK", "MASTER_ADDR", "MASTER_PORT") if world > 1 else ()
     if rank or is_worker():

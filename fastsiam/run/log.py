@@ -14,7 +14,7 @@ from fastsiam.console import counted
 from fastsiam.errors import DataError, FastSiamError
 from fastsiam.files import atomic_write, is_file, os_errors_as, parse_json, reason, write_at
 from fastsiam.run.folder import RunFolder
-from fastsiam.run.trackers import Trackers
+from fastsiam.run.trackers import Outcome, Trackers
 
 
 class MetricsLog:
@@ -30,7 +30,6 @@ class MetricsLog:
         *,
         step: int,
         steps_per_epoch: int,
-        end: int = 0,
         trackers: Iterable[str] = (),
         settings: Mapping[str, Any] | None = None,
     ) -> None:
@@ -43,7 +42,6 @@ class MetricsLog:
             folder: the run's folder.
             step: number of steps that the run resumes after.
             steps_per_epoch: to compute the step of evaluation lines, which only have the epoch.
-            end: the last step of this run, at which trackers mark it as complete.
             trackers: names of the trackers.
             settings: every setting by its flag's name, for the trackers.
 
@@ -51,8 +49,9 @@ class MetricsLog:
             FastSiamError: the folder cannot be written.
         """
         self.path = folder.path / "metrics.jsonl"
-        self._folder, self._steps_per_epoch, self._end = folder, steps_per_epoch, end
-        self._last = step
+        self._folder, self._steps_per_epoch = folder, steps_per_epoch
+        self.outcome: Outcome = "FAILED"
+        """How the run ended, for the trackers; set it before ``close``."""
         self.is_evaluated = False
         """Whether the evaluation after ``step`` was logged by an earlier start."""
         invalid = 0
@@ -82,7 +81,6 @@ class MetricsLog:
     def write(self, kind: str, values: dict[str, Any]) -> None:
         """Append one line to the file, and pass its numbers to the trackers."""
         line = {"kind": kind, **values}
-        self._last = max(self._last, self._step_of(line))
         self._unwritten.append(json.dumps(line) + "\n")
         try:
             self._append()
@@ -108,7 +106,7 @@ class MetricsLog:
             self._folder.console.warn(
                 f"{len(self._unwritten):,} lines of {self.path} are lost: {reason(error)}"
             )
-        self._trackers.close(complete=self._last >= self._end)
+        self._trackers.close(self.outcome)
 
     def sync(self) -> None:
         """Write pending lines and synchronise the file to the disk, before a checkpoint."""

@@ -10,12 +10,14 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from fastsiam.console import Console
 from fastsiam.errors import BackendError
 from fastsiam.files import why
 
+Outcome = Literal["FINISHED", "KILLED", "FAILED"]
+"""How a run ended, in MLflow's words; KILLED means that a signal stopped it."""
 _EVENTS_BYTES = 1 << 16
 """Free disk space, in bytes, below which no events are written: the thread of torch's
 ``SummaryWriter`` would print a traceback."""
@@ -36,7 +38,7 @@ class _TensorBoard:
             self._writer.add_scalar(name, value, step)
         self._writer.flush()
 
-    def close(self, *, complete: bool) -> None:
+    def close(self, outcome: Outcome) -> None:
         self._writer.close()
 
 
@@ -67,8 +69,8 @@ class _Wandb:
             step += 1
         self._run.log(figures, step=step)
 
-    def close(self, *, complete: bool) -> None:
-        self._run.finish(exit_code=0 if complete else 1)
+    def close(self, outcome: Outcome) -> None:
+        self._run.finish(exit_code=0 if outcome == "FINISHED" else 1)
 
 
 class _MLflow:
@@ -97,9 +99,9 @@ class _MLflow:
         self._wait()
         self._last = self._mlflow.log_metrics(figures, step=step, synchronous=False)
 
-    def close(self, *, complete: bool) -> None:
+    def close(self, outcome: Outcome) -> None:
         self._wait()
-        self._mlflow.end_run("FINISHED" if complete else "KILLED")
+        self._mlflow.end_run(outcome)
 
     def fail(self) -> None:
         """Mark the run as failed, if the server answers; at exit MLflow would mark it finished."""
@@ -190,11 +192,11 @@ class Trackers:
             with self._disabled_on_error(name):
                 tracker.log(step, figures)
 
-    def close(self, *, complete: bool) -> None:
-        """End all trackers; ``complete`` says whether the run reached its last step."""
+    def close(self, outcome: Outcome) -> None:
+        """End all trackers."""
         for name, tracker in list(self._trackers.items()):
             with self._disabled_on_error(name):
-                tracker.close(complete=complete)
+                tracker.close(outcome)
         self._trackers.clear()
 
     @contextlib.contextmanager

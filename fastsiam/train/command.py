@@ -128,21 +128,22 @@ def check_shares(config: TrainConfig, world: int) -> None:
         ValueError: it cannot; says why.
     """
     batch, parts = config.optim.batch, world * config.optim.accumulate
+    micro_batch = config.optim.micro_batch(world)
     if batch % parts:
         raise ValueError(
             f"batch {batch} is not divisible by "
-            f"{world} ranks x {config.optim.accumulate} parts; choose a multiple of {parts}"
+            f"{world} ranks x {config.optim.accumulate} micro-batches; choose a multiple of {parts}"
         )
-    if batch < 2 * parts:
+    if micro_batch < 2:
         raise ValueError(
-            f"batch {batch} gives each of {world} ranks {batch // parts} image at a time; "
+            f"batch {batch} gives each of {world} ranks {micro_batch} image at a time; "
             "BN needs at least 2"
         )
-    if (images := config.numerics.bn_images) and batch // parts % images:
+    if (images := config.numerics.bn_images) and micro_batch % images:
         raise ValueError(
-            f"the {batch // parts} images that a rank processes at a time (batch {batch}, {world} "
-            f"ranks x {config.optim.accumulate} parts) cannot be divided into groups of {images}: "
-            "choose a --bn-images value that divides them, or another --batch"
+            f"the {micro_batch} images that a rank processes at a time (batch {batch}, {world} "
+            f"ranks x {config.optim.accumulate} micro-batches) cannot be divided into groups of "
+            f"{images}: choose a --bn-images value that divides them, or another --batch"
         )
     if (ranks := config.numerics.sync_bn_ranks) and world % ranks:
         raise ValueError(
@@ -271,7 +272,7 @@ def _print_summary(resolved: ResolvedConfig, loader: Loader, folder: RunFolder) 
     if place.device.type == "cpu" and config.run.device == "auto":
         console.say("no GPU found: training on the CPU")
     kind = torch.cuda.get_device_name(place.device) if place.device.type == "cuda" else "CPU"
-    local = config.optim.batch // place.world // config.optim.accumulate
+    local = config.optim.micro_batch(place.world)
     bn_ranks = (config.numerics.sync_bn_ranks or place.world) if config.numerics.sync_bn else 1
     bn_images = config.numerics.bn_images or local * bn_ranks
     console.say(
@@ -282,11 +283,11 @@ def _print_summary(resolved: ResolvedConfig, loader: Loader, folder: RunFolder) 
     )
     console.say(f"images from {loader.source}")
     console.say(
-        f"global batch {config.optim.batch} ({local} images per rank and part; "
+        f"global batch {config.optim.batch} ({local} images per rank and micro-batch; "
         f"BN sees {bn_images}), learning rate {peak_lr(config.optim):g} "
         f"({config.optim.lr:g} x {config.optim.batch} / 256), run folder {folder.path}"
     )
-    micro_batch = local * place.world
+    micro_batch = config.optim.micro_batch(ranks=1)
     has_bn = any(isinstance(x, _BatchNorm) for x in method_skeleton(config.model).modules())
     groups = micro_batch // bn_images if has_bn else 0
     warnings = config.model.method.batch_warnings(
@@ -435,8 +436,8 @@ def _knn_batch(config: TrainConfig, place: Place) -> int:
     max_batch = _KNN_BATCH[place.device.type]
     if place.device.type == "cpu":
         return max_batch
-    views = len(config.augment.views) * config.optim.batch
-    return min(max_batch, _FORWARD_ONLY * views // (place.world * config.optim.accumulate))
+    views = len(config.augment.views) * config.optim.micro_batch(place.world)
+    return min(max_batch, _FORWARD_ONLY * views)
 
 
 def _check_same_settings_on_ranks(config: TrainConfig) -> None:

@@ -117,7 +117,6 @@ class Trainer:
                 folder,
                 step=self.done,
                 steps_per_epoch=step.steps_per_epoch,
-                end=self.end,
                 trackers=config.run.trackers,
                 settings=config.to_flags(),
             )
@@ -131,7 +130,7 @@ class Trainer:
         )
         self._guard = CollapseGuard(
             config.monitor.on_collapse,
-            batch=config.optim.batch // config.optim.accumulate,
+            batch=config.optim.micro_batch(ranks=1),
             dim=step.method.dim,
             centred=config.model.method.centred,
             first=spread,
@@ -178,6 +177,8 @@ class Trainer:
             self._save()
             if self.done == total:
                 self._evaluate_if_due()
+        if self._log:
+            self._log.outcome = "FINISHED"
         if self.done > self.first:
             outcome = "done" if self.done == total else f"stopped by --max-steps {self.end}"
             self._console.say(f"{outcome}: step {self.done:,} of {total:,}, saved {self.path}")
@@ -411,6 +412,8 @@ class Trainer:
         try:
             yield
         except Signalled as stop:
+            if self._log:
+                self._log.outcome = "KILLED"
             # Do not log a step that is already saved: the digest in its checkpoint starts at the
             # previous log line, and the resumed run logs it.
             if self._unlogged and self._saved != self.done:

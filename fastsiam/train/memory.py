@@ -36,7 +36,7 @@ def training_bytes(config: TrainConfig, place: Place, *, images: int) -> float:
     """
     method = method_skeleton(config.model, images=images)
     local = config.optim.batch // place.world
-    part = max(1, local // config.optim.accumulate)
+    micro_batch = max(1, config.optim.micro_batch(place.world))
     sides = [view.crop for view in config.augment.views]
     weights = list(method.parameters())
     storages: dict[int, Tensor] = {}
@@ -47,7 +47,7 @@ def training_bytes(config: TrainConfig, place: Place, *, images: int) -> float:
 
     with saved_tensors_hooks(record_storage, lambda tensor: tensor):
         for side in sides:
-            method.backbone(torch.zeros(part, 3, side, side, device="meta"))
+            method.backbone(torch.zeros(micro_batch, 3, side, side, device="meta"))
     for weight in weights:
         storages.pop(weight.untyped_storage()._cdata, None)
     item_bytes = autocast_type(config.numerics.precision, place.device).itemsize

@@ -237,7 +237,8 @@ class TrainingStep:
         cuDNN benchmarks its kernels on this batch. Zeros would bias its choice, because a GPU
         needs less power for them than for images.
         """
-        images, device = self._images, self.place.device
+        images = self.config.optim.micro_batch(self.place.world)
+        device = self.place.device
         generator = torch.Generator(device).manual_seed(0)
         views = tuple(  # one tensor per view: a shared tensor would produce a different graph
             torch.randn(images, 3, s, s, dtype=self._dtype, device=device, generator=generator)
@@ -250,12 +251,6 @@ class TrainingStep:
         )
 
     @property
-    def _images(self) -> int:
-        """Number of images in each forward pass of this rank, which is a micro-batch."""
-        parts = self.place.world * self.config.optim.accumulate
-        return self.config.optim.batch // parts
-
-    @property
     def _is_compiled(self) -> bool:
         return self.config.step.compile == "on"
 
@@ -264,7 +259,9 @@ class TrainingStep:
         step, method = self.config.step, self.method
         method.views_together = self._is_compiled
         method.backbone.recompute = step.activation_memory < 1 and not self._is_compiled
-        images = self.config.numerics.bn_images or (self._images if self._is_compiled else 0)
+        images = self.config.numerics.bn_images
+        if self._is_compiled and not images:
+            images = self.config.optim.micro_batch(self.place.world)
         use_view_batch_norm(method, images=images, group=self._bn_group)
         vars(method).pop("forward", None)
         if self._is_compiled:

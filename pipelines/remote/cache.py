@@ -20,7 +20,7 @@ from typing import NamedTuple
 from filelock import FileLock, Timeout
 
 from fastsiam.errors import DataError
-from fastsiam.files import os_errors_as, others_can_write, why
+from fastsiam.files import expand_home, os_errors_as, others_can_write, why
 
 from . import storage
 
@@ -80,7 +80,7 @@ class Cache:
     """
 
     def __init__(self, folder: Path, gigabytes: float) -> None:
-        self.folder = folder.expanduser().absolute() / _FORMAT
+        self.folder = expand_home(folder).absolute() / _FORMAT
         self._max_bytes, self._free_bytes = int(gigabytes * 1e9), 0
         self.keeps = True
         """Whether chunks are added; existing chunks are read in any case."""

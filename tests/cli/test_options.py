@@ -98,6 +98,12 @@ def test_the_help_describes_a_shared_option_for_each_method() -> None:
     assert "Usebothviewsasqueries" in help_text and "Predicteachviewfromtheother" not in help_text
 
 
+def test_a_default_is_described_or_shown_but_not_both() -> None:
+    help_text = "".join(help_of("eval", "linear").split())
+    assert "[default:90;" in help_text or "[default:90]" in help_text
+    assert not re.search(r"Default:[^\[-]*\[default:", help_text)
+
+
 @pytest.mark.parametrize("group", [(), ("convert",), ("eval",), ("bench",)])
 def test_no_summary_of_a_command_is_cut(group: tuple[str, ...]) -> None:
     _, _, commands = help_of(*group).partition("Commands:\n")
@@ -130,6 +136,8 @@ def test_a_method_brings_its_own_options_and_defaults(
     """The order of options is free; ``dim`` has a different default in each method."""
     monkeypatch.setitem(METHOD_CONFIGS, BarlowTwinsConfig.name, BarlowTwinsConfig)
     chosen = ["--method", "barlow-twins"]
+    assert "Method that trains the backbone: simsiam, " in (text := invoke("--help")[1])
+    assert ", swav, barlow-twins." in text
     for arguments in ([*chosen, "--recipe", "cifar10"], ["--recipe", "cifar10", *chosen]):
         recipe, config = parse(*arguments, "--set", "redundancy=0.1")
         assert recipe == "cifar10" and config.model.backbone == "resnet18"

@@ -205,5 +205,5 @@ def test_figures_that_mlflow_could_not_send_disable_it(
     )
     assert "--tracker mlflow failed and is disabled" in capsys.readouterr().err
     trackers.log(1, {"train/loss": 0.5})
-    trackers.close(complete=True)
+    trackers.close("FINISHED")
     assert list((tmp_path / "tensorboard").iterdir())

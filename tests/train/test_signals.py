@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -18,13 +19,15 @@ from PIL import Image
 
 from fastsiam.cli import main
 from fastsiam.config import TrainConfig
-from fastsiam.errors import Interrupted
+from fastsiam.distributed import Signalled
+from fastsiam.errors import Interrupted, TrainingError
 from fastsiam.evaluate.features import feature_batches
 from fastsiam.run import checkpoint as checkpoints
 from fastsiam.run.log import read_metrics
 from fastsiam.run.trackers import TRACKERS
 from fastsiam.signals import ECHO
 from fastsiam.train import command as job
+from fastsiam.train.loop import Trainer
 from tests.configs import flags, with_settings
 from tests.conftest import ROOT
 from tests.processes import Forked, command, fork_programs, until
@@ -155,11 +158,25 @@ def test_an_evaluation_is_left_at_its_next_batch(
     assert "3 log lines agree: images and augmentations of steps 1 to 6" in verified(run)
 
 
+def test_trackers_are_told_how_a_run_ended(
+    small: TrainConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last evaluation is interrupted, then fails, then succeeds."""
+    outcomes: list[str] = []
+    monkeypatch.setitem(TRACKERS, "tensorboard", lambda *_: Mock(close=outcomes.append))
+    evaluations = [None, Signalled(signal.SIGTERM), TrainingError("no"), None]
+    monkeypatch.setattr(Trainer, "_evaluate", Mock(side_effect=evaluations))
+    for _ in range(3):
+        with contextlib.suppress(Interrupted, TrainingError):
+            trained(small, epochs=1, tracker="tensorboard", knn_every=1)
+    assert outcomes == ["KILLED", "FAILED", "FINISHED"]
+
+
 def test_ctrl_c_while_a_tracker_closes_says_what_is_saved(
     small: TrainConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The message of the second signal replaces that of the first."""
-    interrupts = Mock(side_effect=lambda **_: signal.raise_signal(signal.SIGINT))
+    interrupts = Mock(side_effect=lambda *_: signal.raise_signal(signal.SIGINT))
     tracker = Mock(close=interrupts)
     monkeypatch.setitem(TRACKERS, "tensorboard", lambda *_: tracker)
     run = Path(small.run.out)
