@@ -54,7 +54,9 @@ class RecordFiles:
         self._place, self._saved_at = place, time.monotonic()
         self._user_file = Path(config.json) if config.json else None
         if self._user_file and self._user_file.suffix == ".partial":
-            raise FastSiamError(f"--json {config.json}: .partial is the ending of saved states")
+            raise FastSiamError(
+                f"{config.json}: the ending .partial is for saved states; pass another --json"
+            )
         run_file = None if run is None else evaluation.path(run, *details)
         if place.is_leader:
             if self._user_file:

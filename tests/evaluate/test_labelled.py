@@ -242,7 +242,10 @@ def test_bad_input_is_one_line(run: Path, tmp_path: Path, monkeypatch: pytest.Mo
         ({"resize": 8}, "resize 8 is smaller than the crop of 16"),
         ({"data": str(only)}, "no val/ or test/"),
         ({"json": str(tmp_path / "file" / "x.json")}, r"cannot write .*file/x\.json"),
-        ({"json": "x.partial"}, r"--json x\.partial: \.partial is the ending of saved states"),
+        (
+            {"json": "x.partial"},
+            r"x\.partial: the ending \.partial is for saved states",
+        ),
     ):
         with pytest.raises(FastSiamError, match=message):
             evaluate_linear(run, replace(QUICK, **bad), HERE)
