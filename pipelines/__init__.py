@@ -236,12 +236,17 @@ def build_eval_loader(
     pipeline ``dali`` on a GPU, DALI makes them if installed; else the engine does, bit-identical.
 
     Args:
+        data: the images, the pipeline and the number of workers.
         split: "train" or "val". With ``data.holdout``, "val" is the holdout set.
         augment: size of the crops, and their normalisation.
         resize: shorter side in pixels before the crop is taken.
         batch: images in a batch of this rank.
+        rank: rank of this process, which gets a ``1 / world`` share of the images.
+        world: number of ranks.
         in_turn: whether ranks take batches in turn; otherwise each takes one contiguous part.
-        data, rank, world, device, dtype, chosen: see ``build_loader``.
+        device: device of the images.
+        dtype: floating type of the images; float32 by default.
+        chosen: ascending positions of the images to load; all by default.
 
     Raises:
         BackendError: fastsiam's kernels are missing and cannot be compiled.

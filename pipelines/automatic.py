@@ -61,8 +61,11 @@ def choose_pipeline(
     """Choose the pipeline for a data set.
 
     Args:
+        store: the images.
+        device: device of the views.
         chosen: positions of the images to load; all by default.
-        free: bytes of device memory that this rank may use; by default what is free now.
+        free: bytes of device memory that this rank may use; by default the memory that is free
+            now. The ranks of a machine share a CPU's memory equally.
         model: bytes that training needs in addition to the images; by default half of ``free``.
         keeps: whether images are used often enough to keep them all decoded in memory.
     """

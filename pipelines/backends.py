@@ -139,7 +139,8 @@ class Backend:
     ) -> MakeCrops:
         """Return a function that makes central crops; see ``native_backend.central_crops``.
 
-        A pipeline that decodes on the GPU makes them itself, but the engine adds black borders.
+        The pipeline makes them itself if it decodes on the GPU; otherwise the engine does. The
+        engine also makes crops that are larger than the resized images: they get a black border.
         """
         makes_crops = device.type == "cuda" and self.decodes_on_gpu and resize >= side
         backend = self if makes_crops and not self.problem() else BACKENDS[ENGINE]

@@ -34,8 +34,13 @@ class CentralCrops:
     """One rank's share of a store as central crops; see ``fastsiam.views.batch.EvalLoader``.
 
     Args:
+        store: the images.
+        crops: function that yields their crops.
+        augment: size and normalisation of the crops.
         chosen: positions of all ranks' images.
         batches: positions of the images in each of this rank's batches.
+        device: device of the batches.
+        dtype: floating type of the batches.
         skips_bad: whether to leave out bad images; otherwise a bad image is an error.
     """
 

@@ -39,10 +39,14 @@ class ViewLoader:
             the SimSiam paper.
         batch: *global* batch size, in images. Each rank gets ``batch // world`` of them. The
             incomplete last batch of an epoch is dropped.
+        seed: seed of the order and of the augmentations.
         rank: rank of this process; by default torch.distributed's, or 0.
         world: number of ranks; by default torch.distributed's, or 1.
+        device: device of the views.
+        dtype: floating type of the views; float32 by default.
+        chosen: ascending positions in the data set of the images to load; all by default.
+        crop_transform: called with the uint8 crops of each batch; see ``build_loader``.
         transform: called with each ``Batch``; the loader yields its result instead.
-        seed, device, dtype, chosen, crop_transform: see ``build_loader``.
     """
 
     def __init__(

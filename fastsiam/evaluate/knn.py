@@ -77,6 +77,7 @@ def nearest(
         queries: (m, d) features, any floating type; normalised here.
         bank: parts of the bank: (n, d) features of any floating type on any device, normalised
             here, and (n,) int64 tags of the rows, such as labels or positions.
+        most: number of neighbours to keep for each query.
 
     Returns:
         (m, up to ``most``) cosines in descending order, the tags of these rows, and the bank's

@@ -33,6 +33,7 @@ class RecordFiles:
 
     Args:
         run: the run's folder, if the network has one.
+        evaluation: describes the evaluation.
         details: parts of the protocol for the file name in the run's folder; empty ones are left
             out.
         config: has the path of the user's file, and whether to resume from a saved state.

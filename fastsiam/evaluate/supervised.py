@@ -70,7 +70,9 @@ class Training:
     def step(self, number: int, batch: Any) -> Tensor:
         """Train on this rank's share of a batch; return its losses, on the device.
 
-        Steps count from 0.
+        Args:
+            number: number of the step, from 0.
+            batch: inputs and targets.
         """
         raise NotImplementedError
 
@@ -96,10 +98,13 @@ class Training:
 
         Args:
             batches: called with a step; yields this rank's share of the batches from there on.
+            steps: total number of steps.
             every: steps between two checkpoints, at which ``files`` may save the state.
             images: images per step, over all ranks.
+            files: saves the state, and has the one to resume from.
             on_checkpoint: called with the number of completed steps and the mean losses since the
                 last checkpoint, over all ranks; returns text for the progress bar.
+            unit: unit of the progress bar.
 
         Returns:
             Number of steps that were already done at the start.

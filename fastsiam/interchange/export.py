@@ -100,6 +100,7 @@ def export_weights(
     """Export weights for another library, with a model card next to them.
 
     Args:
+        pretrained: the network to export.
         format: ``plain``: the backbone's state dict with Python code that rebuilds the network,
             for any network; ``torchvision`` and ``timm``: a state dict that their model without
             classifier loads with ``strict=True``; ``simsiam``, ``moco`` and ``swav``: a checkpoint

@@ -60,7 +60,9 @@ def numbered(names: Mapping[str, str], state: Mapping[str, Tensor]) -> dict[str,
 
     Other programs do not reserve a number for a BN that is missing.
 
-    ``names`` has fastsiam's name for each key of the file, but with the file's layer numbers.
+    Args:
+        names: fastsiam's name for each key of the file, but with the file's layer numbers.
+        state: the file's weights.
     """
     weights = {name: state[key] for key, name in names.items()}
     new_numbers: dict[str, dict[int, int]] = {part: {} for part in HEADS}

@@ -201,6 +201,7 @@ def translate(state: Mapping[str, Tensor], *, foreign: bool = False) -> Translat
     """Rename a file's weights to fastsiam's names; keys that match no rule keep theirs.
 
     Args:
+        state: the file's state dict.
         foreign: whether the backbone is another library's, which keeps that library's names.
 
     Raises:

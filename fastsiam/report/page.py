@@ -64,9 +64,12 @@ class Section:
 
 
 def render(title: str, facts: str, sections: Sequence[Section]) -> str:
-    """Render a page as one self-contained HTML file, without empty sections.
+    """Render a page as one self-contained HTML file.
 
-    All text of a page is plain text; ``facts`` is the line below the title.
+    Args:
+        title: plain text, like all text of a page.
+        facts: line below the title.
+        sections: sections of the page; empty ones are left out.
     """
     from jinja2 import Environment, PackageLoader  # PyTorch depends on it
 

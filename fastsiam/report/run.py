@@ -86,6 +86,7 @@ def write_report(runs: Sequence[Path], out: Path) -> Path:
     Args:
         runs: run folders. All are compared in the first table and drawn in each chart. Settings and
             machine are those of the first run.
+        out: path of the HTML file.
 
     Raises:
         DataError: a folder has no metrics or no settings.
@@ -271,7 +272,11 @@ def _knn_text(run: Run) -> str:
 
 
 def evaluation_tables(records: Mapping[str, Sequence[Record]]) -> list[Table]:
-    """Create a table for each kind of evaluation of the runs, with a row for each result."""
+    """Create a table for each kind of evaluation, with a row for each result.
+
+    Args:
+        records: evaluation records, by the run's name.
+    """
     all_records = [(run, record) for run, run_records in records.items() for record in run_records]
     tables = []
     for kind, title in _TITLES.items():

@@ -73,7 +73,13 @@ class DetectionRow:
 
 
 def detection_rows(scale: Scale, folder: Path, config: StudyDetectConfig) -> list[DetectionRow]:
-    """Return the rows of Table 5 with their networks: each variant's run with seed 0."""
+    """Return the rows of Table 5 with their networks: each variant's run with seed 0.
+
+    Args:
+        scale: scale of the runs.
+        folder: parent of the runs' folders.
+        config: settings, including the file of the supervised weights.
+    """
     runs = {
         run.variant: (run, study)
         for study in ("related-2x", "transfer")
@@ -103,6 +109,8 @@ def run_detection(
 
     Args:
         rows: rows of the table; rows without a network are returned unchanged.
+        config: settings with the learning rates to search.
+        detector: settings of all detectors, including the number of trials.
         folder: parent of the record files, one for each network, rate and seed.
 
     Raises:

@@ -38,7 +38,12 @@ class Child:
     """A fastsiam subprocess that logs to a file.
 
     It has its own process group, so the terminal's Ctrl-C does not reach it. If this process is
-    killed, it gets SIGTERM, which makes it save and stop. ``environment`` adds to this process's.
+    killed, it gets SIGTERM, which makes it save and stop.
+
+    Args:
+        command: program and arguments.
+        log: file that the output is appended to.
+        environment: environment variables in addition to this process's.
 
     Raises:
         FastSiamError: the log cannot be written.
@@ -150,6 +155,10 @@ def _check_images(run: Run) -> None:
 def execute_runs(runs: Sequence[Run], config: StudyRunConfig) -> None:
     """Execute the unfinished runs; resume those that were started earlier.
 
+    Args:
+        runs: all runs; finished ones are skipped.
+        config: number of parallel runs, and of GPUs for each.
+
     Raises:
         Interrupted: on SIGINT, SIGTERM or SIGHUP; active runs save their state first.
         FastSiamError: a run failed, its folder has other settings, or another process trains it.
@@ -179,7 +188,9 @@ def _gpus(config: StudyRunConfig) -> list[str]:
 def slots(config: StudyRunConfig, gpus: Sequence[str]) -> list[dict[str, str]]:
     """Return the environment variables of each parallel slot: its GPUs and its share of the cores.
 
-    ``gpus`` are the names of the machine's GPUs; empty to run on the CPU.
+    Args:
+        config: number of parallel runs, and of GPUs for each.
+        gpus: names of the machine's GPUs; empty to run on the CPU.
     """
     environments = []
     for number in range(config.parallel):

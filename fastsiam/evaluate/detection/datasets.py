@@ -110,6 +110,7 @@ def open_detection(task: Task, data: Path, split: Literal["train", "val"]) -> De
     """Read all annotations of a split.
 
     Args:
+        task: the task that the split belongs to.
         data: the folder with ``VOCdevkit`` (or ``VOCdevkit`` itself), or with COCO's
             ``annotations``.
         split: "train", or "val", which is VOC's test2007 or COCO's val2017.

@@ -61,9 +61,12 @@ def _order(seed: int, epoch: int, images: int) -> NDArray[np.int64]:
 
 
 def resized(image: Image.Image, side: int, longest: int) -> Tensor:
-    """Resize an RGB image to (3, H, W) float32 from 0 to 1, with sides rounded as in detectron2.
+    """Resize an image to (3, H, W) float32 from 0 to 1, with sides rounded as in detectron2.
 
-    The shorter side becomes ``side`` pixels, or fewer if the longer side would exceed ``longest``.
+    Args:
+        image: RGB.
+        side: shorter side in pixels; reduced if the longer side would exceed ``longest``.
+        longest: largest longer side, in pixels.
     """
     scale = min(side / min(image.size), longest / max(image.size))
     width, height = (max(1, int(pixel * scale + 0.5)) for pixel in image.size)

@@ -127,7 +127,8 @@ def protocol_of(config: DetectConfig) -> dict[str, Any]:
 def differences(config: DetectConfig, network: dict[str, Any]) -> list[str]:
     """List the settings that differ from the paper's protocol, each with the protocol's value.
 
-    The values of ``network`` are compared with those of ``_PAPERS_NETWORK``.
+    Args:
+        network: values that replace those of ``_PAPERS_NETWORK``.
     """
     trials = 1 if config.task == "coco" else DetectConfig().trials
     paper_config = DetectConfig(task=config.task, trials=trials, seed=config.seed)
@@ -147,7 +148,11 @@ def _text(value: Any) -> str:
 
 
 def papers_rows(task: str) -> str:
-    """Format the rows of Table 5 for a task, a key of ``PAPER``, in one line."""
+    """Format the rows of Table 5 for a task in one line.
+
+    Args:
+        task: a key of ``PAPER``.
+    """
     rows = [
         f"{name} {' / '.join(f'{value:.1f}' for value in row)}" for name, row in PAPER[task].items()
     ]

@@ -63,7 +63,9 @@ def voc_scores(
     order. Classes without objects that are not difficult are left out.
 
     Args:
-        detections: at most one entry for each of the data set's images.
+        dataset: the ground truth.
+        detections: detections in the data set's images, at most one entry for each image.
+        rule: how the precision-recall curve is averaged.
 
     Raises:
         DataError: all objects in the data set are difficult, or it has none.
@@ -91,9 +93,12 @@ def coco_scores(
     detections: Sequence[Detections],
     kind: Literal["bbox", "segm"] = "bbox",
 ) -> dict[str, float]:
-    """Return AP, AP50 and AP75 of boxes or masks in percent, measured with pycocotools.
+    """Return AP, AP50 and AP75 in percent, measured with pycocotools.
 
-    ``dataset`` must have COCO's annotations.
+    Args:
+        dataset: the ground truth, with COCO's annotations.
+        detections: detections in the data set's images.
+        kind: "bbox" compares boxes, "segm" masks.
     """
     from pycocotools.coco import COCO
     from pycocotools.cocoeval import COCOeval
