@@ -48,7 +48,7 @@ demo: $(VENV)/installed        ## a small end-to-end run: images, training, kNN,
 	rm -rf runs/demo
 	$(PY) -m fastsiam demo --out runs/demo
 
-test: $(VENV)/installed        ## one case of every property: six to eight minutes on two cores
+test: $(VENV)/installed        ## one case of every property: 6 to 13 minutes on two cores
 	$(TEST) -n $(JOBS) -m "not slow and not alone"
 	$(TEST) -m "alone and not slow"
 
