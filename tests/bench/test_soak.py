@@ -46,7 +46,8 @@ def test_a_minute_and_a_half_of_it(tmp_path: Path) -> None:
     record = read_record(out)
     assert not record["findings"] and record["ranks"] == 2 and record["minutes"] > 0
     runs = record["runs"]
-    assert all(run["faults"] and run["steps"] >= 30 and not run["left"] for run in runs)
+    assert any(run["faults"] for run in runs)  # not in all: ``memory`` has no worker to kill
+    assert all(run["steps"] >= 30 and not run["left"] for run in runs)
     assert {fault for run in runs for fault in run["faults"]} <= {one.name for one in FAULTS}
 
 
