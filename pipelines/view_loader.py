@@ -128,8 +128,8 @@ class ViewLoader:
 
         If bad images are replaced, the state includes those that this rank knows.
         """
-        epoch, step = self._position
-        return {"epoch": epoch, "step": step, "bad": self._bad_images(), **self._identity()}
+        identity, (epoch, step) = self._identity(), self._position
+        return {"epoch": epoch, "step": step, "bad": self._bad_images(), **identity}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue after the batch at which a state was saved, on any number of ranks.

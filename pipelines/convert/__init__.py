@@ -36,8 +36,8 @@ __all__ = [
     "Kind",
     "OutputFile",
     "Report",
-    "beside",
     "convert",
+    "default_output",
     "find_source",
     "verify",
 ]

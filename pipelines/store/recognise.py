@@ -283,5 +283,5 @@ def _has_parquet(folder: Place) -> bool:
                     return False
                 if entry.name.endswith(PARQUET) and not entry.name.startswith("."):
                     path = folder / entry.name
-                    has_parquet |= path.is_file() or bool(list_visible(path, PARQUET))
+                    has_parquet = has_parquet or path.is_file() or bool(list_visible(path, PARQUET))
     return has_parquet
