@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -97,3 +98,21 @@ def test_back_ends_and_torch_are_imported_in_their_own_modules() -> None:
             top = path.relative_to(ROOT / "pipelines").parts[0] if floor == "pipelines" else ""
             assert top.startswith(("dali", "ffcv")), path
         assert floor not in TORCH_FREE or not named & {"torch", "torchvision", "matplotlib"}, path
+
+
+def test_exported_names_exist() -> None:
+    """ruff does not check ``__all__`` in ``__init__.py``, where names may come from elsewhere."""
+    packages = [
+        importlib.import_module(f"fastsiam.{name}")
+        for name in (
+            "evaluate.detection",
+            "interchange",
+            "pipelines",
+            "pipelines.convert",
+            "pipelines.remote",
+            "pipelines.store",
+            "views.photometric",
+        )
+    ]
+    for package in packages:
+        assert [name for name in package.__all__ if not hasattr(package, name)] == []
