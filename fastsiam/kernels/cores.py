@@ -8,6 +8,8 @@ from functools import cache
 from math import ceil
 from pathlib import Path
 
+from fastsiam.errors import DeviceError
+
 SHARE = "FASTSIAM_CORES"
 """Environment variable that sets the number of cores of this rank."""
 _ROOT = Path("/")
@@ -65,8 +67,17 @@ def share(ranks: int) -> int:
 
 
 def own_cores() -> int:
-    """Return the number of cores of this rank: ``$FASTSIAM_CORES``, or an equal share."""
-    return int(os.environ.get(SHARE) or share(local_ranks()))
+    """Return the number of cores of this rank: ``$FASTSIAM_CORES``, or an equal share.
+
+    Raises:
+        DeviceError: the variable is not a positive integer.
+    """
+    value = os.environ.get(SHARE)
+    if not value:
+        return share(local_ranks())
+    if not value.isdecimal() or int(value) < 1:
+        raise DeviceError(f"{SHARE} must be a positive integer, not {value!r}")
+    return int(value)
 
 
 def limit_torch_threads() -> None:

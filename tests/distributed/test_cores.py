@@ -22,6 +22,7 @@ from fastsiam.child_process import LAUNCHER
 from fastsiam.config import NumericsConfig, RunConfig, TrainConfig
 from fastsiam.distributed import StopSignals, bn_group, cores, place, start
 from fastsiam.environment import environment
+from fastsiam.errors import DeviceError
 from fastsiam.kernels.cores import own_cores
 from fastsiam.train.compile import compiling
 from tests.sources import put
@@ -122,6 +123,13 @@ def test_one_process_keeps_all_cores(machine: set[int], monkeypatch: pytest.Monk
     before = torch.get_num_threads()
     take(monkeypatch, gpu=1, of=1)
     assert machine == set(range(12)) and torch.get_num_threads() == before and own_cores() == 12
+
+
+@pytest.mark.parametrize("value", ["x", "0", "-1", "1.5"])
+def test_a_number_of_cores_must_be_positive(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FASTSIAM_CORES", value)
+    with pytest.raises(DeviceError, match=f"FASTSIAM_CORES must be a positive integer.*'{value}'"):
+        own_cores()
 
 
 @pytest.mark.parametrize(
