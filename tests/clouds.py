@@ -137,7 +137,7 @@ class _Files(BaseHTTPRequestHandler):
 
 
 @contextlib.contextmanager
-def broken_proxy(
+def faulty_proxy(
     server: str, log: Path, *, delay: tuple[float, float] = (0, 0), **shares: float
 ) -> Iterator[str]:
     """Run a proxy in front of a loopback server that randomly injects faults; yield its address.
@@ -151,7 +151,9 @@ def broken_proxy(
             response, then an open connection).
     """
     port = free_port()
-    process = Forked(_break, int(server.rpartition(":")[2]), port, str(log), delay, shares)
+    process = Forked(
+        _run_faulty_proxy, int(server.rpartition(":")[2]), port, str(log), delay, shares
+    )
     try:
         wait_for(port)
         yield f"http://127.0.0.1:{port}"
@@ -160,7 +162,7 @@ def broken_proxy(
         process.wait(60)
 
 
-def _break(
+def _run_faulty_proxy(
     to: int, port: int, log: str, delay: tuple[float, float], shares: dict[str, float]
 ) -> None:
     """Run the proxy: requests without a body, one response per connection."""

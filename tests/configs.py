@@ -15,7 +15,7 @@ from fastsiam.train.resolve import ResolvedConfig
 from fastsiam.train.start import Start
 
 
-def model_of(**settings: Any) -> ModelConfig:
+def make_model_config(**settings: Any) -> ModelConfig:
     """Build a SimSiam model config from fields of ``ModelConfig`` and ``SimSiamConfig``."""
     method_settings = {
         f.name: settings.pop(f.name) for f in fields(SimSiamConfig) if f.name in settings
@@ -23,7 +23,7 @@ def model_of(**settings: Any) -> ModelConfig:
     return ModelConfig(method=SimSiamConfig(**method_settings), **settings)
 
 
-def changed_model(model: ModelConfig, **settings: Any) -> ModelConfig:
+def with_model_settings(model: ModelConfig, **settings: Any) -> ModelConfig:
     """Replace fields of a model config or of its method's config."""
     method_settings = {
         f.name: settings.pop(f.name) for f in fields(model.method) if f.name in settings
@@ -44,7 +44,7 @@ def flags(config: TrainConfig, recipe: str = "imagenet") -> list[str]:
     return ["--recipe", recipe, *as_arguments(config.to_flags())]
 
 
-def resolved_as(config: TrainConfig, place: Place) -> ResolvedConfig:
+def make_resolved_config(config: TrainConfig, place: Place) -> ResolvedConfig:
     """Wrap a config without "auto" settings as the resolved config of a new run on noise."""
     return ResolvedConfig(
         asked=config, config=config, place=place, beginning=Start(), images=RunImages()

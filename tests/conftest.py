@@ -23,7 +23,7 @@ from fastsiam.config import (
     StepConfig,
     TrainConfig,
 )
-from tests.configs import model_of
+from tests.configs import make_model_config
 from tests.processes import Forked
 
 ROOT = Path(__file__).parents[1]
@@ -78,7 +78,7 @@ def write_data(folder: Path) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _no_handler_of_torch() -> Iterator[None]:
+def _reset_sigchld_handler() -> Iterator[None]:
     """Reset SIGCHLD after each test: torch's DataLoader sets a handler that can raise later."""
     yield
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -127,7 +127,7 @@ def small_config(images: Path, out: Path) -> TrainConfig:
     return TrainConfig(
         data=DataConfig(data=str(images), pipeline="memory", workers=0),
         augment=AugmentConfig.alike(crop=16),
-        model=model_of(
+        model=make_model_config(
             backbone="resnet10", stem="cifar", width=4, projector_layers=2, dim=16, predictor_dim=4
         ),
         optim=OptimConfig(epochs=4, batch=8, lr=0.5),

@@ -21,14 +21,14 @@ def run(kind: str, source: Path | str, out: Path, **options: object) -> list[Out
     return convert(kind, config, Console(quiet=True))  # type: ignore[arg-type]
 
 
-def same_images(store: Store, other: Store) -> None:
+def assert_same_images(store: Store, other: Store) -> None:
     assert store.classes == other.classes
     np.testing.assert_array_equal(store.labels, other.labels)
     for i in range(len(other)):
         assert bytes(store.read(i)) == bytes(other.read(i))
 
 
-def checked(path: Path, *, decode: bool = True) -> list[str]:
+def find_problems(path: Path, *, decode: bool = True) -> list[str]:
     """Return the problems that ``verify`` reports."""
     try:
         reports = verify(path, decoding=decode, workers=1, console=Console(quiet=True))
@@ -37,7 +37,7 @@ def checked(path: Path, *, decode: bool = True) -> list[str]:
     return [line for report in reports for line in report.bad]
 
 
-def failing(number: int) -> Callable[..., Any]:
+def stub_raising(number: int) -> Callable[..., Any]:
     """Return a stand-in for a system call that fails with an ``errno``."""
 
     def fail(*_: object, **__: object) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 from fastsiam.pipelines.store import FolderStore
 from tests.conversions import run
 from tests.sources import folder_members, imagenet_train_tar, parquet, tar
-from tests.tables import Row, dataset, on_the_hub, saved
+from tests.tables import Row, dataset, saved, write_hub_splits
 
 Write = Callable[[Path, Path], Path]
 """Writes the images of a folder below a root; returns the path for ``--data``."""
@@ -34,17 +34,17 @@ def write_list(path: Path, header: str, rows: Any) -> Path:
     return path
 
 
-def as_list(folder: Path, root: Path) -> Path:
+def write_csv_list(folder: Path, root: Path) -> Path:
     rows = [(str(folder / name), name.split("/")[0]) for name, _ in folder_members(folder)]
     return write_list(root / "list.csv", "path,label", rows)
 
 
-def as_tar(kind: int, folder: Path, root: Path) -> Path:
+def write_tar(kind: int, folder: Path, root: Path) -> Path:
     members = [(f"./top/{name}", data) for name, data in folder_members(folder)]
     return tar(root / "images.tar", members[::-1], kind=kind)
 
 
-def as_shards(folder: Path, root: Path, *, split: str = "train", count: int = 2) -> Path:
+def write_shards(folder: Path, root: Path, *, split: str = "train", count: int = 2) -> Path:
     """Write WebDataset shards, with a ``.cls`` file next to each image."""
     rows = rows_of(folder)
     for shard in range(count):
@@ -65,31 +65,31 @@ def _splits(folder: Path, **more: Path) -> dict[str, Any]:
     }
 
 
-def as_saved(folder: Path, root: Path, **more: Path) -> Path:
+def write_saved_dataset(folder: Path, root: Path, **more: Path) -> Path:
     """Write with ``save_to_disk``; ``more`` are the folders of additional splits."""
     splits = _splits(folder, **more)
     shards = {name: min(3 if name == "train" else 1, len(rows)) for name, rows in splits.items()}
     return saved(root, splits, **shards)
 
 
-def as_on_the_hub(folder: Path, root: Path, **more: Path) -> Path:
+def write_hub_dataset(folder: Path, root: Path, **more: Path) -> Path:
     splits = _splits(folder, **more)
-    return on_the_hub(root, splits, shards=min(2, len(splits["train"])))
+    return write_hub_splits(root, splits, shards=min(2, len(splits["train"])))
 
 
-def as_compressed(folder: Path, root: Path) -> Path:
+def write_compressed_parquet(folder: Path, root: Path) -> Path:
     """Write parquet with pyarrow's defaults: snappy compression and dictionary encoding."""
     rows: Any = rows_of(folder)
     parquet(root / "data" / "train-0.parquet", rows, list(FolderStore(folder).classes))
     return root
 
 
-def as_converted(folder: Path, root: Path, **options: object) -> Path:
+def write_converted(folder: Path, root: Path, **options: object) -> Path:
     run("folder", folder, root, workers=1, **options)
     return root
 
 
-def as_parts(folder: Path, root: Path) -> Path:
+def write_converted_parts(folder: Path, root: Path) -> Path:
     for number in (2, 1):
         run("folder", folder, root, workers=1, part=f"{number}/2")
     return root
@@ -97,17 +97,17 @@ def as_parts(folder: Path, root: Path) -> Path:
 
 FORMS: dict[str, Write] = {
     "folder": lambda folder, root: folder,
-    "csv": as_list,
-    "tar": partial(as_tar, tarfile.GNU_FORMAT),
-    "pax": partial(as_tar, tarfile.PAX_FORMAT),
-    "ustar": partial(as_tar, tarfile.USTAR_FORMAT),
+    "csv": write_csv_list,
+    "tar": partial(write_tar, tarfile.GNU_FORMAT),
+    "pax": partial(write_tar, tarfile.PAX_FORMAT),
+    "ustar": partial(write_tar, tarfile.USTAR_FORMAT),
     "tar of tars": lambda folder, root: imagenet_train_tar(
         root / "train.tar", folder_members(folder)
     ),
-    "shards": as_shards,
-    "saved": as_saved,
-    "hub": as_on_the_hub,
-    "converted": as_converted,
-    "parts": as_parts,
-    "pixels": partial(as_converted, raw=True),
+    "shards": write_shards,
+    "saved": write_saved_dataset,
+    "hub": write_hub_dataset,
+    "converted": write_converted,
+    "parts": write_converted_parts,
+    "pixels": partial(write_converted, raw=True),
 }

@@ -94,7 +94,7 @@ class Forked:
         if code is None:
             self.send(signal.SIGKILL)
             self._process.join()
-        while not (ended := code is not None and (code < 0 or self._nobody_writes())):
+        while not (ended := code is not None and (code < 0 or self._outputs_are_unlocked())):
             if time.monotonic() > deadline:
                 break
             time.sleep(0.01)
@@ -104,7 +104,7 @@ class Forked:
         assert code is not None
         return subprocess.CompletedProcess((), code, out, err)
 
-    def _nobody_writes(self) -> bool:
+    def _outputs_are_unlocked(self) -> bool:
         """Return whether the output files are unlocked: all processes that write share a lock."""
         for name in ("out", "err"):
             with Path(self._output.name, name).open() as file:
@@ -139,9 +139,9 @@ def _begin(
     function(*arguments)
 
 
-def until(process: Forked | subprocess.Popen[bytes], seen: Callable[[], object]) -> None:
+def wait_until(process: Forked | subprocess.Popen[bytes], condition: Callable[[], object]) -> None:
     """Wait until a condition is true; fail if the process ends first."""
-    while not seen():
+    while not condition():
         assert process.poll() is None, process.wait()
         time.sleep(0.02)
 
@@ -152,7 +152,7 @@ def python(script: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
 
 
-def faulty(**faults: str) -> dict[str, str]:
+def fault_environment(**faults: str) -> dict[str, str]:
     """Return environment variables that make a rank fail (see ``tests/faults``)."""
     path = os.pathsep.join([str(ROOT / "tests" / "faults"), os.environ.get("PYTHONPATH", "")])
     return {"PYTHONPATH": path, **faults}

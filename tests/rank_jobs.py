@@ -54,12 +54,12 @@ from fastsiam.train import resolve
 from fastsiam.train.command import prepared_step
 from fastsiam.train.step import TrainingStep
 from fastsiam.views.batch import Batch
-from tests.configs import RecordingConsole, model_of, resolved_as, with_settings
+from tests.configs import RecordingConsole, make_model_config, make_resolved_config, with_settings
 from tests.conftest import write_images
-from tests.methods.variants import EVERY
+from tests.methods.variants import ALL_CASES
 from tests.networks import short_resnet10
 
-MODEL = model_of(
+MODEL = make_model_config(
     backbone="resnet10", stem="cifar", width=4, projector_layers=2, dim=16, predictor_dim=4
 )
 CONFIG = TrainConfig(
@@ -138,7 +138,7 @@ def variant(rank: int, world: int, name: str, **settings: Any) -> dict[str, Any]
 
     The backbone is short. If compiled, DDP's gradient buckets split it into several graphs.
     """
-    config = EVERY[name].applied(CONFIG, lr=0.1, **settings)
+    config = ALL_CASES[name].applied(CONFIG, lr=0.1, **settings)
     torch.manual_seed(0)
     with short_resnet10():
         method = build_method(config.model, images=24)
@@ -153,7 +153,7 @@ def variant(rank: int, world: int, name: str, **settings: Any) -> dict[str, Any]
             nn.functional.interpolate(view, scale_factor=1 / by)
             for view, by in zip(
                 (first, second, 0.5 * first + second, first - second),
-                EVERY[name].smaller,
+                ALL_CASES[name].smaller,
                 strict=False,
             )
         )
@@ -194,7 +194,7 @@ def one_without_compiler(rank: int, world: int) -> dict[str, Any]:
     place = Place(rank, world, torch.device("cpu"))
     config = with_settings(CONFIG, compile="on")
     console = RecordingConsole()
-    step = prepared_step(resolved_as(config, place), make_method(), console)[1]
+    step = prepared_step(make_resolved_config(config, place), make_method(), console)[1]
     loss, _ = step(global_batch().chunks(world)[rank], at=0)
     (line,) = console.warnings
     return {"line": line, "compile": step.config.step.compile, "loss": loss}
@@ -375,7 +375,7 @@ def precisions(rank: int, world: int) -> list[str]:
     return [trained, str(autocast_of(EvalConfig(), None, place))]
 
 
-def what_a_step_exchanges(rank: int, world: int) -> tuple[int, int, int]:
+def count_step_exchanges(rank: int, world: int) -> tuple[int, int, int]:
     """Return a step's number of BN gathers, their bytes from other ranks, and gradient bytes."""
     gathered: list[int] = []
     layers: Any = batch_norm

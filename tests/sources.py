@@ -48,7 +48,7 @@ def rotated_jpeg(seed: int) -> bytes:
     return jpeg(seed, exif=exif)
 
 
-def with_junk(data: bytes) -> bytes:
+def insert_junk(data: bytes) -> bytes:
     """Insert junk between two markers of a JPEG, which Pillow skips and other decoders reject."""
     return data.replace(b"\xff\xdb", b"junk\xff\xdb", 1)
 

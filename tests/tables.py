@@ -32,7 +32,9 @@ def saved(folder: Path, splits: dict[str, Any], **shards: int) -> Path:
     return folder
 
 
-def on_the_hub(folder: Path, splits: dict[str, Any], *, shards: int = 2, batch: int = 5) -> Path:
+def write_hub_splits(
+    folder: Path, splits: dict[str, Any], *, shards: int = 2, batch: int = 5
+) -> Path:
     """Write parquet files in the Hub's layout, with row groups of ``batch`` rows."""
     (folder / "data").mkdir(parents=True)
     for split, rows in splits.items():

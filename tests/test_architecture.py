@@ -1,4 +1,4 @@
-"""Import rules by folder: a layer ("floor") imports only the layers below it."""
+"""Import rules by folder: a layer imports only the layers below it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 HOME = {"pipelines": "fastsiam.pipelines", "bench": "fastsiam.bench"}
 
-FLOORS = (
+LAYERS = (
     "__main__", "cli", "bench", "study", "demo", "train", "evaluate", "report", "pipelines",
     "interchange", "methods", "model", "views", "distributed", "run", "bad_image_list", "config",
     "environment", "kernels", "console", "child_process", "files", "signals", "trace",
@@ -19,15 +19,15 @@ FLOORS = (
 )  # fmt: skip
 """Layers, from top to bottom: folders and top-level modules."""
 
-WITH_PIPELINES = {"cli", "bench", "demo", "evaluate", "pipelines"}
+PIPELINE_IMPORTERS = {"cli", "bench", "demo", "evaluate", "pipelines"}
 """Layers that may import the pipelines."""
-TOP_MODULES = {
+PIPELINE_IMPORTER_MODULES = {
     "train": {"command", "image_list", "images", "resolve", "verify"},
     "report": {"views"},
 }
 """Modules that may import the pipelines, by layer that otherwise may not: the training loop takes
 its loader as an argument."""
-OF_PIPELINES = {
+PIPELINE_IMPORTS = {
     "pipelines", "views", "config", "kernels", "console", "bad_image_list",
     "environment", "errors", "files", "signals", "trace", "__init__",
 }  # fmt: skip
@@ -46,13 +46,13 @@ def modules() -> Iterator[tuple[str, Path]]:
 
 
 @cache
-def parsed(path: Path) -> ast.Module:
+def parse_module(path: Path) -> ast.Module:
     return ast.parse(path.read_text())
 
 
 def imports(path: Path, *, top_level: bool = False) -> Iterator[str]:
     """Yield the names that a file imports, except for relative imports."""
-    for node in parsed(path).body if top_level else ast.walk(parsed(path)):
+    for node in parse_module(path).body if top_level else ast.walk(parse_module(path)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         if isinstance(node, ast.ImportFrom) and node.level == 0 and node.module == "fastsiam":
@@ -61,43 +61,45 @@ def imports(path: Path, *, top_level: bool = False) -> Iterator[str]:
             yield node.module
 
 
-def floors_of(path: Path) -> set[str]:
+def imported_layers(path: Path) -> set[str]:
     names = [name.split(".") for name in imports(path)]
     folders = {
         parts[1] if len(parts) > 1 else "__init__" for parts in names if parts[0] == "fastsiam"
     }
-    return {name if name in FLOORS else "__init__" for name in folders}  # fastsiam.__version__
+    return {name if name in LAYERS else "__init__" for name in folders}  # fastsiam.__version__
 
 
-def test_imports_run_downwards() -> None:
+def test_layers_import_only_lower_layers() -> None:
     """Only the top layers import the pipelines. Only the command line imports bench."""
-    assert {floor for floor, _ in modules()} == set(FLOORS)
-    for floor, path in modules():
-        imported = floors_of(path)
+    assert {layer for layer, _ in modules()} == set(LAYERS)
+    for layer, path in modules():
+        imported = imported_layers(path)
         for one in imported:
-            assert FLOORS.index(floor) <= FLOORS.index(one), f"{path} imports {one}"
-        if floor not in WITH_PIPELINES and path.stem not in TOP_MODULES.get(floor, ()):
+            assert LAYERS.index(layer) <= LAYERS.index(one), f"{path} imports {one}"
+        if layer not in PIPELINE_IMPORTERS and path.stem not in PIPELINE_IMPORTER_MODULES.get(
+            layer, ()
+        ):
             assert "pipelines" not in imported, path
-        assert floor != "pipelines" or imported <= OF_PIPELINES, path
-        assert floor in {"cli", "bench"} or "bench" not in imported, path
+        assert layer != "pipelines" or imported <= PIPELINE_IMPORTS, path
+        assert layer in {"cli", "bench"} or "bench" not in imported, path
 
 
-def test_a_relative_import_stays_in_its_folder() -> None:
+def test_relative_imports_stay_in_top_level_folder() -> None:
     for _, path in modules():
         inner = len(path.relative_to(ROOT).parts) - (2 if ROOT / "fastsiam" in path.parents else 1)
-        for node in ast.walk(parsed(path)):
+        for node in ast.walk(parse_module(path)):
             if isinstance(node, ast.ImportFrom):
                 assert node.level <= inner, f"{path}:{node.lineno}"
 
 
-def test_back_ends_and_torch_are_imported_in_their_own_modules() -> None:
+def test_torch_dali_and_ffcv_imports_are_confined() -> None:
     """Only back-end modules import ``ffcv`` and ``nvidia.dali`` at the top level."""
-    for floor, path in modules():
+    for layer, path in modules():
         named = {name.split(".")[0] for name in imports(path, top_level=True)}
         if named & {"nvidia", "ffcv"}:
-            top = path.relative_to(ROOT / "pipelines").parts[0] if floor == "pipelines" else ""
+            top = path.relative_to(ROOT / "pipelines").parts[0] if layer == "pipelines" else ""
             assert top.startswith(("dali", "ffcv")), path
-        assert floor not in TORCH_FREE or not named & {"torch", "torchvision", "matplotlib"}, path
+        assert layer not in TORCH_FREE or not named & {"torch", "torchvision", "matplotlib"}, path
 
 
 def test_exported_names_exist() -> None:

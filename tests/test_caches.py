@@ -30,7 +30,7 @@ def cache(tmp_path: Path) -> Path:
     return folder
 
 
-def test_who_can_write_to_a_cache(cache: Path, tmp_path: Path) -> None:
+def test_world_writable_cache_is_rejected(cache: Path, tmp_path: Path) -> None:
     """The user's own folder is accepted, even inside a sticky folder like /tmp."""
     link = tmp_path / "link"
     link.symlink_to(cache)
@@ -56,7 +56,7 @@ def test_who_can_write_to_a_cache(cache: Path, tmp_path: Path) -> None:
 
 
 @needs_root
-def test_another_users_and_another_groups_are_not(
+def test_cache_writable_by_other_user_or_group_is_rejected(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert not files._is_hidden(OTHER) and not files._is_hidden(0)
@@ -77,7 +77,7 @@ def test_another_users_and_another_groups_are_not(
     assert not others_can_write(cache)
 
 
-def test_a_user_without_a_name_compiles(
+def test_compiling_without_user_name_uses_uid(
     cache: Path, small: TrainConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As in a container. torch 2.11 looks up the user name to choose its cache folder."""
@@ -89,7 +89,7 @@ def test_a_user_without_a_name_compiles(
         assert getpass.getuser() == f"uid_{os.getuid()}"
 
 
-def test_the_compilers_cache_is_looked_at(
+def test_world_writable_inductor_cache_is_rejected(
     cache: Path, small: TrainConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(cache))
@@ -101,7 +101,7 @@ def test_the_compilers_cache_is_looked_at(
 
 
 @pytest.mark.parametrize("is_there", [True, False])
-def test_the_kernels_cache_is_looked_at(
+def test_world_writable_kernel_cache_is_rejected(
     is_there: bool, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The check precedes both loading a library from the cache and building one there."""
@@ -120,9 +120,7 @@ def test_the_kernels_cache_is_looked_at(
         library._folder.cache_clear()
 
 
-def test_the_lock_of_the_build_follows_no_link(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_build_lock_rejects_symlink(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another user could create such a link in /tmp, to a file of this user."""
     mine = tmp_path / "mine"
     mine.write_text("precious")

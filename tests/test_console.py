@@ -36,7 +36,7 @@ class Screen:
         return text
 
 
-def test_quick_work_says_nothing_and_long_work_a_line_in_ten_seconds(
+def test_tally_logs_after_5_s_then_every_10_s(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [1000.0]
@@ -58,7 +58,7 @@ def test_quick_work_says_nothing_and_long_work_a_line_in_ten_seconds(
     assert counter.done == 950 and capsys.readouterr().err == ""
 
 
-def test_a_terminal_has_a_bar_that_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_terminal_progress_bar_is_erased_at_end(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = Screen(monkeypatch)
     threads = threading.active_count()
     with screen.console.tally("listing /a [b], files", 10) as counter:
@@ -75,7 +75,7 @@ def test_a_terminal_has_a_bar_that_goes_away(monkeypatch: pytest.MonkeyPatch) ->
     assert screen.output().endswith("\x1b[1A\x1b[2K")  # erased
 
 
-def test_work_within_a_run_is_told_beside_its_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nested_tally_shares_progress_display(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = Screen(monkeypatch)
     with screen.console.progress(100, 0):
         screen.console.advance(50, "loss -0.5")
@@ -92,14 +92,14 @@ def test_work_within_a_run_is_told_beside_its_bar(monkeypatch: pytest.MonkeyPatc
         assert "kNN" not in screen.output().rpartition("50/100")[2]
 
 
-def test_lines_that_cannot_be_written_end_nothing() -> None:
+def test_unwritable_stderr_is_ignored() -> None:
     """On a full disk, and after the reader has closed the pipe."""
     for left in (False, True):
-        result = Forked(_say_and_stop, left).wait(60)
+        result = Forked(_log_until_sigint, left).wait(60)
         assert (result.returncode, result.stdout) == (0, "2")
 
 
-def _say_and_stop(is_pipe: bool) -> None:
+def _log_until_sigint(is_pipe: bool) -> None:
     """Print messages and progress and get a Ctrl-C, while standard error cannot be written."""
     reader, writer = os.pipe()
     os.close(reader)
@@ -115,7 +115,7 @@ def _say_and_stop(is_pipe: bool) -> None:
         os.write(1, str(caught.value.number).encode())
 
 
-def test_lines_where_nothing_can_be_drawn(
+def test_progress_falls_back_to_plain_lines(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def progress_output() -> str:
@@ -133,12 +133,12 @@ def test_lines_where_nothing_can_be_drawn(
     assert "step 1/4 loss 0.5" in progress_output()
 
 
-def test_names_are_said_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+def test_console_prints_names_verbatim(capsys: pytest.CaptureFixture[str]) -> None:
     """Rich would read brackets as markup and words between colons as emoji."""
     Console().say("run folder runs/lr:b:64 [red]x[/red]")
     assert capsys.readouterr().err == "run folder runs/lr:b:64 [red]x[/red]\n"
 
 
-def test_one_is_said_in_the_singular() -> None:
+def test_counted_uses_singular_for_one() -> None:
     texts = [counted(number, "epoch") for number in (1, 1.0, 0, 1.5, 24)]
     assert texts == ["1 epoch", "1 epoch", "0 epochs", "1.5 epochs", "24 epochs"]

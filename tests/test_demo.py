@@ -10,7 +10,7 @@ from PIL import Image
 from fastsiam import demo
 
 
-def test_images_are_repeatable_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_demo_images_are_deterministic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "TRAIN", 2)
     monkeypatch.setattr(demo, "VAL", 1)
     for name in ("a", "b"):

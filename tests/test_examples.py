@@ -36,24 +36,24 @@ def example(name: str, data: Path, **settings: int) -> tuple[float, list[float]]
     return loss, [float(x) for x in re.findall(r" (-?\d+\.\d+)$", output.getvalue(), re.M)]
 
 
-def test_plain_loop(data: Path) -> None:
+def test_plain_loop_reduces_loss(data: Path) -> None:
     _, losses = example("plain_loop.py", data, epochs=8)
     assert min(losses[-7:]) < losses[-8] - 0.05
 
 
-def test_lightning_and_lightly(data: Path) -> None:
+def test_lightning_and_lightly_reduce_loss(data: Path) -> None:
     """The loss decreases from its initial value of about 0."""
     for name, epochs in (("lightning_module.py", 2), ("with_lightly.py", 8)):
         loss, _ = example(name, data, epochs=epochs)
         assert -1 <= loss < -0.05, name
 
 
-def test_supervised(data: Path) -> None:
+def test_supervised_reduces_loss(data: Path) -> None:
     _, (first, last) = example("supervised.py", data, epochs=2, batch=16)
     assert last < first
 
 
-def test_lightning_resumes_in_the_middle_of_an_epoch(images: Path, tmp_path: Path) -> None:
+def test_lightning_resumes_mid_epoch(images: Path, tmp_path: Path) -> None:
     """Its checkpoints contain the loader's state, so a resumed run sees the remaining images."""
     names = runpy.run_path(str(ROOT / "docs" / "examples" / "lightning_module.py"))
     data, seen = str(images / "train"), []
@@ -82,7 +82,7 @@ def test_lightning_resumes_in_the_middle_of_an_epoch(images: Path, tmp_path: Pat
         assert fit("resumed", tmp_path / "first" / f"step={steps}.ckpt") == reference[steps:]
 
 
-def test_other_sets_are_taken_from_wheels(tmp_path: Path) -> None:
+def test_other_sets_are_extracted_from_wheels(tmp_path: Path) -> None:
     """Small stand-ins for the wheels: ten images of two classes, two of them identical."""
     images = np.random.default_rng(0).integers(0, 256, (10, 28, 28), np.uint8)
     images[7] = images[3]
@@ -110,7 +110,7 @@ def test_other_sets_are_taken_from_wheels(tmp_path: Path) -> None:
     assert digit.reshape(-1)[:17].tolist() == [round(i * 255 / 16) for i in range(17)]
 
 
-def test_made_images_are_data_sets(tmp_path: Path) -> None:
+def test_generated_images_open_as_data_sets(tmp_path: Path) -> None:
     examples = ROOT / "docs" / "examples"
     runpy.run_path(str(examples / "many_images.py"))["main"](12, str(tmp_path / "many"))
     store = open_store(tmp_path / "many", "train")

@@ -24,7 +24,7 @@ from tests.conversions import run
 from tests.disks import small_disk
 
 
-def test_a_file_is_replaced_when_all_went_well(tmp_path: Path) -> None:
+def test_atomic_write_replaces_file_on_success(tmp_path: Path) -> None:
     path = tmp_path / "new" / "file"
     for text in ("first", "second"):
         with atomic_write(path) as temporary:
@@ -34,7 +34,7 @@ def test_a_file_is_replaced_when_all_went_well(tmp_path: Path) -> None:
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_what_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+def test_failed_atomic_write_keeps_old_file(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_text("old")
     for error in (KeyboardInterrupt("mine"), RuntimeError("mine")):
@@ -44,7 +44,7 @@ def test_what_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None
         assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
 
 
-def test_two_writers_at_once_do_not_meet(tmp_path: Path) -> None:
+def test_concurrent_atomic_writes_do_not_interfere(tmp_path: Path) -> None:
     path = tmp_path / "file"
     with atomic_write(path, by_many=True) as one:
         one.write_text("one, which is longer")
@@ -64,7 +64,7 @@ def test_two_writers_at_once_do_not_meet(tmp_path: Path) -> None:
         (errno.ENODEV, "No such device"),
     ],
 )
-def test_an_error_of_the_system_says_what_to_do(number: int, advice: str) -> None:
+def test_os_error_becomes_data_error_with_advice(number: int, advice: str) -> None:
     with (
         pytest.raises(DataError) as caught,
         os_errors_as(DataError, "cannot read it"),
@@ -86,7 +86,7 @@ def test_an_error_of_the_system_says_what_to_do(number: int, advice: str) -> Non
         lambda path, images: run("folder", images, path),
     ],
 )
-def test_an_address_is_no_place_to_write(
+def test_writing_to_remote_address_is_rejected(
     write: Callable[[Path, Path], object],
     images: Path,
     tmp_path: Path,
@@ -100,7 +100,7 @@ def test_an_address_is_no_place_to_write(
     assert not Path("s3:").exists()
 
 
-def test_a_full_disk_in_the_words_of_a_library(tmp_path: Path) -> None:
+def test_library_errors_on_full_disk_are_translated(tmp_path: Path) -> None:
     """torch's and safetensors' errors have no errno: the system's error is shown instead."""
     content = {"weight": torch.zeros(10**6)}
     with small_disk(tmp_path / "disk", 2) as disk:
@@ -117,7 +117,7 @@ def test_a_full_disk_in_the_words_of_a_library(tmp_path: Path) -> None:
         assert [(path.name, path.read_text()) for path in disk.iterdir()] == [("file", "old")]
 
 
-def test_what_a_link_names_is_written_and_the_link_stays(tmp_path: Path) -> None:
+def test_atomic_write_follows_symlink(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "file").write_text("old")
     (tmp_path / "link").symlink_to(tmp_path / "folder" / "file")
@@ -128,7 +128,7 @@ def test_what_a_link_names_is_written_and_the_link_stays(tmp_path: Path) -> None
     assert [p.name for p in (tmp_path / "folder").iterdir()] == ["file"]
 
 
-def test_a_pipe_is_written_and_stays(tmp_path: Path) -> None:
+def test_atomic_write_to_named_pipe(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     with ThreadPoolExecutor(1) as thread:
@@ -139,7 +139,7 @@ def test_a_pipe_is_written_and_stays(tmp_path: Path) -> None:
     assert pipe.is_fifo()
 
 
-def test_a_pipe_without_a_name_is_written() -> None:
+def test_atomic_write_to_anonymous_pipe() -> None:
     """Such as /dev/stdout of a command that is piped into another."""
     read_end, write_end = os.pipe()
     with atomic_write(Path(f"/dev/fd/{write_end}")) as temporary:

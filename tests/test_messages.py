@@ -7,20 +7,20 @@ import re
 from collections.abc import Iterator
 
 from fastsiam.files import quoted
-from tests.test_architecture import modules, parsed
+from tests.test_architecture import modules, parse_module
 
-_OF_PATHS = re.compile(
+_BEFORE_PATH = re.compile(
     r"(--(cache|config|data|images|init|json|list|out|pretrained|resume|run|source)[ =]"
     r"|\bfastsiam (convert verify|eval [a-z]+|export|features|neighbours|report) |\brm )$"
 )
 """The end of a string in front of a path in a command."""
-_NO_PATHS = {"error"}
+_NOT_PATHS = {"error"}
 """Other values that may follow such a string: an error message about the option."""
 
 
-def unquoted(tree: ast.Module) -> Iterator[str]:
+def find_unquoted_paths(tree: ast.Module) -> Iterator[str]:
     """Yield the unquoted paths in a module's commands."""
-    known = set(_NO_PATHS)
+    known = set(_NOT_PATHS)
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign) and "quoted(" in ast.unparse(node.value):
             names = [name for target in node.targets for name in ast.walk(target)]
@@ -32,16 +32,18 @@ def unquoted(tree: ast.Module) -> Iterator[str]:
             if isinstance(before, ast.Constant) and isinstance(value, ast.FormattedValue):
                 text = ast.unparse(value.value)
                 safe = text in known or text.startswith("quoted(")
-                if _OF_PATHS.search(str(before.value)) and not safe:
+                if _BEFORE_PATH.search(str(before.value)) and not safe:
                     yield f"line {node.lineno}: {str(before.value)[-30:]}{{{text}}}"
 
 
 def test_paths_in_commands_are_quoted() -> None:
-    errors = [f"{path}, {one}" for _, path in modules() for one in unquoted(parsed(path))]
+    errors = [
+        f"{path}, {one}" for _, path in modules() for one in find_unquoted_paths(parse_module(path))
+    ]
     assert not errors, "\n".join(["not quoted (fastsiam.files.quoted):", *errors])
 
 
-def test_what_is_quoted() -> None:
+def test_quoting_and_detection_of_unquoted_paths() -> None:
     assert quoted("/data/a") == "/data/a" and quoted("/my data/it's") == "'/my data/it'\"'\"'s'"
     source = 'x = f"convert it: fastsiam convert folder " f"--source {root}"'
-    assert len(list(unquoted(ast.parse(source)))) == 1
+    assert len(list(find_unquoted_paths(ast.parse(source)))) == 1

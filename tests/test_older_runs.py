@@ -29,7 +29,7 @@ def run(tmp_path: Path) -> Path:
     return Path(shutil.copytree(OLD, tmp_path / "run"))
 
 
-def test_its_settings_are_read(small: TrainConfig, run: Path) -> None:
+def test_settings_of_0_2_run_are_read(small: TrainConfig, run: Path) -> None:
     recorded = TrainConfig.from_dict(json.loads((run / "config.json").read_text())["config"])
     assert recorded == checkpoints.load(run).config
     method = recorded.model.method
@@ -42,7 +42,7 @@ def test_its_settings_are_read(small: TrainConfig, run: Path) -> None:
     assert with_settings(recorded, **local_settings) == small
 
 
-def test_a_run_of_0_1_is_too_old(run: Path, small: TrainConfig) -> None:
+def test_run_of_0_1_is_rejected(run: Path, small: TrainConfig) -> None:
     """It configured views and heads in ``augment`` and ``model``, and had no methods."""
     file = run / "config.json"
     record = json.loads(file.read_text())
@@ -63,7 +63,7 @@ def test_a_run_of_0_1_is_too_old(run: Path, small: TrainConfig) -> None:
             trained(small, **settings)
 
 
-def test_it_goes_on_as_it_would_have(small: TrainConfig, run: Path) -> None:
+def test_resumed_0_2_run_reproduces_metrics(small: TrainConfig, run: Path) -> None:
     with pytest.raises(CheckpointError, match=r"crop: 16 -> 20"):
         trained(small, out=run, crop=20, eval_resize=20)
     trained(small, out=run)
@@ -80,7 +80,7 @@ def test_it_goes_on_as_it_would_have(small: TrainConfig, run: Path) -> None:
             assert ours["epoch"] == theirs["epoch"]
 
 
-def test_another_run_goes_on_from_it_or_starts_from_its_weights(
+def test_new_run_can_branch_or_init_from_0_2_run(
     small: TrainConfig, run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     branch = trained(small, out=tmp_path / "branch", resume=run, max_steps=7)
@@ -90,12 +90,14 @@ def test_another_run_goes_on_from_it_or_starts_from_its_weights(
     assert "starts from ResNet-10" in stderr and "randomly initialised:" not in stderr
 
 
-def test_it_is_evaluated_exported_and_shown(images: Path, run: Path) -> None:
+def test_run_of_0_2_is_evaluated_exported_and_reported(images: Path, run: Path) -> None:
     knn = fastsiam("eval", "knn", str(run), "--data", str(images), "--device", "cpu")
     assert "after 2 epochs" in knn.stdout
     weights = run / "weights.safetensors"
     wide = fastsiam("export", str(run), "--format", "torchvision", "--out", str(weights), code=1)
     assert "width 4: torchvision's ResNets are 64 wide" in wide.stderr
+    fastsiam("export", str(run), "--format", "plain", "--out", str(weights))
+    assert load_pretrained(weights).network().features == 32
     fastsiam("report", str(run))
     page = (run / "report.html").read_text()
     assert "predictor-dim" in page or "predictor_dim" in page

@@ -16,7 +16,7 @@ from tests.conftest import ROOT
 from tests.test_architecture import modules
 
 
-def test_the_wheel_owns_one_name(tmp_path: Path) -> None:
+def test_wheel_contains_modules_kernels_and_licence(tmp_path: Path) -> None:
     """Build a copy of the source: setuptools leaves a build/ folder, and packs it the next time."""
     source = tmp_path / "source"
     ignored = shutil.ignore_patterns("__pycache__", "*.egg-info", "kernels-*.so", "*.stamp")

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from tests.conftest import ROOT
 
 
-def slow_as_a_whole() -> Iterator[str]:
+def find_fully_slow_tests() -> Iterator[str]:
     """Yield the names of tests without a case in ``make test``."""
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -24,6 +24,6 @@ def rows() -> Iterator[tuple[str, str]]:
     yield from re.findall(r"^\| (`.+?`) \| (.+?) \|$", text, flags=re.MULTILINE)
 
 
-def test_each_has_something_that_stands_for_it() -> None:
+def test_docs_list_every_fully_slow_test() -> None:
     named = {name for slow, _ in rows() for name in re.findall(r"`(.+?)`", slow)}
-    assert named == set(slow_as_a_whole())
+    assert named == set(find_fully_slow_tests())

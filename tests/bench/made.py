@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 
 from fastsiam import cli
 from fastsiam.bench.records import Record, Row, Sample, Timing
-from tests.processes import Forked, until
+from tests.processes import Forked, wait_until
 
 
 def build_record(
@@ -47,5 +47,5 @@ def bench(*arguments: str, code: int = 0) -> Result:
 
 def wait_for_text(path: Path, process: Forked, text: str = "") -> str:
     """Wait until a process has written ``text`` to a file; return the file's content."""
-    until(process, lambda: path.exists() and (content := path.read_text()) and text in content)
+    wait_until(process, lambda: path.exists() and (content := path.read_text()) and text in content)
     return path.read_text()

@@ -57,7 +57,7 @@ def test_wrong_usage_exits_2(arguments: list[str], message: str) -> None:
     assert "Traceback" not in result.stderr
 
 
-def without_output(*arguments: str, **environment: str) -> str:
+def run_on_full_disk(*arguments: str, **environment: str) -> str:
     """Run a command with its standard output on a full disk; return its standard error."""
     with open("/dev/full", "w") as full:
         result = subprocess.run(
@@ -68,7 +68,7 @@ def without_output(*arguments: str, **environment: str) -> str:
     return result.stderr
 
 
-def test_output_is_kept_as_it_is() -> None:
+def test_stdout_keeps_earlier_text_and_non_utf8_paths() -> None:
     """Text that the user's program printed earlier is kept, and paths need not be UTF-8."""
     program = "print('before'); from fastsiam.cli import main; main()"
     command = [sys.executable, "-c", program, "config", "--data", "caf\udce9"]
@@ -77,11 +77,11 @@ def test_output_is_kept_as_it_is() -> None:
 
 
 @pytest.mark.parametrize(("command", "unbuffered"), [("config", ""), ("--help", "1")])
-def test_output_on_a_full_disk_is_an_error(command: str, unbuffered: str) -> None:
-    assert without_output(command, PYTHONUNBUFFERED=unbuffered) == UNWRITABLE
+def test_stdout_on_full_disk_is_error(command: str, unbuffered: str) -> None:
+    assert run_on_full_disk(command, PYTHONUNBUFFERED=unbuffered) == UNWRITABLE
 
 
-def test_output_whose_reader_has_ended_is_dropped() -> None:
+def test_broken_pipe_exits_1_silently() -> None:
     reader, writer = os.pipe()
     os.close(reader)
     with open(writer, "w") as pipe:
@@ -90,7 +90,7 @@ def test_output_whose_reader_has_ended_is_dropped() -> None:
     assert (result.returncode, result.stderr) == (1, b"")
 
 
-def test_interrupted_before_the_first_step_it_says_so(
+def test_sigint_before_first_step_prints_message(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     interrupted = Mock(side_effect=KeyboardInterrupt)
@@ -103,7 +103,7 @@ def test_interrupted_before_the_first_step_it_says_so(
     assert stderr == "SIGINT: stopped before the first step; there is nothing to save\n"
 
 
-def test_interrupted_while_it_is_imported_it_says_nothing() -> None:
+def test_sigint_during_import_exits_silently() -> None:
     script = (
         "import os, runpy, signal, sys\n"
         "class Interrupt:\n"
@@ -125,7 +125,7 @@ def test_interrupted_while_it_is_imported_it_says_nothing() -> None:
         ("fp16", r"--precision fp16 needs a GPU"),
     ],
 )
-def test_an_error_is_one_line(
+def test_train_errors_are_one_line(
     kind: str, message: str, small: TrainConfig, images: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("")
@@ -148,7 +148,7 @@ def test_an_error_is_one_line(
     "report /no/run", "train --resume", "train --config",
     "train --out x --data . --gpus 1 --device cpu --init",
 ])  # fmt: skip
-def test_an_input_of_another_machine_is_refused(command: str) -> None:
+def test_remote_input_is_rejected(command: str) -> None:
     stderr = fastsiam(*command.split(), "s3://b/run", code=1).stderr
     assert stderr.startswith(
         "error: cannot read s3://b/run: only --data and --source can be remote"
@@ -158,16 +158,14 @@ def test_an_input_of_another_machine_is_refused(command: str) -> None:
 @pytest.mark.parametrize("command", [
     "report ~/run", "train --device cpu --out ~/run", "info --json ~/run", "train --data ~/run",
 ])  # fmt: skip
-def test_a_tilde_that_no_shell_expanded_is_refused(
-    command: str, images: Path, tmp_path: Path
-) -> None:
+def test_unexpanded_tilde_is_rejected(command: str, images: Path, tmp_path: Path) -> None:
     environment = {"FASTSIAM_DATA": str(images), "HOME": "/home/me"}
     stderr = fastsiam(*command.split(), folder=tmp_path, environment=environment, code=1).stderr
     assert stderr.endswith(" (the shell did not expand ~: pass /home/me/run)\n")
     assert not (tmp_path / "~").exists()
 
 
-def test_the_home_of_another_user() -> None:
+def test_tilde_path_of_other_user() -> None:
     """bash expands ``~root`` but not ``--out=~root``; it leaves ``~nobody-here`` as it is."""
     with pytest.raises(FastSiamError, match=r"did not expand ~root: pass /\S+/run\)$"):
         require_local(Path("~root/run"))
@@ -186,14 +184,14 @@ def test_the_home_of_another_user() -> None:
         ({"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": ""}, "LOCAL_WORLD_SIZE must be a number, not ''"),
     ],
 )
-def test_wrong_variables_of_a_launcher_are_refused(
+def test_invalid_launcher_variables_are_rejected(
     variables: dict[str, str], message: str, small: TrainConfig
 ) -> None:
     stderr = fastsiam("train", *flags(small), environment=variables, code=1).stderr
     assert f"error: {message}" in stderr and "Traceback" not in stderr
 
 
-def test_how_errors_end_the_program(
+def test_exceptions_map_to_message_and_exit_code(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Notes follow the message, signals set their own exit code, bugs keep their traceback."""
@@ -213,7 +211,7 @@ def test_how_errors_end_the_program(
         cli.main()
 
 
-def test_bench_alone_and_with_options_means_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bench_defaults_to_all_cases(monkeypatch: pytest.MonkeyPatch) -> None:
     measured: list[tuple[str, int]] = []
     session = ModuleType("fastsiam.bench.session")
     session.run = lambda case, config: measured.append((case, config.repeats))  # type: ignore[attr-defined]
@@ -226,7 +224,7 @@ def test_bench_alone_and_with_options_means_all(monkeypatch: pytest.MonkeyPatch)
     assert all(f"\n  {case} " in text for case in (*CASES, "profile", "report"))
 
 
-def test_eval_knn_prints_its_protocol(small: TrainConfig, tmp_path: Path) -> None:
+def test_eval_knn_prints_protocol_and_writes_json(small: TrainConfig, tmp_path: Path) -> None:
     run, out = train_here(small, "imagenet"), tmp_path / "knn.json"
     votes = ["--k", "7", "--temperature", "0.1"]
     result = fastsiam("eval", "knn", str(run), "--baselines", *votes, "--json", str(out))
@@ -240,7 +238,7 @@ def test_eval_knn_prints_its_protocol(small: TrainConfig, tmp_path: Path) -> Non
     again = fastsiam("eval", "knn", str(run / "checkpoints" / "last.pt"), *votes)
     assert again.stdout.splitlines() == lines[2:]
     out.unlink()
-    stderr = without_output("eval", "knn", str(run), *votes, "--json", str(out))
+    stderr = run_on_full_disk("eval", "knn", str(run), *votes, "--json", str(out))
     assert UNWRITABLE in stderr and "Traceback" not in stderr
     assert json.loads(out.read_text())["trained"] == record["trained"]
 

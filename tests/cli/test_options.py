@@ -47,7 +47,7 @@ def parse(*arguments: str) -> tuple[str, TrainConfig]:
     return invoke(*arguments)[0][0]
 
 
-def refused(*arguments: str) -> str:
+def usage_error(*arguments: str) -> str:
     return invoke(*arguments, code=2)[1]
 
 
@@ -58,14 +58,14 @@ def help_of(*command: str) -> str:
     return result.output
 
 
-def test_older_versions_of_typer_find_no_types_but_the_options() -> None:
+def test_command_callback_has_no_type_hints() -> None:
     """They look up option types in the function's annotations; ``bench`` has an option "values"."""
     app = Commands()
     app.command("test")(lambda recipe: None)
     assert not get_type_hints(app.registered_commands[0].callback)
 
 
-def test_the_help_of_train_has_every_option_in_its_section_with_its_default() -> None:
+def test_train_help_lists_options_by_section_with_defaults() -> None:
     text = help_of("train", "--help-all")
     assert max(map(len, text.splitlines())) <= 80
     options = [one for one in train_settings().values() if one.option]
@@ -84,7 +84,7 @@ def test_the_help_of_train_has_every_option_in_its_section_with_its_default() ->
     assert "--crop" in help_text and "[default:32]" in help_text and "--hue" not in help_text
 
 
-def test_the_help_describes_a_shared_option_for_each_method() -> None:
+def test_help_describes_shared_options_per_method() -> None:
     """The chosen method's text, or one text per method if the chosen one lacks the option."""
     help_text = "".join(help_of("train", "--help-all").split())
     assert "--cropINTEGER[,...]Sideofaview" in help_text and "--viewsINTEGERNumber" in help_text
@@ -98,20 +98,20 @@ def test_the_help_describes_a_shared_option_for_each_method() -> None:
     assert "Usebothviewsasqueries" in help_text and "Predicteachviewfromtheother" not in help_text
 
 
-def test_a_default_is_described_or_shown_but_not_both() -> None:
+def test_eval_linear_help_states_defaults_once() -> None:
     help_text = "".join(help_of("eval", "linear").split())
     assert "[default:90;" in help_text or "[default:90]" in help_text
     assert not re.search(r"Default:[^\[-]*\[default:", help_text)
 
 
 @pytest.mark.parametrize("group", [(), ("convert",), ("eval",), ("bench",)])
-def test_no_summary_of_a_command_is_cut(group: tuple[str, ...]) -> None:
+def test_command_summaries_are_not_truncated(group: tuple[str, ...]) -> None:
     _, _, commands = help_of(*group).partition("Commands:\n")
     assert commands and "..." not in commands
     assert max(map(len, commands.splitlines())) <= 80
 
 
-ODD = {
+TRICKY_SETTINGS = {
     "data": 'a "b"\\c\té', "mixed_with": ("a,b", " c"), "weights": (1, 2.5, 1e-9), "lr": 1e-300,
     "mean": (1e-7, 0.2, 1 / 3), "seed": 2**40, "sync_bn": False, "tracker": "wandb,mlflow",
     "holdout": "10%", "nodes": "1:2", "rendezvous": "node1:29500", "out": "it's",
@@ -120,9 +120,9 @@ ODD = {
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_settings_survive_the_command_line_and_files(recipe: str, tmp_path: Path) -> None:
+def test_settings_round_trip_through_flags_and_files(recipe: str, tmp_path: Path) -> None:
     plain, file = RECIPES[recipe](), tmp_path / "my.toml"
-    for config in (plain, with_settings(plain, **ODD)):
+    for config in (plain, with_settings(plain, **TRICKY_SETTINGS)):
         assert parse(*flags(config, recipe)) == (recipe, config)
         assert TrainConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
         file.write_text(to_toml(config, recipe=recipe), encoding="utf-8")
@@ -130,7 +130,7 @@ def test_settings_survive_the_command_line_and_files(recipe: str, tmp_path: Path
         assert (merged.recipe, TrainConfig.from_flags(merged.flags)) == (recipe, config)
 
 
-def test_a_method_brings_its_own_options_and_defaults(
+def test_method_adds_its_options_and_defaults(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The order of options is free; ``dim`` has a different default in each method."""
@@ -144,9 +144,9 @@ def test_a_method_brings_its_own_options_and_defaults(
         assert config.model.method == BarlowTwinsConfig(redundancy=0.1)
     assert parse(*chosen, "--dim", "9")[1].model.method == BarlowTwinsConfig(dim=9)
     assert isinstance(parse("--dim", "9")[1].model.method, SimSiamConfig)
-    message = refused(*chosen, "--predictor-dim", "4")
+    message = usage_error(*chosen, "--predictor-dim", "4")
     assert "predictor-dim is not a setting of barlow-twins" in message
-    assert "compares two views of each image, not 3" in refused(*chosen, "--views", "3")
+    assert "compares two views of each image, not 3" in usage_error(*chosen, "--views", "3")
     file = tmp_path / "my.toml"
     file.write_text('[model]\nmethod = "barlow-twins"\nredundancy = 0.2\n')
     method = parse("--config", str(file))[1].model.method
@@ -154,17 +154,17 @@ def test_a_method_brings_its_own_options_and_defaults(
     usual = parse("--config", str(file), "--method", "simsiam")[1]
     assert usual == RECIPES["imagenet"]()
     monkeypatch.undo()
-    assert "unknown method 'barlow-twins'; choose one of simsiam" in refused(*chosen)
+    assert "unknown method 'barlow-twins'; choose one of simsiam" in usage_error(*chosen)
 
 
-def test_an_option_without_effect_is_refused(tmp_path: Path) -> None:
+def test_option_without_effect_is_rejected(tmp_path: Path) -> None:
     """A settings file or a resumed run may still contain it."""
     for arguments, message in (
         (["--rendezvous", "node1"], "is for several machines: pass --nodes too, or leave"),
         (["--no-sync-bn", "--sync-bn-ranks", "2"], "one of sync-bn-ranks 2 and no-sync-bn"),
         (["--resume", str(OLD), "--init", "a.pt"], "init starts a new run: choose one"),
     ):
-        assert message in refused(*arguments)
+        assert message in usage_error(*arguments)
     for command in (["eval", "knn", str(OLD)], ["features", str(OLD)]):
         result = CliRunner().invoke(cli.app, [*command, "--rendezvous", "node1"])
         assert result.exit_code == 2 and "pass --nodes too" in " ".join(result.output.split())
@@ -174,7 +174,7 @@ def test_an_option_without_effect_is_refused(tmp_path: Path) -> None:
     parse("--config", str(file), "--resume", str(OLD))
 
 
-def test_flag_beats_file_beats_recipe_in_any_order(tmp_path: Path) -> None:
+def test_flag_overrides_file_overrides_recipe(tmp_path: Path) -> None:
     assert parse() == ("imagenet", RECIPES["imagenet"]())
     assert parse("--data", "a", "--set", "mixed_with=b")[1].data.mixed_with == ("b",)
     file = tmp_path / "my.yaml"
@@ -190,12 +190,12 @@ def test_flag_beats_file_beats_recipe_in_any_order(tmp_path: Path) -> None:
     assert (flags["method"], flags["dim"]) == ("byol", 64)
     assert parse("--recipe", "imagenet", "--method", "simsiam", *named)[1] == RECIPES["imagenet"]()
     file.write_text("optim:\n  lr: -1\n")
-    message = refused("--config", str(file))
+    message = usage_error("--config", str(file))
     assert f"lr must be above 0, not -1.0 (with the settings of {file})" in message
     assert parse("--config", str(file), "--lr", "1")[1].optim.lr == 1
 
 
-def test_set_gives_any_setting() -> None:
+def test_set_option_assigns_any_setting() -> None:
     texts = ["lr-end=1e-3", "mean=[0.5, 0.5, 1]", "crop=96,64", "optimizer=lars", "tf32=false"]
     arguments = [word for text in texts for word in ("--set", text)]
     expected = with_settings(
@@ -206,12 +206,12 @@ def test_set_gives_any_setting() -> None:
     assert parse("--recipe", "cifar10", *arguments)[1] == expected
     assert parse("--set", "lr=3", "--lr", "4")[1].optim.lr == 4
     assert parse("--set", "method=byol")[1].model.method == BYOLConfig()
-    assert "unknown setting 'lrr'; did you mean lr?" in refused("--set", "lrr=1")
-    assert "lr must be a number, not 'fast'" in refused("--set", "lr=fast")
-    assert "--set takes NAME=VALUE, not 'lr'" in refused("--set", "lr")
-    assert "No such option: --lr-end; pass --set lr_end=VALUE" in refused("--lr-end")
-    assert "Option '--lr' requires an argument" in refused("--lr")
-    assert "Option '--sync-bn' does not take a value" in refused("--sync-bn=false")
+    assert "unknown setting 'lrr'; did you mean lr?" in usage_error("--set", "lrr=1")
+    assert "lr must be a number, not 'fast'" in usage_error("--set", "lr=fast")
+    assert "--set takes NAME=VALUE, not 'lr'" in usage_error("--set", "lr")
+    assert "No such option: --lr-end; pass --set lr_end=VALUE" in usage_error("--lr-end")
+    assert "Option '--lr' requires an argument" in usage_error("--lr")
+    assert "Option '--sync-bn' does not take a value" in usage_error("--sync-bn=false")
 
 
 @pytest.fixture
@@ -222,7 +222,7 @@ def stopped_run(small: TrainConfig) -> TrainConfig:
     return config
 
 
-def test_the_settings_of_a_run_that_continues(
+def test_resume_inherits_and_overrides_run_settings(
     stopped_run: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run is named by its folder or a checkpoint; files and options override its settings."""
@@ -281,10 +281,10 @@ def test_the_settings_of_a_run_that_continues(
     config = parse("--resume", str(alone))[1]
     assert config == with_settings(stopped_run, max_steps=6, resume=str(alone), out="")
     (run / "config.json").write_text("{")
-    assert "config.json: " in refused("--resume", str(run))
+    assert "config.json: " in usage_error("--resume", str(run))
 
 
-def test_a_run_continues_by_its_folder_alone(stopped_run: TrainConfig, tmp_path: Path) -> None:
+def test_resume_needs_only_run_folder(stopped_run: TrainConfig, tmp_path: Path) -> None:
     run, folder = str(tmp_path / "run"), tmp_path / "run"
     state = checkpoints.last(folder).read_bytes()
     fastsiam("train", "--resume", run, "--extend", "5", "--max-steps", "9")
@@ -302,7 +302,7 @@ def test_a_run_continues_by_its_folder_alone(stopped_run: TrainConfig, tmp_path:
     assert checkpoints.load(folder).step == 15 and checkpoints.load(folder).config.run.extend == 5
 
 
-def test_what_is_no_run_is_one_line(tmp_path: Path) -> None:
+def test_invalid_resume_path_is_one_line_error(tmp_path: Path) -> None:
     stderr = fastsiam("train", "--resume", str(tmp_path / "none"), code=1).stderr
     assert stderr == f"error: no checkpoint at {tmp_path / 'none'}\n"
     (tmp_path / "photos").mkdir()
@@ -313,7 +313,7 @@ def test_what_is_no_run_is_one_line(tmp_path: Path) -> None:
     )
 
 
-def test_views_shows_what_a_run_sees(stopped_run: TrainConfig, tmp_path: Path) -> None:
+def test_views_command_uses_run_settings(stopped_run: TrainConfig, tmp_path: Path) -> None:
     draws, sheet = tmp_path / "draws.json", tmp_path / "v.png"
     command = ["views", "--images", "2", "--out", str(sheet), "--json", str(draws)]
     result = fastsiam(*command, "--config", str(tmp_path / "run"))
@@ -337,7 +337,7 @@ def test_views_shows_what_a_run_sees(stopped_run: TrainConfig, tmp_path: Path) -
     assert "pipeline must be one of auto, torchvision, native, ffcv, dali" in result.stderr
 
 
-def test_config_prints_what_train_reads(tmp_path: Path) -> None:
+def test_config_output_can_be_read_back(tmp_path: Path) -> None:
     file = tmp_path / "my.toml"
     file.write_text(fastsiam("config", "--recipe", "byol", "--lr", "0.3").stdout)
     byol = RECIPES["byol"]()

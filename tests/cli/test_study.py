@@ -21,19 +21,19 @@ def test_list_names_every_study() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["run", "predictr"], "unknown study 'predictr'; did you mean predictor?"),
         (["table", "all", "--json", "x.json"], "--json and --record apply to a single study"),
         (["table", "batch", "--record", "x", "--scale", "demo"], "--record and --scale cannot be"),
     ],
 )
-def test_wrong_usage_is_one_line(arguments: list[str], said: str) -> None:
+def test_wrong_usage_exits_2(arguments: list[str], message: str) -> None:
     err = fastsiam("study", *arguments, code=2).stderr
-    assert said in err and "Traceback" not in err
+    assert message in err and "Traceback" not in err
 
 
-def test_images_are_checked_before_a_run_begins(images: Path, tmp_path: Path) -> None:
+def test_missing_images_are_rejected_before_run_starts(images: Path, tmp_path: Path) -> None:
     shutil.rmtree(images / "val")
     for data in (tmp_path / "none", images):
         where = ["--data", str(data), "--out", str(tmp_path / "out")]
@@ -42,7 +42,7 @@ def test_images_are_checked_before_a_run_begins(images: Path, tmp_path: Path) ->
         assert not (tmp_path / "out").exists()
 
 
-def test_a_table_of_nothing_yet_its_record_and_its_picture(tmp_path: Path) -> None:
+def test_table_without_results_writes_record_and_picture(tmp_path: Path) -> None:
     file, picture = tmp_path / "record.json", tmp_path / "pictures" / "predictor.png"
     out = ["--out", str(tmp_path / "out")]
     stdout = fastsiam("study", "table", "predictor", *out, "--json", str(file)).stdout

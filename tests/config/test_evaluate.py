@@ -25,25 +25,25 @@ RATES = [0.1, 0.3, 1, 3, 10, 30]
         (IMAGENET, {"optimizer": "sgd"}, "sgd", 256, [30]),
     ],
 )
-def test_the_papers_protocol_where_data_are_enough(
+def test_linear_defaults_follow_data_set_size(
     images: int, given: dict[str, object], optimizer: str, batch: int, rates: list[float]
 ) -> None:
     config = LinearConfig(**given)  # type: ignore[arg-type]
-    settled = config.with_defaults(images)
-    assert (settled.optimizer, settled.global_batch, settled.rates) == (optimizer, batch, rates)
-    assert settled.with_defaults(images) == settled
+    resolved = config.with_defaults(images)
+    assert (resolved.optimizer, resolved.global_batch, resolved.rates) == (optimizer, batch, rates)
+    assert resolved.with_defaults(images) == resolved
     reason = "--lrs is given" if config.lrs else f"{images:,} images x {config.epochs} epochs are "
     reason = f"{optimizer.upper()}: {reason}"
     assert config.explain_auto(images).startswith(reason if config.optimizer == "auto" else "")
-    assert not settled.explain_auto(images)
+    assert not resolved.explain_auto(images)
 
 
-def test_what_is_not_cached_has_no_storage() -> None:
+def test_storage_requires_cached() -> None:
     with pytest.raises(ValueError, match="storage needs --cached"):
         LinearConfig(storage="fp16")
 
 
-def test_settings_that_are_not_finite_are_refused() -> None:
+def test_non_finite_settings_are_rejected() -> None:
     with pytest.raises(ValueError, match="lrs must be finite, not inf"):
         LinearConfig(lrs=(float("inf"),))
     with pytest.raises(ValueError, match="mean must be finite, not nan"):

@@ -18,7 +18,7 @@ from fastsiam.errors import FastSiamError
 from fastsiam.run import checkpoint as checkpoints
 from fastsiam.train.image_list import ImageList
 from tests.configs import with_settings
-from tests.conversions import failing
+from tests.conversions import stub_raising
 
 
 def write(tmp_path: Path, text: str, name: str = "my.toml") -> Path:
@@ -27,7 +27,7 @@ def write(tmp_path: Path, text: str, name: str = "my.toml") -> Path:
     return path
 
 
-def test_every_setting_is_written_with_a_comment() -> None:
+def test_toml_contains_every_setting_with_help() -> None:
     config = RECIPES["cifar10"]()
     lines = to_toml(config, recipe="cifar10").splitlines()
     assert max(map(len, lines)) <= 100
@@ -62,7 +62,7 @@ step:
 
 
 @pytest.mark.parametrize(("name", "text"), [("a.toml", TOML), ("a.yaml", YAML)])
-def test_the_same_settings_in_every_format(name: str, text: str, tmp_path: Path) -> None:
+def test_toml_and_yaml_files_are_equivalent(name: str, text: str, tmp_path: Path) -> None:
     settings = merge(read_settings(write(tmp_path, f"\ufeff{text}", name)))  # Windows adds a BOM
     expected = with_settings(
         RECIPES["cifar10"](),
@@ -104,7 +104,7 @@ def test_the_same_settings_in_every_format(name: str, text: str, tmp_path: Path)
         ("a.toml", "[optim]\nrestarts = '2@6'", r"restarts was removed after version 0\.2"),
     ],
 )
-def test_what_is_wrong_is_one_line_with_the_file(
+def test_invalid_settings_file_is_one_line_error(
     name: str, text: str, message: str, tmp_path: Path
 ) -> None:
     path = write(tmp_path, text, name)
@@ -113,19 +113,19 @@ def test_what_is_wrong_is_one_line_with_the_file(
     assert str(caught.value).startswith(f"{path}: ") and "\n" not in str(caught.value)
 
 
-def test_removed_settings_in_a_file_of_0_2_are_ignored(tmp_path: Path) -> None:
+def test_removed_settings_of_0_2_are_ignored(tmp_path: Path) -> None:
     text = "[optim]\nlr = 0.1\nrestarts = ''\n[step]\nbatch_views = true\nbucket_mb = 25\n"
     assert read_settings(write(tmp_path, text, "a.toml")).flags == {"lr": 0.1}
 
 
-def test_a_file_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+def test_missing_settings_file_is_named_in_error(tmp_path: Path) -> None:
     for path in (tmp_path / "a.toml", tmp_path):
         with pytest.raises(FastSiamError, match=r"cannot read .*(a\.toml|config\.json): No such"):
             read_settings(path)
 
 
 @pytest.mark.parametrize("name", ["checkpoints", "checkpoints/last.pt"])
-def test_a_run_is_found_by_a_checkpoint_on_another_disk(name: str, tmp_path: Path) -> None:
+def test_run_folder_is_found_from_symlinked_checkpoint(name: str, tmp_path: Path) -> None:
     run, link, target = tmp_path / "run", tmp_path / "run" / name, tmp_path / "disk" / name
     link.parent.mkdir(parents=True)
     checkpoints.last(tmp_path / "disk").parent.mkdir(parents=True)
@@ -146,15 +146,15 @@ def test_a_run_is_found_by_a_checkpoint_on_another_disk(name: str, tmp_path: Pat
         ("is_file", lambda run: merge_sources({"resume": run / "checkpoints" / "last.pt"})),
     ],
 )
-def test_a_folder_that_cannot_be_read_is_one_line(
+def test_unreadable_folder_is_reported(
     method: str, read: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """This includes Python 3.14 and newer, where ``Path`` methods hide the error."""
     if method == "is_file":
         for name in ("is_dir", "is_file"):
             monkeypatch.setattr(Path, name, lambda _: False)
-        monkeypatch.setattr(os, "stat", failing(errno.EACCES))
+        monkeypatch.setattr(os, "stat", stub_raising(errno.EACCES))
     else:
-        monkeypatch.setattr(Path, method, failing(errno.EACCES))
+        monkeypatch.setattr(Path, method, stub_raising(errno.EACCES))
     with pytest.raises(FastSiamError, match=r"^cannot read \S+: Permission denied; check the perm"):
         read(tmp_path)

@@ -20,13 +20,13 @@ from fastsiam.config.recipes import RECIPES
         ({"output_affine": True, "head_bn": "hidden"}, "head-bn default or all, not hidden"),
     ],
 )
-def test_what_makes_no_sense_is_one_line(settings: dict[str, Any], message: str) -> None:
+def test_incompatible_settings_are_one_line_error(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError) as refused:
         FastSiamConfig(**settings)
     assert message in str(refused.value) and "\n" not in str(refused.value)
 
 
-def test_how_many_views_it_takes() -> None:
+def test_wrong_number_of_views_is_rejected() -> None:
     asymmetric = SimSiamConfig(symmetric=False)
     for settings, count in ((SimSiamConfig(), 2), (asymmetric, 4), (FastSiamConfig(), 3)):
         settings.check_views(count)
@@ -35,7 +35,7 @@ def test_how_many_views_it_takes() -> None:
             settings.check_views(count)
 
 
-def test_what_hardly_works_is_doubted() -> None:
+def test_unsuitable_batches_cause_warnings() -> None:
     usual = {"images": 50_000, "batch": 256, "groups": 8}
     moco, swav = MoCoV2Config(), SwAVConfig(prototypes=256)
     assert (

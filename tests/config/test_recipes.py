@@ -93,7 +93,7 @@ PAPERS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", PAPERS)
-def test_a_recipe_has_the_numbers_of_its_paper(name: str) -> None:
+def test_recipe_matches_paper(name: str) -> None:
     flags = RECIPES[name]().to_flags()
     rate = flags["lr"] * flags["batch"] / 256
     flags |= {"rate": rate, "start": rate * flags["warmup_from"], "end": rate * flags["lr_end"]}

@@ -71,7 +71,7 @@ class Larger(Group):
         ({"share": 0.1}, "rate is above share"),
     ],
 )
-def test_a_wrong_value_is_one_line(values: dict[str, Any], message: str) -> None:
+def test_invalid_value_is_rejected(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError) as refused:
         Group(**values)
     assert str(refused.value).startswith(message)
@@ -91,7 +91,7 @@ def test_values_are_converted() -> None:
     assert Group(rate=1, std=[1, 2.5], nodes="1:2") == Group(std=(1.0, 2.5), rate=1.0, nodes="1:2")  # type: ignore[arg-type]
 
 
-def test_a_subclass_inherits_settings_and_may_change_a_default() -> None:
+def test_subclass_inherits_settings_and_overrides_default() -> None:
     settings = settings_of(Larger)
     assert [*settings] == [*settings_of(Group), "more"]
     assert (settings["rate"].default, settings["rate"].help) == (0.25, "A rate.")
@@ -102,7 +102,7 @@ def test_a_subclass_inherits_settings_and_may_change_a_default() -> None:
         Larger(share=0.2)
 
 
-def test_every_field_is_a_setting_with_a_help() -> None:
+def test_every_field_is_setting_with_help() -> None:
     train = [type(getattr(TrainConfig(), section.name)) for section in fields(TrainConfig)]
     jobs = [
         *(ConvertConfig, KnnConfig, LinearConfig, FinetuneConfig, FeaturesConfig, NeighboursConfig),

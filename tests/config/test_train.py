@@ -26,12 +26,12 @@ from fastsiam.config.train import all_settings, differences, train_settings
 PAPER = TrainConfig()
 
 
-def test_every_flag_is_a_field_and_the_other_way_round() -> None:
+def test_train_settings_match_flags() -> None:
     methods = [replace(PAPER, model=ModelConfig(method=kind())) for kind in METHOD_CONFIGS.values()]
     assert train_settings().keys() == {name for config in methods for name in config.to_flags()}
 
 
-def test_a_value_for_all_views_or_one_for_each() -> None:
+def test_view_settings_accept_one_value_or_one_per_view() -> None:
     flags = PAPER.to_flags() | {"crop": "96", "blur_p": "1.0,0.1", "solarise_p": [0, 0.2]}
     views = TrainConfig.from_flags(flags).augment.views
     assert [(v.crop, v.blur_p, v.solarise_p) for v in views] == [(96, 1.0, 0.0), (96, 0.1, 0.2)]
@@ -42,7 +42,7 @@ def test_a_value_for_all_views_or_one_for_each() -> None:
 @pytest.mark.parametrize(
     ("crop", "given", "side"), [(224, 0, 256), (65, 0, 74), (64, 0, 64), (32, 256, 256)]
 )
-def test_evaluation_follows_the_crop_unless_told(crop: int, given: int, side: int) -> None:
+def test_eval_resize_default_follows_crop(crop: int, given: int, side: int) -> None:
     config = TrainConfig.from_flags(PAPER.to_flags() | {"crop": str(crop), "eval_resize": given})
     assert config.eval_resize == side
     assert TrainConfig.from_dict(config.to_dict()).monitor.eval_resize == given
@@ -61,12 +61,12 @@ def test_evaluation_follows_the_crop_unless_told(crop: int, given: int, side: in
         ({"eval_resize": 200}, r"eval-resize \(200\) must be at least crop \(224\)"),
     ],
 )
-def test_what_makes_no_sense_is_refused_by_its_name(change: dict[str, Any], message: str) -> None:
+def test_invalid_flags_are_named_in_error(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         TrainConfig.from_flags(PAPER.to_flags() | change)
 
 
-def test_the_image_column_is_fixed_while_the_data_stay(tmp_path: Path) -> None:
+def test_image_column_change_is_detected_for_same_data(tmp_path: Path) -> None:
     here = replace(PAPER, data=DataConfig(data=str(tmp_path / "a"), image_column="photo"))
     same = replace(here, data=here.data.at(f"{tmp_path}/b/../a", ColumnNames("", "kind")))
     assert same.data.columns == ("photo", "kind") and differences(here, same) == {}
@@ -109,13 +109,13 @@ def test_settings_of_0_2_are_read() -> None:
         ({"augment": {"mean": [0.5]}}, r"augment\.mean must be 3 numbers, not \[0\.5\]"),
     ],
 )
-def test_unknown_settings_are_refused_by_name(sections: Any, message: str) -> None:
+def test_invalid_sections_are_rejected(sections: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         TrainConfig.from_dict(sections)
 
 
 @pytest.mark.parametrize("name", ["momentum", "crop", "backbone"])
-def test_a_method_cannot_share_a_setting_with_another_section(
+def test_method_setting_with_duplicate_name_is_rejected(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     method_config = make_dataclass(

@@ -24,8 +24,8 @@ from fastsiam.distributed import closing_unless_lost, peer_is_gone, peer_is_late
 from fastsiam.distributed.launch import _exit_code
 from fastsiam.errors import RANK_LOST
 from tests.configs import flags, with_settings
-from tests.conversions import failing
-from tests.processes import fastsiam, faulty
+from tests.conversions import stub_raising
+from tests.processes import fastsiam, fault_environment
 from tests.tiers import rest_slow
 
 PATIENCE = 240
@@ -55,7 +55,7 @@ CASES = pytest.mark.parametrize(ARGUMENTS, KINDS)
 
 
 @pytest.mark.parametrize(ARGUMENTS, rest_slow(KINDS, fast=2))
-def test_a_failing_rank_ends_the_run(fault: str, code: int, said: str, small: TrainConfig) -> None:
+def test_failing_rank_ends_run(fault: str, code: int, said: str, small: TrainConfig) -> None:
     check_failing_run(small, fault, code, said)
 
 
@@ -64,7 +64,7 @@ def check_failing_run(config: TrainConfig, fault: str, code: int, said: str) -> 
     config = with_settings(config, gpus=2, knn_every=0)
     if fault in TIMEOUTS:
         config = with_settings(config, rank_timeout=TIMEOUTS[fault])
-    fails = faulty(FAULT=fault, FAULT_RANK="1")
+    fails = fault_environment(FAULT=fault, FAULT_RANK="1")
     result = fastsiam("train", *flags(config), code=code, timeout=PATIENCE, environment=fails)
     stderr = result.stderr
     assert len(re.findall(said, stderr)) == 1, stderr
@@ -169,5 +169,5 @@ def test_the_exit_code_is_the_first_failures(
     assert _exit_code(errors) == code
     stderr = capsys.readouterr().err
     assert stderr.startswith(f"error: rank {killed} was killed by SIG") if killed else not stderr
-    monkeypatch.setattr(sys, "stderr", Mock(write=failing(errno.ENOSPC)))
+    monkeypatch.setattr(sys, "stderr", Mock(write=stub_raising(errno.ENOSPC)))
     assert _exit_code(errors) == code

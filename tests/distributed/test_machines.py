@@ -28,7 +28,15 @@ from fastsiam.errors import RANK_LOST
 from tests.configs import flags, with_settings
 from tests.conftest import ROOT
 from tests.machines import Machine, two_machines
-from tests.processes import Forked, command, fastsiam, faulty, fork_programs, free_port, until
+from tests.processes import (
+    Forked,
+    command,
+    fastsiam,
+    fault_environment,
+    fork_programs,
+    free_port,
+    wait_until,
+)
 from tests.ranks import fastsiam_on_ranks
 from tests.train.runs import history
 
@@ -76,7 +84,7 @@ def test_an_evaluation_on_two_machines(config: TrainConfig, tmp_path: Path) -> N
 
 
 def test_an_error_on_one_machine_ends_the_run(config: TrainConfig) -> None:
-    results = on_two("train", *flags(config), **faulty(FAULT="error", FAULT_RANK="1"))
+    results = on_two("train", *flags(config), **fault_environment(FAULT="error", FAULT_RANK="1"))
     assert sorted(one.returncode for one in results) == [1, RANK_LOST], results
     stderr = "".join(one.stderr for one in results)
     assert stderr.count("ZeroDivisionError") == 1 and "ChildFailedError" not in stderr
@@ -128,7 +136,7 @@ def test_a_machine_is_killed_and_the_same_command_goes_on(
     config: TrainConfig, tmp_path: Path
 ) -> None:
     """Without restarts the other launcher exits with 75, and the next start resumes exactly."""
-    lost = faulty(FAULT="machine", FAULT_RANK="1", FAULT_AT="5")
+    lost = fault_environment(FAULT="machine", FAULT_RANK="1", FAULT_AT="5")
     codes = [one.returncode for one in on_two("train", *flags(config), **lost)]
     assert sorted(codes) == [-signal.SIGKILL, RANK_LOST]
     assert [one.returncode for one in on_two("train", *flags(config))] == [0, 0]
@@ -156,14 +164,14 @@ def test_a_machine_is_lost_and_another_joins(config: TrainConfig, tmp_path: Path
     run, reference = tmp_path / "run", tmp_path / "whole"
     config = with_settings(config, nodes="1:2", max_restarts=1, epochs=8, lr=0.1)  # 24 steps
     arguments = ["train", *flags(config)]
-    alone = faulty(FAULT="wait", FAULT_RANK="0", FAULT_WORLD="1", FAULT_AT="6")
+    alone = fault_environment(FAULT="wait", FAULT_RANK="0", FAULT_WORLD="1", FAULT_AT="6")
     stays = Forked(_soon, *arguments, environment=alone)
-    until(stays, partial(_is_served, config))
-    lost = faulty(FAULT="machine", FAULT_RANK="any", FAULT_AT="5")
+    wait_until(stays, partial(_is_served, config))
+    lost = fault_environment(FAULT="machine", FAULT_RANK="any", FAULT_AT="5")
     goes = Forked(_soon, *arguments, environment=lost)
     assert goes.wait(120).returncode < 0
     before = len(history(run))
-    until(stays, lambda: len(history(run)) >= 8)  # on one rank
+    wait_until(stays, lambda: len(history(run)) >= 8)  # on one rank
     comes = Forked(_soon, *arguments)
     results = [one.wait(240) for one in (stays, comes)]
     assert [one.returncode for one in results] == [0, 0], results
@@ -207,7 +215,7 @@ def test_a_cable_is_pulled_out(
         rendezvous_timeout=100.0,
     )
     once, out = tmp_path / "once", tmp_path / "out"
-    paused = faulty(FAULT="pause", FAULT_RANK="0", FAULT_AT="5")
+    paused = fault_environment(FAULT="pause", FAULT_RANK="0", FAULT_AT="5")
     paused |= {"FAULT_ONCE": str(once), "FAULT_UNTIL": str(out)}
     launchers, logs = [], []
     for machine in machines:
@@ -219,7 +227,7 @@ def test_a_cable_is_pulled_out(
                 subprocess.Popen(line, cwd=ROOT, stdout=log, stderr=log, env=environment)
             )
     try:
-        until(launchers[0], once.exists)
+        wait_until(launchers[0], once.exists)
         there.plug("down")
         out.touch()
         codes = [launchers[0].wait(300)]

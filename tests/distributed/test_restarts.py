@@ -20,7 +20,7 @@ from fastsiam.config import TrainConfig
 from fastsiam.errors import RANK_LOST
 from fastsiam.run import checkpoint as checkpoints
 from tests.configs import flags, with_settings
-from tests.processes import Forked, command, faulty, until
+from tests.processes import Forked, command, fault_environment, wait_until
 from tests.ranks import fastsiam_on_ranks
 from tests.tiers import rest_slow
 from tests.train.runs import history
@@ -55,7 +55,7 @@ def test_a_rank_is_killed_and_the_run_goes_on(
 
 def once(folder: Path, **faults: str) -> dict[str, str]:
     """Return environment variables that make only the first start of a run fail."""
-    return faulty(FAULT_ONCE=str(folder / "fault"), **faults)
+    return fault_environment(FAULT_ONCE=str(folder / "fault"), **faults)
 
 
 @pytest.mark.slow
@@ -74,7 +74,7 @@ def test_a_killed_launcher_leaves_nobody_behind(config: TrainConfig, tmp_path: P
     config = with_settings(config, epochs=3000, save_every=10**6, knn_every=0)
     run = tmp_path / "run"
     process = command("train", *flags(config), session=True)
-    until(process, lambda: len(history(run)) >= 3)
+    wait_until(process, lambda: len(history(run)) >= 3)
     leader = int((run / "lock").read_text().split()[1])
     process.send(signal.SIGKILL)
     while Path(f"/proc/{leader}").exists():

@@ -53,7 +53,7 @@ def blocks(*languages: str) -> list[Block]:
     return [block for block in code_blocks if not languages or block.language in languages]
 
 
-def lines(block: Block) -> Iterator[list[str]]:
+def shell_commands(block: Block) -> Iterator[list[str]]:
     """Yield each command of a shell block as words, without comments, with variables expanded."""
     variables = {"SLURM_ARRAY_TASK_ID": "1"}
     for line in block.text.replace("\\\n", " ").splitlines():
@@ -66,7 +66,7 @@ def lines(block: Block) -> Iterator[list[str]]:
         if words[:1] == ["for"]:
             variables[words[1]] = words[3].removesuffix(";")
         if words[:1] == ["sbatch"] or ("-c" in words and words[0] != "python"):  # nested shell
-            yield from lines(replace(block, text=words.pop()))
+            yield from shell_commands(replace(block, text=words.pop()))
         while "&&" in words:
             cut = words.index("&&")
             yield words[:cut]
@@ -77,7 +77,7 @@ def lines(block: Block) -> Iterator[list[str]]:
             yield words
 
 
-def test_code_says_its_language() -> None:
+def test_code_blocks_declare_language() -> None:
     known = {"sh", "python", "json", "toml", "yaml", "text"}
     assert not [str(block) for block in blocks("")]
     assert {block.language for block in blocks()} <= known
@@ -87,7 +87,7 @@ def test_code_says_its_language() -> None:
 
 
 @pytest.mark.parametrize("block", blocks("sh"), ids=str)
-def test_commands_are_commands(
+def test_shell_commands_parse(
     block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "runs").mkdir()  # --resume and --config read a run before anything else
@@ -96,7 +96,7 @@ def test_commands_are_commands(
     monkeypatch.chdir(tmp_path)
     result = subprocess.run(["bash", "-n"], input=block.text, capture_output=True, text=True)
     assert not result.returncode, result.stderr
-    for words in lines(block):
+    for words in shell_commands(block):
         assert words[0] in SHELL, f"{block}: {words[0]}"
         if "fastsiam" in words[:-1] and words[0] in {"torchrun", "python", ".venv/bin/python"}:
             words = words[words.index("fastsiam") :]
@@ -109,7 +109,7 @@ def test_commands_are_commands(
             assert {word for word in words[1:] if "=" not in word} <= set(targets), block
 
 
-def test_extras_that_pages_name_exist() -> None:
+def test_extras_in_pip_commands_exist() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     known = set(extras["optional-dependencies"])
     for page in PAGES:
@@ -130,7 +130,7 @@ def anchors(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_lead_somewhere(page: Path) -> None:
+def test_relative_links_have_targets(page: Path) -> None:
     links = re.findall(r"\]\(([^)\s]+)\)", _FENCE.sub("", page.read_text()))
     for link in links:
         if not link.startswith(("https:", "http:")):
@@ -162,12 +162,14 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-WITH_PROGRAMS = sorted({block.page for block in blocks("python")})  # same order in all processes
+PAGES_WITH_PROGRAMS = sorted(
+    {block.page for block in blocks("python")}
+)  # same order in all processes
 
 
 @pytest.mark.dali
-@pytest.mark.parametrize("page", WITH_PROGRAMS, ids=lambda page: page.name)
-def test_programs_run(
+@pytest.mark.parametrize("page", PAGES_WITH_PROGRAMS, ids=lambda page: page.name)
+def test_python_programs_run(
     page: Path, weights: Path, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Programs of a page run one after the other, with small data and networks."""
@@ -181,7 +183,7 @@ def test_programs_run(
             exec(compile(text, str(block), "exec"), names)
 
 
-def test_the_table_of_exports_says_what_export_does() -> None:
+def test_export_table_matches_supported_formats() -> None:
     text = (ROOT / "docs" / "interchange.md").read_text()
     head, _, *rows = (
         [cell.strip() for cell in line.strip("|").split("|")]
@@ -200,7 +202,7 @@ def test_the_table_of_exports_says_what_export_does() -> None:
             assert (cell == "yes") == (not reasons[format]), (name, format)
 
 
-def test_tests_that_pages_name_exist() -> None:
+def test_tests_named_in_docs_exist() -> None:
     named = [
         (page.name, Path("tests", file), test)
         for page in PAGES
@@ -213,7 +215,7 @@ def test_tests_that_pages_name_exist() -> None:
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/own-folder.md", "docs/operations.md"])
-def test_pages_agree_on_the_room_of_checkpoints(page: str) -> None:
+def test_documented_checkpoint_sizes_are_correct(page: str) -> None:
     """A run keeps two checkpoints, three while it saves: weights, buffers and SGD's momenta."""
     text = (ROOT / page).read_text()
     assert "run keeps two checkpoints, and a third while it saves" in text

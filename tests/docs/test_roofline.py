@@ -16,11 +16,11 @@ def roofline() -> dict[str, Any]:
     return runpy.run_path(str(ROOT / "docs/scripts/roofline.py"))
 
 
-def test_the_page_has_what_is_counted(roofline: dict[str, Any]) -> None:
+def test_performance_page_contains_roofline_table(roofline: dict[str, Any]) -> None:
     assert roofline["table"]() in (ROOT / "docs" / "performance.md").read_text()
 
 
-def test_a_resnet_50_takes_as_many_operations_as_is_known(roofline: dict[str, Any]) -> None:
+def test_resnet50_flops_match_published_value(roofline: dict[str, Any]) -> None:
     """One view's forward pass is 4.1 billion multiply-adds, with the stride in the 3x3 layers."""
     total = sum(one.flops for one in roofline["layers"](RECIPES["imagenet"]()))
     assert 4.0e9 < total / 2 / 3 / 2 < 4.2e9

@@ -28,24 +28,24 @@ def scaling() -> Iterator[Any]:
         yield module
 
 
-def test_the_page_has_what_is_computed(scaling: Any) -> None:
+def test_scaling_page_contains_computed_tables(scaling: Any) -> None:
     page = (ROOT / "docs" / "scaling.md").read_text()
     for table in scaling.tables():
         assert table in page
 
 
-def test_ranks_exchange_what_is_counted(
+def test_predicted_communication_matches_training_step(
     scaling: Any, ranks: Callable[[str, int], list[Any]]
 ) -> None:
     """In a training step on two ranks: BN's exchanges, their bytes, and bytes of gradients."""
     counted = scaling.sizes(MODEL)
-    for forward, received, gradients in ranks("what_a_step_exchanges", 2):
+    for forward, received, gradients in ranks("count_step_exchanges", 2):
         assert forward == counted.exchanges // 2 * counted.views  # uncompiled: view by view
         assert received == counted.statistics // 2
         assert gradients == counted.gradients
 
 
-def test_a_checkpoint_is_as_large_as_counted(
+def test_predicted_checkpoint_size_matches_run(
     scaling: Any, small: TrainConfig, tmp_path: Path
 ) -> None:
     wide = {"width": 16, "dim": 512, "predictor_dim": 128}

@@ -17,18 +17,18 @@ _WORDS = (
     b"- " * 400, b"\n", b"%s", b"=", b"#", b"'''", b'"""', b"1979-05-27T07:32:00Z",
     b"0x" + b"f" * 50, b"\xe2\x80\xa8",
 )  # fmt: skip
-_MOST = 1 << 20
+_MAX_BYTES = 1 << 20
 """Maximum size of a corrupted file in bytes."""
 
 Content = bytearray
 
 
-def damaged(corpus: Sequence[bytes], chance: random.Random) -> bytes:
+def corrupt(corpus: Sequence[bytes], chance: random.Random) -> bytes:
     """Return one of several valid files, corrupted in one to eight places."""
     content = Content(chance.choice(corpus))
     for _ in range(1 << chance.randrange(4)):
-        chance.choice(_WAYS)(content, chance, corpus)
-    return bytes(content[:_MOST])
+        chance.choice(_MUTATIONS)(content, chance, corpus)
+    return bytes(content[:_MAX_BYTES])
 
 
 def _place(content: Content, chance: random.Random) -> int:
@@ -100,7 +100,7 @@ def _zero(content: Content, chance: random.Random, _: Sequence[bytes]) -> None:
     content[at : at + size] = bytes(min(size, max(0, len(content) - at)))
 
 
-_WAYS: tuple[Callable[[Content, random.Random, Sequence[bytes]], None], ...] = (
+_MUTATIONS: tuple[Callable[[Content, random.Random, Sequence[bytes]], None], ...] = (
     _flip, _flip, _set, _number, _number, _text_number, _word, _cut, _remove, _repeat, _splice,
     _zero,
 )  # fmt: skip

@@ -23,7 +23,7 @@ from typing import Any
 
 from fastsiam.errors import FastSiamError
 from fastsiam.kernels.library import jpeg
-from tests.fuzz.mutate import damaged
+from tests.fuzz.mutate import corrupt
 from tests.fuzz.targets import TARGETS, Target
 
 SECONDS = 20
@@ -115,7 +115,7 @@ class Cases:
         resource.setrlimit(resource.RLIMIT_AS, (size + (MEGABYTES << 20),) * 2)
         for number in numbers:
             os.write(log, f"{number}\n".encode())
-            case = self.put(damaged(self._corpus, random.Random(f"{self._seed} {number}")))
+            case = self.put(corrupt(self._corpus, random.Random(f"{self._seed} {number}")))
             signal.setitimer(signal.ITIMER_REAL, SECONDS)
             watching[0] = True
             try:

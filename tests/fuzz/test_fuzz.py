@@ -19,13 +19,13 @@ from tests.tiers import slow
 
 @pytest.mark.parametrize("cases", [40, slow(1000)])
 @pytest.mark.parametrize("name", TARGETS)
-def test_readers_bear_damaged_files(name: str, cases: int, tmp_path: Path) -> None:
+def test_readers_handle_corrupt_files(name: str, cases: int, tmp_path: Path) -> None:
     """The readers must also read valid files, otherwise this would prove nothing."""
     assert fuzz(name, seed=1, first=0, count=cases) == {}
     Cases(TARGETS[name], tmp_path).read_whole()
 
 
-FOUND = {
+PAST_FAILURES = {
     "bad images of a run": (87365,),
     "parquet": (235950,),
     "weights": (38813,),
@@ -34,10 +34,10 @@ FOUND = {
 """Cases of seed 0 that failed in the past."""
 
 
-@pytest.mark.parametrize("name", FOUND)
-def test_what_was_found_is_mended(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", PAST_FAILURES)
+def test_past_failures_are_fixed(name: str, tmp_path: Path) -> None:
     cases = Cases(TARGETS[name], tmp_path)
-    for number in FOUND[name]:
+    for number in PAST_FAILURES[name]:
         assert cases.run(range(number, number + 1)) == {}
 
 
@@ -46,11 +46,11 @@ def hang(folder: Path) -> None:
     time.sleep(60)
 
 
-def say_two_lines(folder: Path) -> None:
+def raise_two_line_error(folder: Path) -> None:
     raise FastSiamError("one\ntwo")
 
 
-def refuse(folder: Path) -> None:
+def raise_value_error(folder: Path) -> None:
     raise ValueError("of nobody's contract")
 
 
@@ -63,12 +63,14 @@ def refuse(folder: Path) -> None:
         (lambda _: mmap.mmap(-1, 1 << 30), "takes more than 768 MB"),
         (lambda folder: (folder.parent / "elsewhere").write_text("x"), "Forbidden at"),
         (lambda _: os.system("true"), "Forbidden at"),
-        (say_two_lines, "is not one line"),
-        (refuse, "ValueError at"),
+        (raise_two_line_error, "is not one line"),
+        (raise_value_error, "ValueError at"),
         (lambda folder: (folder / "kept").write_text("x"), ""),
     ],
 )
-def test_what_a_reader_may_not_do_is_noticed(reader: Callable[[Path], object], said: str) -> None:
+def test_fuzzer_detects_forbidden_reader_behaviour(
+    reader: Callable[[Path], object], said: str
+) -> None:
     """It is detected in each of two cases, even if a case ends its process."""
     failures = fuzz(Target("x", lambda _: [b"whole"], reader), seed=0, first=7, count=2)
     assert list(failures) == ([7, 8] if said else [])

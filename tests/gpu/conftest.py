@@ -26,7 +26,7 @@ def photographs(real_images: Path) -> list[Image.Image]:
 
 
 @pytest.fixture(autouse=True)
-def nothing_compiled_yet() -> Iterator[None]:
+def reset_dynamo() -> Iterator[None]:
     """Reset dynamo for each test: it stops compiling code that it has compiled eight times."""
     torch._dynamo.reset()
     yield

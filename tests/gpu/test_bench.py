@@ -14,7 +14,7 @@ from tests.conftest import write_images
 pytestmark = pytest.mark.gpu
 
 
-def test_every_way_to_take_a_step(tmp_path: Path) -> None:
+def test_step_variants_report_ratio_and_peak_memory(tmp_path: Path) -> None:
     """Each variant is measured separately and reports its peak memory."""
     data = write_images(tmp_path / "data" / "train", classes=2, each=12, side=40)
     config = BenchConfig(

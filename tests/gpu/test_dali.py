@@ -20,7 +20,7 @@ from tests.sources import encoded
 pytestmark = [pytest.mark.dali, pytest.mark.gpu]
 
 
-def test_crops_of_the_gpu_are_near_pils(real_images: Path, loaders: Loaders) -> None:
+def test_gpu_crops_are_close_to_pil(real_images: Path, loaders: Loaders) -> None:
     """nvJPEG's transform and colour conversion round differently from libjpeg's."""
     store = open_store(real_images, "train")
     loader = loaders(
@@ -33,7 +33,7 @@ def test_crops_of_the_gpu_are_near_pils(real_images: Path, loaders: Loaders) -> 
 
 
 @pytest.mark.alone
-def test_memory_of_the_gpu_does_not_grow(tmp_path: Path, loaders: Loaders) -> None:
+def test_gpu_memory_does_not_grow(tmp_path: Path, loaders: Loaders) -> None:
     root = write_images(tmp_path, each=16, side=320)
     before = torch.cuda.mem_get_info()[0]
     loader = loaders(GRAPH, root, batch=16, augment=AugmentConfig.alike(crop=64), device="cuda")
@@ -50,7 +50,7 @@ def test_memory_of_the_gpu_does_not_grow(tmp_path: Path, loaders: Loaders) -> No
 
 
 @pytest.mark.usefixtures("trusting")
-def test_what_only_nvjpeg_refuses_is_decoded_by_pil(images: Path, loaders: Loaders) -> None:
+def test_gif_falls_back_to_pil_and_truncated_gif_raises(images: Path, loaders: Loaders) -> None:
     path = images / "train" / "class1" / "003.jpg"
     path.write_bytes(encoded(Image.open(path), "GIF"))
     loader = loaders(GRAPH, images / "train", batch=4, device="cuda")

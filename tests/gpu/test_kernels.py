@@ -28,13 +28,13 @@ from tests.views.test_cuda_kernels import (
 pytestmark = pytest.mark.gpu
 
 
-def on_the_gpu(function: Any, inputs: Tensor | Crops, *args: Any, **options: Any) -> Any:
+def run_on_gpu(function: Any, inputs: Tensor | Crops, *args: Any, **options: Any) -> Any:
     there = inputs.cuda() if isinstance(inputs, Tensor) else tuple(part.cuda() for part in inputs)
     result = function(there, *args, **options)
     return result.cpu() if isinstance(result, Tensor) else tuple(view.cpu() for view in result)
 
 
-def behind_two_gib(function: Any, pixels: Tensor, start: NDArray[np.int64], *args: Any) -> Tensor:
+def run_beyond_2_gib(function: Any, pixels: Tensor, start: NDArray[np.int64], *args: Any) -> Tensor:
     """Run on the GPU with pixels at offsets that need more than 32 bits."""
     there = torch.empty(2**31 + len(pixels), dtype=torch.uint8, device="cuda")
     there[2**31 :].copy_(pixels)
@@ -43,7 +43,7 @@ def behind_two_gib(function: Any, pixels: Tensor, start: NDArray[np.int64], *arg
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_the_photometric_kernels_equal_the_reference(
+def test_photometric_kernels_equal_reference(
     dtype: torch.dtype, photographs: list[Image.Image]
 ) -> None:
     """Results are bitwise equal for views of two sides, with solarisation and wide blur."""
@@ -56,11 +56,11 @@ def test_the_photometric_kernels_equal_the_reference(
     params = draw_views(config, seed=0, epoch=0, index=np.arange(24), size=[(300, 300)] * 24)
     assert (params.solarise < 256).any()
     crops = crops_of_sides(photographs, 24, config)
-    assert_equal_reference(on_the_gpu, crops, params, config, dtype)
+    assert_equal_reference(run_on_gpu, crops, params, config, dtype)
 
 
 @pytest.mark.parametrize(("side", "count"), [(224, 512), (32, 4096), (33, 4096)])
-def test_the_photometric_kernels_at_full_batches(
+def test_photometric_kernels_equal_reference_at_full_batch_size(
     side: int, count: int, photographs: list[Image.Image]
 ) -> None:
     """Check every 64th image and the last one bitwise; views of odd sides are not whole words."""
@@ -79,7 +79,7 @@ def test_the_photometric_kernels_at_full_batches(
 
 
 @pytest.mark.parametrize("turn", [0.0, 0.37])
-def test_every_colour_has_the_hue_of_the_reference(turn: float) -> None:
+def test_hue_of_every_colour_equals_reference(turn: float) -> None:
     """Check all 2**24 colours, as 256 crops of 256 x 256 pixels."""
     colours = torch.arange(2**24, dtype=torch.int32)
     channels = torch.stack([colours >> 16, colours >> 8, colours], 1).to(torch.uint8)
@@ -97,7 +97,7 @@ def test_every_colour_has_the_hue_of_the_reference(turn: float) -> None:
             assert torch.equal(ours[first : first + 16].cpu(), theirs)
 
 
-def test_truncation_by_a_sum_that_is_rounded_towards_zero() -> None:
+def test_add_rz_truncation_equals_floor() -> None:
     """Check ``add.rz`` close to every integer level, which Triton's interpreter cannot do."""
     import triton
     import triton.language as tl
@@ -117,13 +117,13 @@ def test_truncation_by_a_sum_that_is_rounded_towards_zero() -> None:
     assert torch.equal(y, x.floor())
 
 
-@pytest.mark.parametrize(("side", "run"), [(32, on_the_gpu), (224, behind_two_gib)])
-def test_the_crop_kernels_equal_pil(side: int, run: Any, photographs: list[Image.Image]) -> None:
+@pytest.mark.parametrize(("side", "run"), [(32, run_on_gpu), (224, run_beyond_2_gib)])
+def test_crop_kernels_equal_pil(side: int, run: Any, photographs: list[Image.Image]) -> None:
     """Crops of entire photographs are bitwise equal."""
     assert_equal_pil(run, photographs, side)
 
 
-def test_the_kernels_never_wait_and_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_never_synchronise_and_compile_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches have any size and parameters. No other test uses a side of 208."""
     import triton
 

@@ -12,7 +12,7 @@ from tests.rank_jobs import knn_problem
 pytestmark = pytest.mark.gpu
 
 
-def test_knn_is_exact_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_knn_accuracy_on_gpu_equals_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fastsiam.evaluate.knn._BLOCK", 64)
     bank, labels, queries, truth = knn_problem()
     votes = [(1, 0.2), (20, 0.07), (403, 0.1)]
@@ -29,7 +29,7 @@ def test_knn_is_exact_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert results[0] == results[1]
 
 
-def test_neighbours_at_real_size() -> None:
+def test_neighbours_match_float64_at_cifar10_size() -> None:
     """A problem of CIFAR-10's size in the monitor's batches; a sample is checked with float64.
 
     Neighbours with cosines that are equal in float32 may swap, so cosines are compared.

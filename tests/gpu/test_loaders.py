@@ -28,7 +28,7 @@ DALI = pytest.param("dali", marks=pytest.mark.dali)
 
 
 @pytest.mark.parametrize("pipeline", ["torchvision", "native", "memory", FFCV])
-def test_views_of_different_sides_equal_the_cpus(pipeline: str, images: Path) -> None:
+def test_views_of_different_sides_match_cpu(pipeline: str, images: Path) -> None:
     """Check two epochs, so that rotating buffers are reused with the crops of all sides."""
     settings: Any = {"augment": UNEQUAL, "batch": 4, "workers": 2}
     here = batches(pipeline, images / "train", 0, 1, **settings)
@@ -40,7 +40,7 @@ def test_views_of_different_sides_equal_the_cpus(pipeline: str, images: Path) ->
 
 
 @pytest.mark.parametrize("pipeline", ["torchvision", "native", FFCV, DALI])
-def test_views_survive_a_gpu_that_is_behind(pipeline: str, images: Path, loaders: Loaders) -> None:
+def test_views_are_correct_if_gpu_lags(pipeline: str, images: Path, loaders: Loaders) -> None:
     """Buffers rotate on the host while their copies are pending, in full and aborted epochs."""
     settings: Any = {"batch": 4, "workers": 2, "device": "cuda"}
     behind, reference = (loaders(pipeline, images / "train", **settings) for _ in range(2))
@@ -56,9 +56,7 @@ def test_views_survive_a_gpu_that_is_behind(pipeline: str, images: Path, loaders
 
 
 @pytest.mark.parametrize("pipeline", ["torchvision", DALI])
-def test_who_makes_views_or_crops_never_waits_for_the_device(
-    pipeline: str, images: Path, loaders: Loaders
-) -> None:
+def test_loaders_never_synchronise(pipeline: str, images: Path, loaders: Loaders) -> None:
     settings: Any = {"augment": UNEQUAL, "workers": 2, "device": "cuda", "dtype": torch.bfloat16}
     epoch = loaders(pipeline, images / "train", batch=4, **settings).epoch(0)
     next(epoch)
@@ -69,7 +67,7 @@ def test_who_makes_views_or_crops_never_waits_for_the_device(
         torch.cuda.set_sync_debug_mode("default")
 
 
-ENGINE = """
+JPEG_ENGINE_SCRIPT = """
 import sys, torch
 from fastsiam.config import AugmentConfig, DataConfig
 from fastsiam.pipelines import build_loader
@@ -80,7 +78,7 @@ loader.close()
 """
 
 
-SECOND_GPU = """
+SECOND_GPU_SCRIPT = """
 import sys, torch
 from fastsiam.config import DataConfig
 from fastsiam.pipelines import build_loader
@@ -94,18 +92,18 @@ assert not torch._C._cuda_hasPrimaryContext(0)
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-def test_a_loader_takes_no_memory_of_another_gpu(images: Path) -> None:
-    command = [sys.executable, "-c", SECOND_GPU, str(images / "train")]
+def test_loader_creates_no_context_on_another_gpu(images: Path) -> None:
+    command = [sys.executable, "-c", SECOND_GPU_SCRIPT, str(images / "train")]
     subprocess.run(command, check=True, timeout=300, cwd=ROOT)
 
 
 @pytest.mark.dali
-def test_the_jpeg_engine_is_engaged(images: Path) -> None:
+def test_dali_log_shows_jpeg_engine(images: Path) -> None:
     """nvImageCodec's log shows the engine while DALI decodes."""
     if torch.cuda.get_device_capability() not in {(8, 0), (9, 0), (10, 0)}:
         pytest.skip("this GPU may lack a JPEG engine")  # A100, H100, H200 and B200 have one
     result = subprocess.run(
-        [sys.executable, "-c", ENGINE, str(images / "train")],
+        [sys.executable, "-c", JPEG_ENGINE_SCRIPT, str(images / "train")],
         env={**os.environ, "DALI_NVIMGCODEC_LOG_LEVEL": "3"},
         capture_output=True,
         text=True,
@@ -120,7 +118,7 @@ def test_the_jpeg_engine_is_engaged(images: Path) -> None:
 @pytest.mark.dali
 @pytest.mark.parametrize("load", [0.0, 0.9, 1.0])
 @pytest.mark.parametrize("kinds", [["landscape"], ["progressive"], sorted(KINDS)], ids=len)
-def test_whatever_decodes_the_crops_are_pils(
+def test_crops_of_every_decoder_are_close_to_pil(
     kinds: list[str], load: float, tmp_path: Path, loaders: Loaders
 ) -> None:
     """The JPEG engine, the GPU's cores or the CPU decode batches of one or all kinds of images.
@@ -145,7 +143,7 @@ def test_whatever_decodes_the_crops_are_pils(
 
 
 @pytest.mark.ffcv
-def test_ffcv_holds_no_more_gpu_memory_with_every_epoch(images: Path, loaders: Loaders) -> None:
+def test_ffcv_gpu_memory_does_not_grow(images: Path, loaders: Loaders) -> None:
     augment, reserved_bytes = AugmentConfig.alike(crop=224), []
     loader = loaders("ffcv", images / "train", augment=augment, workers=2, device="cuda")
     for epoch in range(15):

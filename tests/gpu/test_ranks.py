@@ -30,26 +30,24 @@ two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two G
 
 
 @pytest.fixture(autouse=True)
-def on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+def ranks_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANKS_ON", "cuda")
 
 
 @two_gpus
 @pytest.mark.parametrize(("job", "model"), [("steps", {}), ("compiled_steps", WIDE)])
-def test_ranks_equal_one_process_with_the_joint_batch(
-    job: str, model: dict[str, Any], ranks: Ranks
-) -> None:
+def test_two_ranks_equal_one_process(job: str, model: dict[str, Any], ranks: Ranks) -> None:
     """Losses, gradients, weights and BN statistics of three steps; DDP and SyncBN use NCCL."""
     check_same_training(ranks(job, 2, **model), rank_jobs.steps(0, 1, **model))
 
 
 @two_gpus
-def test_sync_bn_equals_batch_norm_of_the_joint_views(ranks: Ranks) -> None:
+def test_sync_bn_equals_batch_norm_of_global_batch(ranks: Ranks) -> None:
     check_joint_bn(ranks("sync_bn", 2))
 
 
 @two_gpus
-def test_tensors_and_signals_pass_between_gpus(ranks: Ranks) -> None:
+def test_ranks_gather_uneven_tensors_and_agree_on_signal(ranks: Ranks) -> None:
     expected = torch.tensor([[1.0, 1.0]] * 3)
     assert all(torch.equal(result, expected) for result in ranks("uneven", 2))
     verdicts = ranks("stop", 2)
@@ -57,14 +55,14 @@ def test_tensors_and_signals_pass_between_gpus(ranks: Ranks) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 4, reason="needs four GPUs")
-def test_groups_share_statistics_among_themselves(ranks: Ranks) -> None:
+def test_sync_bn_groups_share_statistics(ranks: Ranks) -> None:
     """Groups are split off the global communicator, so ranks of other groups take part in that."""
     assert [float(mean) for mean in ranks("groups", 4)] == [0.5, 0.5, 2.5, 2.5]
 
 
 @two_gpus
 @CASES
-def test_a_failing_rank_ends_the_run(fault: str, code: int, said: str, gpu: TrainConfig) -> None:
+def test_failing_rank_ends_run(fault: str, code: int, said: str, gpu: TrainConfig) -> None:
     """While a rank waits for its GPU, only NCCL can detect that another hangs, and aborts.
 
     A compiled step does not wait for the GPU, and the run waits only for its log lines.
@@ -75,7 +73,7 @@ def test_a_failing_rank_ends_the_run(fault: str, code: int, said: str, gpu: Trai
 
 
 @two_gpus
-def test_a_run_on_two_gpus_is_that_on_one(gpu: TrainConfig, tmp_path: Path) -> None:
+def test_losses_on_two_gpus_match_one_gpu(gpu: TrainConfig, tmp_path: Path) -> None:
     """Compare the first losses of the command line, with the same images and draws."""
     losses = []
     for gpus in (1, 2):
@@ -88,7 +86,7 @@ def test_a_run_on_two_gpus_is_that_on_one(gpu: TrainConfig, tmp_path: Path) -> N
     assert len(losses[0]) == 4 and losses[1] == pytest.approx(losses[0], rel=1e-3)
 
 
-def test_one_rank_meets_itself_over_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_collectives_work_with_single_nccl_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     """NCCL connects immediately. Groups that are split off, and gloo groups, also work."""
     around = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "LOCAL_WORLD_SIZE": 1}
     for name, value in (around | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 0}).items():
@@ -110,7 +108,7 @@ def test_one_rank_meets_itself_over_nccl(monkeypatch: pytest.MonkeyPatch) -> Non
         finish()
 
 
-def test_a_run_that_torchrun_started(gpu: TrainConfig, tmp_path: Path) -> None:
+def test_training_runs_under_torchrun(gpu: TrainConfig, tmp_path: Path) -> None:
     """Run a single rank under torchrun, which must return its exit code."""
     config = with_settings(gpu, knn_every=0, max_steps=2, out=str(tmp_path / "run"))
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]

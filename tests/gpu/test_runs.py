@@ -30,7 +30,7 @@ def test_training_runs_and_resumes(precision: str, gpu: TrainConfig, tmp_path: P
 
 
 @pytest.mark.parametrize("pipeline", ["torchvision", pytest.param("dali", marks=pytest.mark.dali)])
-def test_cuda_graphs_beside_a_loader_at_work(
+def test_cuda_graphs_work_with_active_loader(
     pipeline: str, gpu: TrainConfig, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Threads of workers and DALI could break a graph capture; the monitor also loads images."""
@@ -44,7 +44,7 @@ def test_cuda_graphs_beside_a_loader_at_work(
 
 
 @pytest.mark.parametrize("pipeline", ["torchvision", pytest.param("dali", marks=pytest.mark.dali)])
-def test_evaluations_are_those_of_the_cpu(pipeline: Any, gpu: TrainConfig) -> None:
+def test_knn_and_linear_match_cpu_and_finetuning_learns(pipeline: Any, gpu: TrainConfig) -> None:
     """kNN, linear evaluation and fine-tuning in float32. DALI's crops differ by about a level."""
     run = train_here(with_settings(gpu, max_steps=3, precision="fp32", tf32=False), "imagenet")
     places = [Place(0, 1, torch.device(device)) for device in ("cuda", "cpu")]

@@ -47,7 +47,7 @@ def loader_of(config: TrainConfig, place: Place) -> Loader:
 @pytest.mark.parametrize("precision", ["bf16", "fp16", "fp32"])
 @pytest.mark.parametrize("compiled", ["off", "on", "graphs"])
 @pytest.mark.parametrize("optimizer", ["sgd", "lars"])
-def test_a_step_never_waits_for_the_device(
+def test_step_never_synchronises(
     optimizer: str, compiled: str, precision: str, gpu: TrainConfig
 ) -> None:
     """Synchronising raises an error while loading from memory, augmenting and training."""
@@ -82,7 +82,7 @@ def test_a_step_never_waits_for_the_device(
 @pytest.mark.parametrize("compiled", ["off", "on"])
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 @pytest.mark.parametrize("name", RELATED)
-def test_a_step_of_the_related_methods_never_waits(
+def test_step_of_related_methods_never_synchronises(
     name: str, precision: str, compiled: str, gpu: TrainConfig
 ) -> None:
     """Momentum encoders, queues and frozen prototypes, which start to move in the fourth step."""
@@ -139,7 +139,7 @@ def test_sync_bn_equals_batch_norm(
 
 
 @pytest.mark.parametrize("name", ["default", *RELATED])
-def test_compiled_steps_are_the_eager_ones(name: str, gpu: TrainConfig) -> None:
+def test_compiled_steps_match_eager_steps(name: str, gpu: TrainConfig) -> None:
     """Compare the losses of six float32 steps, until after the queues come into use.
 
     For SimSiam, compare 20 steps at a tenth of the rate, also with CUDA graphs. With BN over 8
@@ -167,7 +167,7 @@ def test_compiled_steps_are_the_eager_ones(name: str, gpu: TrainConfig) -> None:
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16", "fp32"])
-def test_nothing_is_recorded_after_prepare(
+def test_cuda_graphs_are_captured_only_in_prepare(
     precision: str, gpu: TrainConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Loaders' threads may do what graph capture forbids. Loading a checkpoint captures nothing."""
@@ -201,9 +201,7 @@ def test_nothing_is_recorded_after_prepare(
     assert calls == ["execute_node"] * 2 * 6
 
 
-def test_a_log_point_waits_once_for_the_steps_and_once_for_its_numbers(
-    gpu: TrainConfig, tmp_path: Path
-) -> None:
+def test_log_point_synchronises_twice(gpu: TrainConfig, tmp_path: Path) -> None:
     place = Place(0, 1, torch.device("cuda", 0))
     step = TrainingStep(gpu, build_method(gpu.model), place, steps_per_epoch=3)
     loader: Any = SimpleNamespace()

@@ -17,14 +17,14 @@ from fastsiam.interchange.export import unsupported_formats
 from fastsiam.methods import Method, SimSiam, build_method, method_skeleton
 from fastsiam.run import checkpoint as checkpoints
 from fastsiam.run.checkpoint import Checkpoint
-from tests.configs import model_of
+from tests.configs import make_model_config
 
-TINY = model_of(
+TINY = make_model_config(
     backbone="resnet10", stem="cifar", width=4, projector_layers=2, dim=16, predictor_dim=4
 )
 """A tiny model of a run, for fast tests."""
 
-R18 = model_of(backbone="resnet18", dim=512, predictor_dim=32)
+R18 = make_model_config(backbone="resnet18", dim=512, predictor_dim=32)
 """A real network that other programs also have."""
 
 X = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(3))
@@ -109,7 +109,7 @@ class Authors(nn.Module):
 def resnets() -> dict[str, Tensor]:
     """Return the state dict of a ResNet-10 of width 4, with torchvision's key names."""
     torch.manual_seed(0)
-    backbone = build_method(model_of(backbone="resnet10", width=4, dim=16)).backbone
+    backbone = build_method(make_model_config(backbone="resnet10", width=4, dim=16)).backbone
     state: dict[str, Tensor] = backbone.state_dict()
     return state | {"fc.weight": torch.zeros(10, 32), "fc.bias": torch.zeros(10)}
 

@@ -13,14 +13,14 @@ from fastsiam.config import AugmentConfig, FastSiamConfig
 from fastsiam.errors import DataError
 from fastsiam.interchange import export_weights, load_pretrained
 from fastsiam.run.records import TrainingDataFacts, read_records
-from tests.configs import changed_model, with_settings
+from tests.configs import with_model_settings, with_settings
 from tests.conftest import ROOT
 from tests.interchange.networks import R18, TINY, saved_run
 
 
 def test_the_card_claims_no_more_than_is_known(tmp_path: Path) -> None:
     """The run used synthetic data and ``--init`` and stopped before its last kNN monitor."""
-    saved_run(tmp_path / "run", changed_model(R18, dim=16))
+    saved_run(tmp_path / "run", with_model_settings(R18, dim=16))
     monitor = {"kind": "knn", "k": 2, "bank": 9, "temperature": 0.1}
     (tmp_path / "run" / "metrics.jsonl").write_text(
         "".join(json.dumps({**monitor, "epoch": x, "top1": x}) + "\n" for x in (5.0, 7.5, 9.0))
@@ -45,7 +45,7 @@ def test_the_card_claims_no_more_than_is_known(tmp_path: Path) -> None:
 
 
 def test_the_card_has_the_schedule_and_the_variant(tmp_path: Path) -> None:
-    model = changed_model(TINY, head_bn="hidden", predictor="none", target_average=0.8)
+    model = with_model_settings(TINY, head_bn="hidden", predictor="none", target_average=0.8)
     saved_run(tmp_path / "run", model)
     pretrained, out = load_pretrained(tmp_path / "run"), tmp_path / "w.pt"
     assert pretrained.config is not None

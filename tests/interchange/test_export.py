@@ -28,23 +28,28 @@ from fastsiam.interchange.export import SHARED_RESNETS
 from fastsiam.interchange.layouts import AUTHORS
 from fastsiam.methods import build_method
 from fastsiam.model.backbones import skeleton
-from tests.configs import changed_model, model_of
+from tests.configs import make_model_config, with_model_settings
 from tests.interchange.networks import R18, TINY, Authors, X, refused, same, saved_run, untrained
 
-SMALL = changed_model(R18, dim=16)
-small = partial(changed_model, SMALL)
+SMALL = with_model_settings(R18, dim=16)
+small = partial(with_model_settings, SMALL)
 HEAD: dict[str, Any] = {"projector_layers": 2, "dim": 16}
 MOCO = ModelConfig(backbone="resnet18", method=MoCoV2Config(**HEAD, projector_dim=512))
 SWAV = ModelConfig(method=SwAVConfig(**HEAD, projector_dim=24, prototypes=12))
 
-NARROW = changed_model(TINY, stem="cifar-pad2", width=6)
+NARROW = with_model_settings(TINY, stem="cifar-pad2", width=6)
 FASTSIAM = replace(R18, method=FastSiamConfig(dim=512, predictor_dim=32))
 NO_RELU = small(backbone="resnet10", stem="cifar-no-relu")
 EXPORTS = {
     "plain, narrow": ("plain", ".safetensors", NARROW, "fastsiam"),
     "plain of timm": ("plain", ".safetensors", small(backbone="timm/test_vit"), "timm"),
     "plain, small stem": ("plain", ".pth.tar", small(stem="cifar"), "torchvision"),
-    "torchvision": ("torchvision", ".pth", changed_model(R18, projector_layers=2), "torchvision"),
+    "torchvision": (
+        "torchvision",
+        ".pth",
+        with_model_settings(R18, projector_layers=2),
+        "torchvision",
+    ),
     "small stem": ("torchvision", ".safetensors", small(stem="cifar"), "torchvision"),
     "timm": ("timm", ".safetensors", SMALL, "timm"),
     "timm's own": ("timm", ".safetensors", small(backbone="timm/test_efficientnet"), "timm"),
@@ -114,7 +119,9 @@ def snippet_in(path: Path) -> str:
 
 
 def test_the_authors_program_loads_its_layout_strictly(tmp_path: Path) -> None:
-    method = saved_run(tmp_path / "run", changed_model(R18, predictor="fixed", alternate_every=3))
+    method = saved_run(
+        tmp_path / "run", with_model_settings(R18, predictor="fixed", alternate_every=3)
+    )
     out = tmp_path / "checkpoint_0007.pth.tar"
     export_weights(load_pretrained(tmp_path / "run"), format="simsiam", out=out)
     content = torch.load(out, weights_only=True)
@@ -144,7 +151,9 @@ _LAYER = ("weight", "norm.weight", "norm.bias", "norm.running_mean", "norm.runni
 
 
 def test_detectron2s_names(tmp_path: Path) -> None:
-    method = saved_run(tmp_path / "run", model_of(dim=16, projector_dim=16, predictor_dim=4))
+    method = saved_run(
+        tmp_path / "run", make_model_config(dim=16, projector_dim=16, predictor_dim=4)
+    )
     out = tmp_path / "r50.pkl"
     export_weights(load_pretrained(tmp_path / "run"), format="detectron2", out=out)
     assert b"numpy._core" not in out.read_bytes()  # missing in numpy 1
@@ -195,9 +204,9 @@ REFUSED: tuple[tuple[ModelConfig, str, str], ...] = (
     (TINY, "detectron2", "it has no resnet10"),
     (small(stem="cifar"), "timm", "cifar stem"),
     (small(backbone="shufflenet_v2_x0_5"), "timm", "it has no shufflenet_v2_x0_5"),
-    (changed_model(R18, projector_layers=2), "simsiam", _LAYERS),
-    (changed_model(R18, dim=64), "simsiam", _WIDE),
-    (changed_model(R18, predictor="none"), "simsiam", "no predictor"),
+    (with_model_settings(R18, projector_layers=2), "simsiam", _LAYERS),
+    (with_model_settings(R18, dim=64), "simsiam", _WIDE),
+    (with_model_settings(R18, predictor="none"), "simsiam", "no predictor"),
     (FASTSIAM, "simsiam", ""),
     (MOCO, "simsiam", "the heads of MoCo v2"),
     (replace(MOCO, width=4), "moco", "width 4: its ResNets are 64 wide"),
@@ -214,7 +223,7 @@ def test_exports_that_cannot_be_are_refused(tmp_path: Path) -> None:
     """Unsupported networks get an alternative in the message; bad file names and folders."""
     for model, format, reason in REFUSED:
         assert refused(model)[format] == reason
-    pretrained = untrained(changed_model(R18, dim=16))
+    pretrained = untrained(with_model_settings(R18, dim=16))
     headless = replace(pretrained, state=pretrained.part("backbone"))
     way_out = r"^cannot write x\.pth as simsiam \(no projector\): use --format plain or "
     with pytest.raises(CheckpointError, match=way_out):
@@ -234,7 +243,7 @@ def test_exports_that_cannot_be_are_refused(tmp_path: Path) -> None:
 
 def test_the_users_files_are_not_destroyed(tmp_path: Path) -> None:
     """The source and a run's checkpoints are never overwritten, other files only with force."""
-    saved_run(tmp_path / "run", changed_model(R18, backbone="resnet10", dim=16))
+    saved_run(tmp_path / "run", with_model_settings(R18, backbone="resnet10", dim=16))
     run_weights = load_pretrained(tmp_path / "run")
     (source,) = export_weights(run_weights, format="torchvision", out=tmp_path / "a.pth")[:1]
     (tmp_path / "link.pth").symlink_to(source)

@@ -19,19 +19,21 @@ from fastsiam.config import BackboneConfig, ModelConfig, SimSiamConfig
 from fastsiam.errors import CheckpointError
 from fastsiam.interchange import load_pretrained, weight_files
 from fastsiam.methods import build_method
-from tests.configs import changed_model, model_of
+from tests.configs import make_model_config, with_model_settings
 from tests.interchange.networks import R18, TINY, Authors, X, prefixed, resnets, saved_run
 
 
 @pytest.mark.parametrize(
     "model",
     [
-        model_of(backbone="resnet50", width=8, dim=8, projector_layers=4, projector_dim=24),
-        model_of(
+        make_model_config(
+            backbone="resnet50", width=8, dim=8, projector_layers=4, projector_dim=24
+        ),
+        make_model_config(
             backbone="resnet101", stem="cifar", width=4, projector_layers=1, dim=8, predictor_dim=2
         ),
-        changed_model(TINY, head_bn="all", output_affine=True),
-        changed_model(TINY, predictor="none"),
+        with_model_settings(TINY, head_bn="all", output_affine=True),
+        with_model_settings(TINY, predictor="none"),
     ],
     ids=lambda model: model.backbone,
 )

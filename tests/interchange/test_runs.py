@@ -20,7 +20,7 @@ from fastsiam.evaluate.subject import open_subject
 from fastsiam.interchange import export_weights, load_pretrained
 from fastsiam.run import checkpoint as checkpoints
 from fastsiam.train.start import initial_weights
-from tests.configs import changed_model, with_settings
+from tests.configs import with_model_settings, with_settings
 from tests.interchange.networks import TINY, X, saved_run, untrained
 
 
@@ -29,7 +29,7 @@ def test_a_run_is_read_whole_and_once(tmp_path: Path, monkeypatch: pytest.Monkey
 
     The frozen encoder of ``alternate_every``, zeroed here, is not part of the network.
     """
-    model, last = changed_model(TINY, alternate_every=10), checkpoints.last(tmp_path / "run")
+    model, last = with_model_settings(TINY, alternate_every=10), checkpoints.last(tmp_path / "run")
     method = saved_run(tmp_path / "run", model)
     for weight in method.get_submodule("frozen").parameters():
         weight.data.zero_()

@@ -19,7 +19,7 @@ from torch import nn
 
 from fastsiam.errors import CheckpointError
 from fastsiam.interchange import export_weights, load_pretrained
-from tests.configs import changed_model
+from tests.configs import with_model_settings
 from tests.interchange.networks import R18, TINY, resnets, untrained
 
 
@@ -128,5 +128,7 @@ def test_a_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
     out.write_text("old")
     out.with_name("w.pth.tmp").symlink_to("/dev/full")
     with pytest.raises(CheckpointError, match="cannot write"):
-        export_weights(untrained(changed_model(R18, dim=16)), format="timm", out=out, force=True)
+        export_weights(
+            untrained(with_model_settings(R18, dim=16)), format="timm", out=out, force=True
+        )
     assert out.read_text() == "old"

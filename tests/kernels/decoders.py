@@ -77,5 +77,5 @@ class Decoder:
         return part[top - image.top :, left - image.left :], image
 
 
-def by_pil(data: bytes) -> Pixels:
+def decode_with_pil(data: bytes) -> Pixels:
     return np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))

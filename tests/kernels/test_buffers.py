@@ -8,7 +8,7 @@ import torch
 from fastsiam.kernels.buffers import BufferPool
 
 
-def test_a_buffer_is_used_again_once_its_array_is_gone() -> None:
+def test_buffer_is_reused_after_arrays_are_freed() -> None:
     pool = BufferPool(3)
     one, other = pool.array((3, 5), np.float32), pool.array((3, 5), np.float32)
     assert one.shape == (3, 5) and one.dtype == np.float32 and one.ctypes.data % 64 == 0
@@ -23,7 +23,7 @@ def test_a_buffer_is_used_again_once_its_array_is_gone() -> None:
     assert pool.array((61,), np.uint8).ctypes.data not in places
 
 
-def test_few_buffers_are_kept() -> None:
+def test_pool_limits_free_buffers() -> None:
     pool = BufferPool(2)
     arrays = [pool.array((100,), np.uint8) for _ in range(5)]
     del arrays

@@ -18,7 +18,7 @@ from fastsiam.views.photometric import cpu
 from tests.tiers import rest_slow
 
 CONFIG = AugmentConfig(mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
-ENHANCED = {
+ENHANCERS = {
     BRIGHTNESS: ImageEnhance.Brightness,
     CONTRAST: ImageEnhance.Contrast,
     SATURATION: ImageEnhance.Color,
@@ -52,8 +52,8 @@ def jitter(pictures: Pixels, operation: int, factor: NDArray[np.float32]) -> Pix
     return levels_after(pictures, jitter=np.ones(factor.shape, bool), order=order, factor=factors)
 
 
-@pytest.mark.parametrize("operation", ENHANCED)
-def test_blends_by_many_factors(operation: int) -> None:
+@pytest.mark.parametrize("operation", ENHANCERS)
+def test_blends_equal_pil(operation: int) -> None:
     """Include factors above 2 and those that 16-bit arithmetic cannot represent."""
     generator = np.random.default_rng(operation)
     factor = generator.uniform(0.6, 1.4, (2, 400)).astype(np.float32)
@@ -62,7 +62,7 @@ def test_blends_by_many_factors(operation: int) -> None:
     pictures[:, :, :, :16] = np.arange(256, dtype=np.uint8).reshape(16, 16, 1)  # every level
     ours = jitter(pictures, operation, factor)
     for v, i in np.ndindex(factor.shape):
-        theirs = ENHANCED[operation](Image.fromarray(pictures[v, i])).enhance(float(factor[v, i]))
+        theirs = ENHANCERS[operation](Image.fromarray(pictures[v, i])).enhance(float(factor[v, i]))
         assert np.array_equal(ours[v, i], np.asarray(theirs)), factor[v, i]
 
 
@@ -70,7 +70,7 @@ ALL = [(1, 0.07, -0.5), (1, 0.0, 0.5), (1, -0.1, 0.37)]
 
 
 @pytest.mark.parametrize(("step", "first", "second"), rest_slow([(3, 0.07, -0.5), *ALL]))
-def test_hue_of_every_colour(step: int, first: float, second: float) -> None:
+def test_hue_of_every_colour_equals_pil(step: int, first: float, second: float) -> None:
     """The fast tests use every third level."""
     levels = np.arange(0, 256, step, dtype=np.uint8)
     cube = np.stack(np.meshgrid(levels, levels, levels, indexing="ij"), axis=-1)
@@ -88,7 +88,7 @@ def test_hue_of_every_colour(step: int, first: float, second: float) -> None:
 
 
 @pytest.mark.parametrize(("low", "high"), [(0.02, 1.42), (1.42, 2.5), (2.5, 200.0)])
-def test_blur_by_many_sigmas(low: float, high: float) -> None:
+def test_blur_equals_pil(low: float, high: float) -> None:
     """Include sigmas whose box weights or sums do not fit into 16 bits."""
     generator = np.random.default_rng(1)
     sigma = np.exp(generator.uniform(np.log(low), np.log(high), (2, 300))).astype(np.float32)

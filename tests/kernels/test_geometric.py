@@ -45,7 +45,7 @@ class Cut(NamedTuple):
         return excess[0] > max(0, 2 * excess[1])
 
 
-def by_pil(image: Pixels, cut: Cut, side: int) -> Pixels:
+def crop_with_pil(image: Pixels, cut: Cut, side: int) -> Pixels:
     (top, left, tall, wide), (high, broad), (y, x) = cut.box, cut.resized, cut.corner
     picture = Image.fromarray(image[top : top + tall, left : left + wide])
     picture = picture.resize((broad, high), Image.Resampling.BILINEAR).crop(
@@ -54,7 +54,7 @@ def by_pil(image: Pixels, cut: Cut, side: int) -> Pixels:
     return np.asarray(picture)[:, :: -1 if cut.flip else 1]
 
 
-def guarded(count: int, *, at_the_end: bool) -> Pixels:
+def guarded_buffer(count: int, *, at_the_end: bool) -> Pixels:
     """Return a buffer directly after or before a page that must not be accessed."""
     page, system = mmap.PAGESIZE, ctypes.CDLL(None)
     pages = -(-count // page)
@@ -77,7 +77,7 @@ def crop(image: Pixels, cut: Cut, side: int, *, part: bool = False) -> Pixels:
     """
     top, left, tall, wide = cut.box
     there = image[top : top + tall, left : left + wide] if part else image
-    source = guarded(there.size, at_the_end=True)
+    source = guarded_buffer(there.size, at_the_end=True)
     source[:] = there.ravel()
     address = source.ctypes.data
 
@@ -91,7 +91,7 @@ def crop(image: Pixels, cut: Cut, side: int, *, part: bool = False) -> Pixels:
     def one_image(value: Any, kind: Any = np.int32) -> Any:
         return np.array([[value]], kind)
 
-    crops = torch.from_numpy(guarded(3 * side * side, at_the_end=cut.flip))
+    crops = torch.from_numpy(guarded_buffer(3 * side * side, at_the_end=cut.flip))
     crops = crops.view(1, 1, side, side, 3)
     form = np.array([JPEG if part else PIXELS], np.uint8)
     height, width = (np.array([length], np.int32) for length in image.shape[:2])
@@ -116,14 +116,14 @@ def noise(height: int, width: int, *, seed: int) -> Pixels:
 
 def compare(image: Pixels, cut: Cut, side: int, *, part: bool = False) -> None:
     cropped = crop(image, cut, side, part=part)
-    np.testing.assert_array_equal(cropped, by_pil(image, cut, side), f"{cut}, {side}")
+    np.testing.assert_array_equal(cropped, crop_with_pil(image, cut, side), f"{cut}, {side}")
 
 
-def whole_image(height: int, width: int, side: int, *, flip: bool = False) -> Cut:
+def full_image_cut(height: int, width: int, side: int, *, flip: bool = False) -> Cut:
     return Cut((0, 0, height, width), flip, (side, side), (0, 0))
 
 
-def any_cut(random: np.random.Generator, height: int, width: int, side: int) -> Cut:
+def random_cut(random: np.random.Generator, height: int, width: int, side: int) -> Cut:
     """Return a random cut: boxes from one pixel to the entire image, also at every border."""
 
     def one_of(*values: int | np.integer[Any]) -> int:
@@ -145,7 +145,7 @@ def any_cut(random: np.random.Generator, height: int, width: int, side: int) -> 
     return Cut(box, flip, tuple(resized), tuple(corner))
 
 
-def on_every_kind(work: Any) -> None:
+def run_with_every_kind(work: Any) -> None:
     """Call a function with each kind of library that this CPU supports.
 
     Each call is a separate process, because an access outside the buffers kills it.
@@ -155,36 +155,36 @@ def on_every_kind(work: Any) -> None:
         assert result.returncode == 0, (kind, result.stderr)
 
 
-def test_crops_of_any_size_and_place() -> None:
-    on_every_kind(crop_anything)
+def test_random_crops_equal_pil() -> None:
+    run_with_every_kind(compare_random_crops)
 
 
-def crop_anything() -> None:
+def compare_random_crops() -> None:
     seen = set()
     for seed in range(150):
         random = np.random.default_rng(seed)
         side = int(random.choice([1, 2, 7, 31, 32, 33, 96]))
         height, width = random.integers(1, random.choice([8, 60, 300]) + 1, 2).tolist()
-        cut = any_cut(random, height, width, side)
+        cut = random_cut(random, height, width, side)
         compare(noise(height, width, seed=seed), cut, side, part=seed % 3 == 0)
         seen.add((cut.columns_first, cut.flip))
     assert len(seen) == 4
 
 
-def test_every_number_of_taps() -> None:
+def test_crops_equal_pil_for_all_tap_counts() -> None:
     """Cover both axes and both orders, from enlarging to shrinking a hundredfold."""
-    on_every_kind(crop_by_all_taps)
+    run_with_every_kind(compare_all_tap_counts)
 
 
-def crop_by_all_taps() -> None:
+def compare_all_tap_counts() -> None:
     side = 24
     lengths = [1, 2, 5, 23, 24, 25, 31, 36, 37, 47, 48, 60, 72, 90, 120, 170, 250, 400]
     for seed, length in enumerate(lengths):
         for height, width in [(length, length), (length, 20), (20, length), (2 * length, length)]:
-            cut = whole_image(height, width, side, flip=bool(seed & 2))
+            cut = full_image_cut(height, width, side, flip=bool(seed & 2))
             compare(noise(height, width, seed=seed), cut, side)
     for height, width in [(700, 5), (5, 700), (700, 700)]:
-        compare(noise(height, width, seed=height), whole_image(height, width, 7), 7)
+        compare(noise(height, width, seed=height), full_image_cut(height, width, 7), 7)
 
 
 def job_of_jpeg(height: int, width: int, decode: Any) -> Job:
@@ -198,7 +198,7 @@ def job_of_jpeg(height: int, width: int, decode: Any) -> Job:
     return Job(images, [cuts], crops, decode=library.address(decode))
 
 
-def test_what_pil_takes_for_a_bomb_is_left_to_pil() -> None:
+def test_decompression_bomb_is_rejected_without_decoding() -> None:
     calls: list[Any] = []
     decode = DECODE(lambda *arguments: calls.append(arguments) or 1)  # type: ignore[func-returns-value]
     assert 2 * (Image.MAX_IMAGE_PIXELS or 0) < 13500**2
@@ -207,7 +207,7 @@ def test_what_pil_takes_for_a_bomb_is_left_to_pil() -> None:
     assert job.refused().tolist() == [0] and not calls
 
 
-def test_boxes_that_are_not_inside() -> None:
+def test_invalid_box_raises() -> None:
     for box in [
         (-1, 0, 2, 2), (0, -1, 2, 2), (4, 0, 2, 5), (0, 4, 5, 2), (0, 0, 0, 1), (0, 0, 1, 0)
     ]:  # fmt: skip

@@ -15,7 +15,7 @@ from fastsiam.kernels import library
 from tests.conftest import skip
 from tests.tiers import rest_slow, slow
 
-from .decoders import Box, Decoder, by_pil
+from .decoders import Box, Decoder, decode_with_pil
 from .jpegs import Sampling, jpeg
 
 SAMPLINGS: dict[str, Sampling] = {
@@ -53,7 +53,7 @@ SIZES = [(150, 201), (64, 300), (300, 64), (129, 130), (33, 47), (16, 17), (9, 5
 
 
 @pytest.fixture(scope="session")
-def part() -> Decoder:
+def box_decoder() -> Decoder:
     decoders = library.jpeg()
     if decoders is None:
         skip("needs kernels that were compiled with libjpeg-turbo's header")
@@ -86,16 +86,16 @@ def cut(pixels: np.ndarray, box: Box) -> np.ndarray:
     return pixels[box[0] : box[2], box[1] : box[3]]
 
 
-def check(decoder: Decoder, data: bytes, count: int, seed: int = 0) -> None:
+def assert_equal_pil(decoder: Decoder, data: bytes, count: int, seed: int = 0) -> None:
     """Compare the pixels of many boxes of a JPEG with PIL's."""
-    expected = by_pil(data)
+    expected = decode_with_pil(data)
     for box in boxes(expected.shape[0], expected.shape[1], count, seed):
         decoded = decoder(data, box)
         assert decoded is not None, box
         np.testing.assert_array_equal(decoded[0], cut(expected, box), str(box))
 
 
-def of_kind(height: int, width: int, name: str, kind: str) -> bytes:
+def encode_jpeg(height: int, width: int, name: str, kind: str) -> bytes:
     """Encode a JPEG of a sampling and a kind. Gray ones have only the first component's scans."""
     sampling, settings = SAMPLINGS[name], dict(KINDS[kind])
     if len(sampling) == 1 and "scans" in settings:
@@ -105,12 +105,16 @@ def of_kind(height: int, width: int, name: str, kind: str) -> bytes:
 
 @pytest.mark.parametrize(("height", "width"), rest_slow(SIZES))
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_sampling(kind: str, height: int, width: int, part: Decoder) -> None:
+def test_every_sampling_is_decoded_exactly(
+    kind: str, height: int, width: int, box_decoder: Decoder
+) -> None:
     for name in SAMPLINGS:
-        check(part, of_kind(height, width, name, kind), 40)
+        assert_equal_pil(box_decoder, encode_jpeg(height, width, name, kind), 40)
 
 
-def jpeg_by_pil(mode: str = "RGB", size: tuple[int, int] = (150, 200), **settings: Any) -> bytes:
+def encode_with_pil(
+    mode: str = "RGB", size: tuple[int, int] = (150, 200), **settings: Any
+) -> bytes:
     """Return a JPEG written by PIL, of smooth colours with some noise."""
     height, width = size
     generator = np.random.default_rng(0)
@@ -123,7 +127,7 @@ def jpeg_by_pil(mode: str = "RGB", size: tuple[int, int] = (150, 200), **setting
     return target.getvalue()
 
 
-WRITTEN: dict[str, dict[str, Any]] = {
+PIL_SETTINGS: dict[str, dict[str, Any]] = {
     "baseline": {},
     "gray": {"mode": "L"},
     "RGB": {"keep_rgb": True},
@@ -134,31 +138,33 @@ WRITTEN: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", WRITTEN)
-def test_what_pil_writes(name: str, part: Decoder) -> None:
-    data = jpeg_by_pil(**WRITTEN[name])
-    check(part, data, 40)
-    check(part, data + b"\0" * 3, 3)
+@pytest.mark.parametrize("name", PIL_SETTINGS)
+def test_jpegs_written_by_pil_are_decoded_exactly(name: str, box_decoder: Decoder) -> None:
+    data = encode_with_pil(**PIL_SETTINGS[name])
+    assert_equal_pil(box_decoder, data, 40)
+    assert_equal_pil(box_decoder, data + b"\0" * 3, 3)
 
 
-def test_no_more_is_decoded_than_is_needed(part: Decoder) -> None:
+def test_decoder_skips_rows_and_columns_outside_box(box_decoder: Decoder) -> None:
     """Rows above the box are not output, nor columns next to it beyond one iMCU."""
-    decoded = part(jpeg(300, 400, SAMPLINGS["4:2:0"]), (200, 128, 220, 240))
+    decoded = box_decoder(jpeg(300, 400, SAMPLINGS["4:2:0"]), (200, 128, 220, 240))
     assert decoded is not None
     assert (decoded[1].top, decoded[1].left, decoded[1].pitch) == (200, 112, 3 * 144)
 
 
 @pytest.mark.parametrize("count", [1, slow(20)])
-def test_real_images(count: int, real_images: Path, part: Decoder) -> None:
+def test_real_images_are_decoded_exactly(
+    count: int, real_images: Path, box_decoder: Decoder
+) -> None:
     paths = sorted(real_images.rglob("*.JPEG"))
     assert paths
     for turn, path in enumerate(paths[:: 1 if count > 1 else 25]):
-        check(part, path.read_bytes(), count, turn)
+        assert_equal_pil(box_decoder, path.read_bytes(), count, turn)
 
 
-GOOD = jpeg_by_pil(subsampling=2)
+GOOD = encode_with_pil(subsampling=2)
 SCAN = GOOD.index(b"\xff\xda")
-REFUSED = {
+REJECTED_JPEGS = {
     "empty": b"",
     "no JPEG": b"\x89PNG" + GOOD,
     "header alone": GOOD[:SCAN],
@@ -168,7 +174,7 @@ REFUSED = {
     "zeros for the end": GOOD[:-2] + b"\0\0",
     "bytes before a marker": GOOD[:2] + b"\1\2\3" + GOOD[2:],
     "a scan that is cut off": GOOD[:-2] + GOOD[SCAN : SCAN + 300],
-    "CMYK": jpeg_by_pil("CMYK"),
+    "CMYK": encode_with_pil("CMYK"),
     "YCCK": jpeg(150, 200, [(1, 1)] * 4, adobe=2),
     "two colours": jpeg(150, 200, [(1, 1)] * 2),
     "sampling by 3 to 2": jpeg(150, 200, [(3, 1), (2, 1), (1, 1)]),
@@ -178,32 +184,34 @@ REFUSED = {
 }
 
 
-def test_refused(part: Decoder, capfd: pytest.CaptureFixture[str]) -> None:
+def test_unsupported_and_corrupt_jpegs_are_rejected(
+    box_decoder: Decoder, capfd: pytest.CaptureFixture[str]
+) -> None:
     """They are rejected for any box. The decoder stays usable, and nothing is printed."""
-    for name, data in REFUSED.items():
+    for name, data in REJECTED_JPEGS.items():
         for box in [(0, 0, 1, 1), (20, 30, 40, 50), (0, 0, 150, 200)]:
-            assert part(data, box, (150, 200)) is None, name
-        check(part, GOOD, 1)
+            assert box_decoder(data, box, (150, 200)) is None, name
+        assert_equal_pil(box_decoder, GOOD, 1)
     for size in [(149, 200), (150, 201), (200, 150), (75, 100)]:
-        assert part(GOOD, (0, 0, 1, 1), size) is None
+        assert box_decoder(GOOD, (0, 0, 1, 1), size) is None
     assert capfd.readouterr() == ("", "")
 
 
-def test_tables_of_the_image_before_are_forgotten(part: Decoder) -> None:
+def test_tables_of_previous_image_are_not_reused(box_decoder: Decoder) -> None:
     """Images without quantisation tables are rejected. Huffman tables have a default, as in PIL."""
     for marker in (0xDB, 0xC4):
         at = GOOD.index(bytes([0xFF, marker]))
         length = int.from_bytes(GOOD[at + 2 : at + 4], "big")
         lacking = GOOD[:at] + GOOD[at + 2 + length :]
-        check(part, jpeg_by_pil(quality=30, optimize=True), 1)
+        assert_equal_pil(box_decoder, encode_with_pil(quality=30, optimize=True), 1)
         if marker == 0xDB:
-            assert part(lacking, (0, 0, 20, 20), (150, 200)) is None
+            assert box_decoder(lacking, (0, 0, 20, 20), (150, 200)) is None
         else:
-            check(part, lacking, 1)
+            assert_equal_pil(box_decoder, lacking, 1)
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_damage_is_refused_or_does_not_matter(seed: int, part: Decoder) -> None:
+def test_corrupt_jpeg_is_rejected_or_decoded_as_by_pil(seed: int, box_decoder: Decoder) -> None:
     """Corruption below the box may go unnoticed: the pixels of the box are equal to PIL's."""
     generator = np.random.default_rng(seed)
     refused = 0
@@ -213,28 +221,28 @@ def test_damage_is_refused_or_does_not_matter(seed: int, part: Decoder) -> None:
             damaged[at] = generator.choice((0, 0xFF, 0xD9, int(generator.integers(256))))
         top = int(generator.integers(100))
         box = (top, 0, top + 30, 200)
-        decoded = part(bytes(damaged), box)
+        decoded = box_decoder(bytes(damaged), box)
         if decoded is None:
-            assert part(bytes(damaged)) is None
+            assert box_decoder(bytes(damaged)) is None
             refused += 1
         else:
-            np.testing.assert_array_equal(decoded[0], cut(by_pil(bytes(damaged)), box))
+            np.testing.assert_array_equal(decoded[0], cut(decode_with_pil(bytes(damaged)), box))
     assert refused > 10
 
 
-def test_threads(part: Decoder) -> None:
+def test_concurrent_threads_decode_exactly(box_decoder: Decoder) -> None:
     """Each thread has its own decoder, which is freed when the thread ends."""
-    data = [jpeg_by_pil(size=(90 + i, 130), subsampling=i % 3) for i in range(6)]
-    expected = [by_pil(content) for content in data]
+    data = [encode_with_pil(size=(90 + i, 130), subsampling=i % 3) for i in range(6)]
+    expected = [decode_with_pil(content) for content in data]
 
     def work(turn: int) -> None:
         for i in range(30):
             number = (turn + i) % len(data)
             box = (i, turn, 60 + i, 90 + turn)
-            decoded = part(data[number], box)
+            decoded = box_decoder(data[number], box)
             assert decoded is not None
             np.testing.assert_array_equal(decoded[0], cut(expected[number], box))
-            assert part(data[number][:-30], box) is None
+            assert box_decoder(data[number][:-30], box) is None
 
     for _ in range(3):
         with ThreadPoolExecutor(4) as pool:

@@ -27,7 +27,7 @@ from fastsiam.views.photometric.operations import split_by_view
 
 
 @pytest.fixture
-def nothing_loaded() -> Iterator[None]:
+def empty_library_cache() -> Iterator[None]:
     """Clear the cached library paths and handles before and after a test."""
     for cached in (library._folder, library._load, library.jpeg):
         cached.cache_clear()
@@ -51,7 +51,7 @@ def views(dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_all_kinds_make_the_same_views(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_kinds_produce_equal_views(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = views(dtype)
     assert len({float(view.float().mean()) for view in expected}) == 2
     for kind in library.kinds():
@@ -59,7 +59,9 @@ def test_all_kinds_make_the_same_views(dtype: torch.dtype, monkeypatch: pytest.M
         assert all(map(torch.equal, views(dtype), expected))
 
 
-def test_the_newest_kind_that_can_run_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_newest_kind_is_default_and_environment_overrides_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delenv(library.CHOICE, raising=False)
     assert library.kind() == library.kinds()[0]
     assert library.kinds() == tuple(k for k in (*build.KINDS, build.OTHER) if k in library.kinds())
@@ -70,7 +72,7 @@ def test_the_newest_kind_that_can_run_is_taken(monkeypatch: pytest.MonkeyPatch) 
         library.kernels()
 
 
-def test_architectures_that_share_a_folder_have_their_own_files(
+def test_library_file_names_differ_by_architecture(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     names = set[str]()
@@ -88,10 +90,10 @@ def test_architectures_that_share_a_folder_have_their_own_files(
         ("sh -c 'echo it is broken >&2; exit 1'", r"(?s)sh .*failed:\nit is broken"),
     ],
 )
-def test_without_a_compiler_that_works(
+def test_missing_or_failing_compiler_raises(
     command: str | None,
     said: str,
-    nothing_loaded: None,
+    empty_library_cache: None,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
@@ -109,7 +111,7 @@ def test_without_a_compiler_that_works(
     assert not list(tmp_path.glob("*.so"))
 
 
-PRETENDS = """
+FAKE_COMPILER = """
 import os, sys
 log, *options = sys.argv[1:]
 with open(log, "a") as lines:
@@ -118,11 +120,11 @@ open(options[options.index("-o") + 1], "w").close()
 """
 
 
-def test_zig_compiles_for_named_processors_and_leaves_nothing(
+def test_zig_build_sets_mcpu_and_removes_cache(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Without -mcpu, zig would compile for this machine, and wheels would fail on others."""
-    (tmp_path / "pretends.py").write_text(PRETENDS)
+    (tmp_path / "pretends.py").write_text(FAKE_COMPILER)
     command = [sys.executable, str(tmp_path / "pretends.py"), str(tmp_path / "log"), "ziglang"]
     monkeypatch.setenv("CXX", shlex.join(command))
     libraries = build.build(tmp_path / "made")
@@ -139,7 +141,7 @@ def test_zig_compiles_for_named_processors_and_leaves_nothing(
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs ldd of Linux")
 @pytest.mark.skipif(build.FOLDER in os.environ, reason="sanitized libraries have more dependencies")
-def test_libraries_of_others_are_not_needed_or_hidden() -> None:
+def test_libraries_are_self_contained_and_hide_symbols() -> None:
     """They run with any libstdc++, and hide their libjpeg from Pillow's and torchvision's."""
 
     def output_of(*command: str | Path) -> str:
@@ -157,8 +159,8 @@ def test_libraries_of_others_are_not_needed_or_hidden() -> None:
         assert re.match(r"built-in libjpeg-turbo [23]\.\d+\.\d+, ", library.decoder_name())
 
 
-def test_libraries_that_cannot_be_loaded(
-    nothing_loaded: None,
+def test_unloadable_kernels_raise_and_decoder_falls_back(
+    empty_library_cache: None,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
@@ -182,8 +184,8 @@ def test_libraries_that_cannot_be_loaded(
         library.kernels()
 
 
-def test_a_folder_that_cannot_be_written_has_the_cache_in_its_place(
-    nothing_loaded: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_read_only_folder_falls_back_to_cache(
+    empty_library_cache: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     compiled = Mock(return_value=[])
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

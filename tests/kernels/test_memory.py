@@ -29,7 +29,7 @@ _MIB = 1 << 20
 
 
 @contextlib.contextmanager
-def only(count: int) -> Iterator[None]:
+def memory_limit(count: int) -> Iterator[None]:
     """Limit the growth of the process's address space to ``count`` bytes."""
     size = int(Path("/proc/self/statm").read_text().split()[0]) * mmap.PAGESIZE
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
@@ -40,17 +40,20 @@ def only(count: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
-def lacks_memory_to_decode() -> None:
+def decode_without_memory() -> None:
     decode = DECODE(lambda *arguments: 1)
     job = job_of_jpeg(9000, 8000, decode)
-    with only(100 * _MIB), pytest.raises(MemoryError, match="an image of 9000 x 8000 pixels"):
+    with (
+        memory_limit(100 * _MIB),
+        pytest.raises(MemoryError, match="an image of 9000 x 8000 pixels"),
+    ):
         job.run()
     again = job_of_jpeg(9000, 8000, decode)
     again.run()
     assert again.refused().tolist() == [0]
 
 
-def lacks_memory_to_crop() -> None:
+def crop_without_memory() -> None:
     image = np.full((1, 2_000_000, 3), 7, np.uint8)
     pair = np.full((1, 1, 2), 100, np.int32)
     box, flip = np.array([[[0, 0, 1, 2_000_000]]], np.int32), np.zeros((1, 1), np.bool_)
@@ -59,40 +62,46 @@ def lacks_memory_to_crop() -> None:
     def job() -> Job:
         return Job(Images.of_arrays([image]), [Cuts(box, flip, pair, 0 * pair)], (crops,))
 
-    with only(20 * _MIB), pytest.raises(MemoryError, match="an image of 1 x 2000000 pixels"):
+    with (
+        memory_limit(20 * _MIB),
+        pytest.raises(MemoryError, match="an image of 1 x 2000000 pixels"),
+    ):
         job().run()
     assert not crops.any()
     job().run()
     assert (crops == 7).all()
 
 
-def lacks_memory_to_finish() -> None:
+def run_photometric_without_memory() -> None:
     config = AugmentConfig.alike(crop=4000)
     params = draw_views(config, seed=0, epoch=0, index=np.arange(1), size=np.array([[9, 9]]))
     crops = (torch.zeros(2, 1, 4000, 4000, 3, dtype=torch.uint8),)
     views = 2 * 3 * 4000 * 4000 * 4
-    with only(views + 20 * _MIB), pytest.raises(MemoryError, match="a crop of 4000 x 4000 pixels"):
+    with (
+        memory_limit(views + 20 * _MIB),
+        pytest.raises(MemoryError, match="a crop of 4000 x 4000 pixels"),
+    ):
         photometric(crops, params, config)
     assert len(photometric(crops, params, config)) == 2
 
 
 @pytest.mark.parametrize(
-    "work", [lacks_memory_to_decode, lacks_memory_to_crop, lacks_memory_to_finish]
+    "work", [decode_without_memory, crop_without_memory, run_photometric_without_memory]
 )
-def test_a_process_survives_a_lack_of_memory(work: Callable[[], None]) -> None:
+def test_work_succeeds_after_memory_error(work: Callable[[], None]) -> None:
     """The same work succeeds once there is memory."""
     result = Forked(work).wait()
     assert result.returncode == 0, result.stderr
 
 
 @pytest.mark.skipif(build.FOLDER not in os.environ, reason="only for `make memory-check`")
-def test_sanitized_kernels_see_one_byte_too_many() -> None:
+def test_sanitizer_detects_one_byte_overflow() -> None:
     """The write is in a scratch buffer of compiled code, whose size is normally rounded up."""
-    result = Forked(write_behind_a_room).wait()
+    result = Forked(overflow_scratch_buffer).wait()
     assert result.returncode and "heap-buffer-overflow" in result.stderr
 
 
-def write_behind_a_room() -> None:
+def overflow_scratch_buffer() -> None:
     decode = DECODE(
         lambda *arguments: ctypes.memset(arguments[5], 0, 3 * 8 * 8 + ROOM_BEHIND + 1) or 1
     )
@@ -102,12 +111,12 @@ def write_behind_a_room() -> None:
 @pytest.mark.skipif(
     "malloc_debug" not in os.environ.get("LD_PRELOAD", ""), reason="only for `make memory-check`"
 )
-def test_the_checked_malloc_sees_one_byte_too_many() -> None:
-    result = Forked(write_behind_an_allocation).wait()
+def test_malloc_check_detects_one_byte_overflow() -> None:
+    result = Forked(overflow_allocation).wait()
     assert result.returncode == -signal.SIGABRT
 
 
-def write_behind_an_allocation() -> None:
+def overflow_allocation() -> None:
     """Use a NumPy array: ctypes would find the system's malloc instead of the checked one."""
     array = np.zeros(5000, np.uint8)
     ctypes.memset(array.ctypes.data, 1, array.size + 1)

@@ -25,7 +25,7 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 7, 100_000])
-def test_all_is_done_once(count: int, threads: int) -> None:
+def test_each_item_is_processed_once(count: int, threads: int) -> None:
     """Compiled code takes one image after the other; here an image is one pixel."""
     levels = np.random.default_rng(0).integers(0, 256, (count, 3), np.uint8)
     table = np.arange(256, dtype=np.uint16)[:, None].repeat(3, 1) + 1
@@ -40,12 +40,12 @@ def test_all_is_done_once(count: int, threads: int) -> None:
     assert count <= counter[0] <= count + threads
 
 
-def test_errors_come_out(threads: int) -> None:
+def test_errors_propagate(threads: int) -> None:
     with pytest.raises(KeyError):
         in_threads(Mock(side_effect=KeyError("5")), 10)
 
 
-def test_nobody_is_left_at_work_after_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_all_waits_for_threads_after_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
     """No thread may still work when ``run_all`` returns, as its arrays may then be freed."""
     end, pressed = threading.Event(), 0
 

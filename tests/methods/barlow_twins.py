@@ -44,13 +44,13 @@ class BarlowTwins(Method):
     def forward(self, views: tuple[Tensor, ...], index: Tensor) -> Output:
         """Return the loss over the images of all ranks and the embeddings of the first view."""
         _, z = self.by_view(views, self.backbone, self.projector)
-        first, second = (standardised(gather_with_gradient(view.float())) for view in z)
+        first, second = (standardise(gather_with_gradient(view.float())) for view in z)
         correlation = first.T @ second / len(first)
         on_diagonal = (correlation.diagonal() - 1).square().sum()
         elsewhere = correlation.square().sum() - correlation.diagonal().square().sum()
         return Output(on_diagonal + self.redundancy * elsewhere, z[0].detach(), {})
 
 
-def standardised(z: Tensor) -> Tensor:
+def standardise(z: Tensor) -> Tensor:
     """Standardise (N, d) embeddings: each dimension gets mean 0 and variance 1 over the batch."""
     return (z - z.mean(0)) / torch.sqrt(z.var(0, correction=0) + 1e-5)

@@ -43,12 +43,12 @@ def mlp(weights: Weights, x: Array, head: str, normed: Sequence[bool]) -> Array:
     return x
 
 
-def encoded(weights: Weights, images: Array, *, norm: str) -> Array:
+def encode(weights: Weights, images: Array, *, norm: str) -> Array:
     """Return the projections z = f(x), (N, d), of a backbone and a two-layer projector."""
     return mlp(weights, features(weights, images), "projector", TABLE_3[norm][:2])
 
 
-def predicted(weights: Weights, z: Array, *, norm: str = "default") -> Array:
+def predict(weights: Weights, z: Array, *, norm: str = "default") -> Array:
     """Return the predictions p = h(z), (N, d). Without predictor weights h is the identity."""
     if "predictor.0.weight" not in weights:
         return z
@@ -93,7 +93,7 @@ def targets(zs: Mapping[int, Array], pairs: Pairs) -> list[Array]:
     return [sum((zs[view] for view in of), np.zeros(1)) / len(of) for _, of in pairs]
 
 
-def moved(rows: Array, zs: Sequence[Array], momentum: float) -> Array:
+def update_averages(rows: Array, zs: Sequence[Array], momentum: float) -> Array:
     """Return updated moving averages of the images' l2-normalised projections over some views.
 
     The first average of an image is its projection.
@@ -112,10 +112,10 @@ def loss(
     against: Sequence[Array] | None = None,
 ) -> float:
     """Return the loss with the constant targets ``against``; None: without the stop-gradient."""
-    zs = {view: encoded(weights, x, norm=norm) for view, x in enumerate(views)}
+    zs = {view: encode(weights, x, norm=norm) for view, x in enumerate(views)}
     of = targets(zs, pairs) if against is None else against
     terms = [
-        DISTANCES[similarity](predicted(weights, zs[view], norm=norm), target).mean()
+        DISTANCES[similarity](predict(weights, zs[view], norm=norm), target).mean()
         for (view, _), target in zip(pairs, of, strict=True)
     ]
     return float(np.mean(terms))

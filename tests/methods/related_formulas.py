@@ -20,7 +20,7 @@ from itertools import permutations
 import numpy as np
 from numpy.typing import NDArray
 
-from .formulas import Array, Weights, features, mlp, predicted, unit
+from .formulas import Array, Weights, features, mlp, predict, unit
 
 HEADS: dict[str, Callable[[int], list[bool]]] = {
     "simclr": lambda layers: [True] * layers,
@@ -34,7 +34,7 @@ Groups = Sequence[NDArray[np.int64]]
 """For each group of images that share BN statistics, their indices in the batch."""
 
 
-def projected(method: str, weights: Weights, images: Array, groups: Groups = ()) -> Array:
+def project(method: str, weights: Weights, images: Array, groups: Groups = ()) -> Array:
     """Return the (N, d) projections. Only BN mixes images, so groups are processed separately."""
     layers = sum(f"projector.{3 * i}.weight" in weights for i in range(9))
     rows_by_image: dict[int, Array] = {}
@@ -83,8 +83,8 @@ def simclr(
     against: Sequence[Array] | None = None,
 ) -> float:
     """Return the loss against constant projections; ``against=None``: without a stop-gradient."""
-    zs = [projected("simclr", weights, view) for view in views]
-    return nt_xent([predicted(weights, z) for z in zs], against or zs, temperature)
+    zs = [project("simclr", weights, view) for view in views]
+    return nt_xent([predict(weights, z) for z in zs], against or zs, temperature)
 
 
 def mocov2(
@@ -105,7 +105,7 @@ def mocov2(
     """
     terms = []
     for view in (0, 1) if symmetric else (0,):
-        q = unit(projected("mocov2", weights, views[view], groups))
+        q = unit(project("mocov2", weights, views[view], groups))
         positive = (q * unit(keys[1 - view])).sum(1, keepdims=True)
         logits = np.concatenate([positive, q @ queue.T], axis=1) / temperature
         terms.append(cross_entropy(logits, np.zeros(len(q), dtype=np.int64)))
@@ -116,7 +116,7 @@ def byol(weights: Weights, views: Sequence[Array], *, targets: Sequence[Array]) 
     """Return the squared distance of normalised predictions and targets, summed over both views."""
     terms = []
     for view in (0, 1):
-        p = predicted(weights, projected("byol", weights, views[view]))
+        p = predict(weights, project("byol", weights, views[view]))
         terms.append(((unit(p) - unit(targets[1 - view])) ** 2).sum(1).mean())
     return float(np.sum(terms))
 
@@ -154,7 +154,7 @@ def codes(
     """Return the codes of the first two views, balanced over the batch and each view's queue."""
     view_codes = []
     for view in (0, 1):
-        z = projected("swav", weights, views[view])
+        z = project("swav", weights, views[view])
         rows = np.concatenate([z, queues[view]]) if queues else z
         view_codes.append(sinkhorn(scores(weights, rows), epsilon=epsilon, rounds=rounds)[: len(z)])
     return view_codes
@@ -167,7 +167,7 @@ def swav(
     terms = []
     for code, view in permutations(range(len(views)), 2):
         if code < 2:
-            p = predicted(weights, projected("swav", weights, views[view]))
+            p = predict(weights, project("swav", weights, views[view]))
             logs = log_softmax(scores(weights, p) / temperature)
             terms.append(-(of[code] * logs).sum(1).mean())
     return float(np.mean(terms))

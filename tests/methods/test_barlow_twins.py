@@ -24,7 +24,7 @@ from tests.methods.linear import batch_of, build
 from tests.train.runs import assert_same_runs, killed, trained
 
 
-def test_the_loss_is_the_papers() -> None:
+def test_loss_equals_paper_formula() -> None:
     method = build(BarlowTwinsConfig(dim=6))
     batch = batch_of(2)
     loss = method(batch.views, batch.index).loss.item()
@@ -36,7 +36,7 @@ def test_the_loss_is_the_papers() -> None:
     assert loss == pytest.approx((weights * (correlation - np.eye(6)) ** 2).sum(), rel=1e-5)
 
 
-def test_it_is_killed_resumed_and_exported(
+def test_user_method_resumes_after_kill_and_exports(
     small: TrainConfig,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

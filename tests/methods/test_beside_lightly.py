@@ -28,7 +28,7 @@ HEADS: dict[str, dict[str, Any]] = {
 VIEWS = {"fastsiam": 4, "swav": 3}
 
 
-def both(name: str) -> tuple[Method, Any]:
+def build_with_same_weights(name: str) -> tuple[Method, Any]:
     """Return fastsiam's method and lightly's modules with the same weights."""
     from fastsiam.bench.lightly_methods import composed
 
@@ -70,12 +70,12 @@ def copy_weights(ours: nn.Module | None, theirs: nn.Module | None) -> None:
 
 
 @pytest.mark.parametrize("name", HEADS)
-def test_losses(name: str) -> None:
+def test_losses_equal_lightly(name: str) -> None:
     """Compare entire networks. BYOL's 2 - 2 cos, twice, is 4 more than lightly's loss.
 
     For gradients and queues see ``test_formulas.py``.
     """
-    ours, theirs = both(name)
+    ours, theirs = build_with_same_weights(name)
     views = torch.randn(VIEWS.get(name, 2), IMAGES, 3, 16, 16).unbind()
     loss = ours(views, torch.arange(IMAGES)).loss
     other = theirs.loss(views, step=0)

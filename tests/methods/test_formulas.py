@@ -24,10 +24,10 @@ from tests.methods.linear import (
     step_of,
     views_of,
 )
-from tests.methods.related_formulas import Groups, projected
-from tests.methods.variants import EVERY, RELATED, VARIANTS, Case
+from tests.methods.related_formulas import Groups, project
+from tests.methods.variants import ALL_CASES, RELATED, VARIANTS, Case
 
-CASES = pytest.mark.parametrize("case", EVERY.values(), ids=EVERY.keys())
+CASES = pytest.mark.parametrize("case", ALL_CASES.values(), ids=ALL_CASES.keys())
 SMALL = {"projector_layers": 2, "dim": 6, "projector_dim": 7, "predictor_dim": 3}
 
 
@@ -88,11 +88,11 @@ class MethodState:
         if isinstance(self.config, MoCoV2Config):
             for view in (0, 1) if self.config.symmetric else (1,):
                 for part in parts:
-                    keys = projected("mocov2", self.encoder, views_of(part)[view])
+                    keys = project("mocov2", self.encoder, views_of(part)[view])
                     rows += list(formulas.unit(keys))
         elif isinstance(self.config, SwAVConfig) and at >= round(self.config.queue_from * STEPS):
             for part in parts:
-                zs = [projected("swav", weights, view) for view in views_of(part)[:2]]
+                zs = [project("swav", weights, view) for view in views_of(part)[:2]]
                 rows += list(np.stack([formulas.unit(z) for z in zs], axis=1))
         if self.queue is not None:
             for row in rows:
@@ -113,10 +113,10 @@ def moving_averages(
 ) -> Array:
     """Return the moving averages of a batch's images after the projections of some views."""
     zs = [
-        formulas.encoded(state.encoder, views[view], norm=state.config.head_bn)
+        formulas.encode(state.encoder, views[view], norm=state.config.head_bn)
         for view in view_numbers
     ]
-    return formulas.moved(state.averages[index], zs, state.config.target_average)
+    return formulas.update_averages(state.averages[index], zs, state.config.target_average)
 
 
 def formula_of(
@@ -142,13 +142,13 @@ def formula_of(
                     moving_averages(state, views, index, view_numbers) for _, view_numbers in pairs
                 ]
             elif config.stop_gradient:
-                zs = [formulas.encoded(state.encoder, view, norm=norm) for view in views]
+                zs = [formulas.encode(state.encoder, view, norm=norm) for view in views]
                 known["against"] = formulas.targets(dict(enumerate(zs)), pairs)
             return lambda now: formulas.loss(now, views, pairs, **known)
         case SimCLRConfig():
             known = {"temperature": config.temperature}
             if config.stop_gradient:
-                known["against"] = [projected("simclr", weights, view) for view in views]
+                known["against"] = [project("simclr", weights, view) for view in views]
         case MoCoV2Config():
             parts: list[Groups] = [(), ()]
             if group:
@@ -158,13 +158,13 @@ def formula_of(
                 ]
             known = {
                 "temperature": config.temperature,
-                "keys": [projected("mocov2", state.encoder, view, parts[1]) for view in views],
+                "keys": [project("mocov2", state.encoder, view, parts[1]) for view in views],
                 "queue": state.queue,
                 "symmetric": config.symmetric,
                 "groups": parts[0],
             }
         case BYOLConfig():
-            known["targets"] = [projected("byol", state.encoder, view) for view in views]
+            known["targets"] = [project("byol", state.encoder, view) for view in views]
         case SwAVConfig():
             queues = []
             if state.queue is not None and state.given >= config.queue:  # used only when full
@@ -190,20 +190,20 @@ def check_gradients(method: Any, batch: Batch, loss: Callable[[Weights], float])
     gradients = {
         name: p.grad.numpy() for name, p in method.named_parameters() if p.grad is not None
     }
-    assert gradients.keys() == trained(method)
+    assert gradients.keys() == trained_names(method)
     expected = formulas.gradient(loss, arrays(method))
     for name, slopes in gradients.items():
         np.testing.assert_allclose(slopes, expected[name], atol=2e-5, rtol=2e-5, err_msg=name)
     return output
 
 
-def trained(method: Any) -> set[str]:
+def trained_names(method: Any) -> set[str]:
     fixed = getattr(method.config, "predictor", "") == "fixed"
     return {name for name in arrays(method) if not (fixed and name.startswith("predictor."))}
 
 
 @CASES
-def test_loss_and_gradients(case: Case) -> None:
+def test_loss_and_gradients_equal_formulas(case: Case) -> None:
     """The target encoder has other weights, the queue is full, and all images were seen before."""
     method, batch = build_case(case), images_of(case)
     state = MethodState(case, method)
@@ -211,12 +211,12 @@ def test_loss_and_gradients(case: Case) -> None:
     state.encoder = arrays(method, copied=True) or arrays(method)
     output = check_gradients(method, batch, formula_of(method, batch, state))
     if isinstance(case.config(), SimSiamConfig):
-        z = formulas.encoded(arrays(method), views_of(batch)[0], norm=method.config.head_bn)
+        z = formulas.encode(arrays(method), views_of(batch)[0], norm=method.config.head_bn)
         np.testing.assert_allclose(output.embedding.numpy(), z, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("group", [2, 4])
-def test_keys_are_normalised_in_other_groups_than_queries(group: int) -> None:
+def test_key_bn_groups_differ_from_query_groups(group: int) -> None:
     """MoCo with BN over parts of the batch: shared statistics would let a key reveal its query."""
     case = RELATED["mocov2, parts"]
     method, batch = build_case(case, normed=True), images_of(case)
@@ -231,7 +231,7 @@ def test_keys_are_normalised_in_other_groups_than_queries(group: int) -> None:
     assert abs(loss(arrays(method)) - same(arrays(method))) > 1e-3
 
 
-KEEPS = RELATED | {
+STATEFUL_CASES = RELATED | {
     name: case
     for name, case in VARIANTS.items()
     if (case_config := case.config()).alternate_every != 1
@@ -241,8 +241,8 @@ KEEPS = RELATED | {
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
-@pytest.mark.parametrize("case", KEEPS.values(), ids=KEEPS.keys())
-def test_losses_and_what_is_kept_step_by_step(case: Case, accumulate: int) -> None:
+@pytest.mark.parametrize("case", STATEFUL_CASES.values(), ids=STATEFUL_CASES.keys())
+def test_losses_and_state_equal_formulas_at_each_step(case: Case, accumulate: int) -> None:
     """Train for two epochs, with queues that wrap around and averages for each image.
 
     Momentum encoders match to almost the last bit, and BYOL's momentum increases to 1.
@@ -276,7 +276,7 @@ def momentum_of(config: Any, at: int) -> float:
     return momentum
 
 
-def test_the_mean_of_views_is_not_rounded_to_half_precision() -> None:
+def test_mean_of_bfloat16_targets_is_not_rounded() -> None:
     """FastSiam's bfloat16 targets are means of rounded projections and are not rounded again."""
     case = VARIANTS["fastsiam 4"]
     method, batch = build_case(case).float(), images_of(case)
@@ -292,7 +292,7 @@ def test_the_mean_of_views_is_not_rounded_to_half_precision() -> None:
     assert loss == pytest.approx(np.mean(terms), abs=1e-6)
 
 
-def test_a_momentum_encoder_has_bn_statistics_of_its_own() -> None:
+def test_momentum_encoder_has_separate_bn_statistics() -> None:
     """Its statistics are those of its own activations, one view after the other."""
     case = RELATED["byol"]
     method = build_case(case)
@@ -310,7 +310,7 @@ def test_a_momentum_encoder_has_bn_statistics_of_its_own() -> None:
 
 @pytest.mark.parametrize("optimizer", ["sgd", "lars"])
 @pytest.mark.parametrize(("epochs", "frozen"), [(0.0, 0), (0.3, 1), (1.0, 3), (1.7, 5), (2.0, 6)])
-def test_prototypes_are_frozen_for_so_many_steps(
+def test_prototypes_are_frozen_for_frozen_epochs(
     epochs: float, frozen: int, optimizer: str
 ) -> None:
     """Prototypes do not move during the frozen steps, by gradients, weight decay or momentum."""
@@ -327,10 +327,10 @@ def test_prototypes_are_frozen_for_so_many_steps(
 
 
 @CASES
-def test_all_that_is_trained_is_in_one_group(case: Case) -> None:
+def test_each_trained_parameter_is_in_one_group(case: Case) -> None:
     """Frozen parts, fixed parts and momentum encoders are in no group."""
     method = build_case(case)
     grouped = [id(p) for group in method.param_groups() for p in group.params]
-    expected = {id(p) for name, p in method.named_parameters() if name in trained(method)}
+    expected = {id(p) for name, p in method.named_parameters() if name in trained_names(method)}
     assert set(grouped) == expected and len(grouped) == len(expected)
     assert all(p.requires_grad == (id(p) in expected) for p in method.parameters())

@@ -17,15 +17,15 @@ from fastsiam.methods.optim import (
     peak_lr,
     rates_at,
 )
-from tests.configs import model_of
+from tests.configs import make_model_config
 
 
 def groups(**settings: Any) -> list[ParamGroup]:
     small = {"backbone": "resnet10", "width": 4, "dim": 8, "predictor_dim": 2}
-    return build_method(model_of(**small, **settings)).param_groups()
+    return build_method(make_model_config(**small, **settings)).param_groups()
 
 
-GROUPS, DECAYING = groups(), groups(predictor_lr="cosine")
+GROUPS, COSINE_GROUPS = groups(), groups(predictor_lr="cosine")
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ GROUPS, DECAYING = groups(), groups(predictor_lr="cosine")
          "lr_end": 0.001},
     ],
 )  # fmt: skip
-def test_rates_of_every_step(settings: dict[str, Any]) -> None:
+def test_learning_rates_follow_schedule(settings: dict[str, Any]) -> None:
     """Linear warmup, then a cosine. The predictor's rate is constant, or follows the others."""
     config, steps = OptimConfig(**settings), 5
     peak, warmup, total = peak_lr(config), config.warmup_epochs * steps, config.epochs * steps
@@ -50,13 +50,13 @@ def test_rates_of_every_step(settings: dict[str, Any]) -> None:
         if step < warmup:
             expected = start + (peak - start) * (step + 1) / warmup
         assert rates == pytest.approx({"encoder": expected, "predictor": peak})
-        both = rates_at(config, DECAYING, step, steps)
+        both = rates_at(config, COSINE_GROUPS, step, steps)
         assert both["predictor"] == both["encoder"] == decaying_rate(config, step, steps)
         decaying.append(rates["encoder"])
     assert max(decaying) == peak and end <= decaying[-1] < end + 0.01 * peak
 
 
-def test_a_step_is_sgd_with_momentum_and_decay_by_hand() -> None:
+def test_sgd_step_equals_manual_computation() -> None:
     weight, other = (torch.nn.Parameter(torch.tensor([2.0])) for _ in range(2))
     config = OptimConfig(batch=256, lr=0.5, momentum=0.9, weight_decay=0.1)
     head_group = ParamGroup(name="head", params=[other], weight_decay=0.0)
@@ -79,7 +79,7 @@ def lars(*weights: torch.Tensor, **settings: float | bool) -> tuple[Lars, list[t
 
 
 @pytest.mark.parametrize("adapt_all", [False, True])
-def test_lars_is_its_definition(adapt_all: bool) -> None:
+def test_lars_equals_its_formula(adapt_all: bool) -> None:
     """Three float64 steps: momentum, decay, zero norms, 1-d weights and a missing gradient."""
     generator = torch.Generator().manual_seed(0)
     starts = [torch.randn(2, 3, generator=generator), torch.zeros(1, 2)]
@@ -112,7 +112,7 @@ def test_lars_is_its_definition(adapt_all: bool) -> None:
     assert single.item() == 1
 
 
-def test_lars_under_a_gradient_scaler() -> None:
+def test_lars_unscales_gradients_and_skips_overflow() -> None:
     """GradScaler passes scaled gradients and whether any of them overflowed."""
     results = []
     for scale in (None, 1024.0):
@@ -134,9 +134,9 @@ def test_lars_under_a_gradient_scaler() -> None:
     assert all(map(torch.equal, before, after))
 
 
-def test_optimizers_are_built_from_the_settings_and_their_state_is_saved() -> None:
+def test_optimizer_uses_settings_and_loads_state() -> None:
     """All parameters have weight decay, including BN parameters and biases."""
-    method = build_method(model_of(backbone="resnet10", width=4, dim=8, predictor_dim=2))
+    method = build_method(make_model_config(backbone="resnet10", width=4, dim=8, predictor_dim=2))
     adapted = {"optimizer": "lars", "weight_decay": 1e-6, "lars_trust": 0.002}
     for kind, settings, expected in (
         (torch.optim.SGD, {"momentum": 0.8}, {"momentum": 0.8, "weight_decay": 1e-4}),

@@ -154,4 +154,4 @@ RELATED: dict[str, Case] = {
 }  # fmt: skip
 """The methods of the paper's section 6 and their variants."""
 
-EVERY: dict[str, Case] = {**VARIANTS, **RELATED}
+ALL_CASES: dict[str, Case] = {**VARIANTS, **RELATED}

@@ -26,11 +26,11 @@ from fastsiam.model.backbones import (
     skeleton,
 )
 from fastsiam.model.batch_norm import unknown_batch_norm, use_view_batch_norm
-from tests.configs import model_of
+from tests.configs import make_model_config
 from tests.conftest import ROOT
 
 
-def test_resnets_are_torchvisions() -> None:
+def test_resnets_equal_torchvision() -> None:
     """Parameter names, shapes and outputs are equal, for both kinds of blocks."""
     for name in ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152"):
         with torch.device("meta"):
@@ -75,7 +75,7 @@ def test_stems_and_widths() -> None:
 
 @pytest.mark.parametrize(("name", "blocks"), [("resnet18", 8), ("wide_resnet50_2", 16)])
 @pytest.mark.parametrize("zero", [True, False])
-def test_residual_blocks_start_as_the_identity(name: str, blocks: int, zero: bool) -> None:
+def test_zero_init_residual_zeros_last_batch_norm(name: str, blocks: int, zero: bool) -> None:
     """Checked for fastsiam's and torchvision's ResNets."""
     backbone = build_backbone(ModelConfig(backbone=name, zero_init_residual=zero))
     last = [m.bn3 for m in backbone.modules() if isinstance(m, Bottleneck)]
@@ -87,7 +87,7 @@ def test_residual_blocks_start_as_the_identity(name: str, blocks: int, zero: boo
 
 
 @pytest.mark.parametrize("name", ["convnext_tiny", "mobilenet_v3_small"])
-def test_torchvisions_networks_keep_their_names(name: str) -> None:
+def test_torchvision_networks_keep_parameter_names(name: str) -> None:
     """All names are kept except the classifier's, also if a module is called ``features``."""
     torch.manual_seed(0)
     ours = build_backbone(ModelConfig(backbone=name)).eval()
@@ -104,7 +104,7 @@ def test_torchvisions_networks_keep_their_names(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["test_efficientnet", "test_convnext"])
-def test_timms_networks_keep_their_names(name: str) -> None:
+def test_timm_networks_keep_parameter_names(name: str) -> None:
     timm = pytest.importorskip("timm")
     ours = build_backbone(ModelConfig(backbone=f"timm/{name}")).eval()
     theirs = timm.create_model(name, num_classes=0).eval()
@@ -124,7 +124,7 @@ FAMILIES = (
 )
 
 
-def test_plain_weights_can_be_loaded_again() -> None:
+def test_state_dict_without_metadata_loads() -> None:
     """Checkpoints and weight files lack the module versions that a state dict has."""
     pytest.importorskip("timm")
     for name in FAMILIES:
@@ -132,7 +132,7 @@ def test_plain_weights_can_be_loaded_again() -> None:
         backbone.load_state_dict(dict(backbone.state_dict()), assign=True)
 
 
-def test_nothing_in_a_network_is_random() -> None:
+def test_networks_are_deterministic_in_training_mode() -> None:
     """Dropout and stochastic depth are disabled, so outputs in training mode ignore the seed."""
     timm = pytest.importorskip("timm")
     functional = timm.create_model("test_efficientnet", num_classes=0, drop_rate=0.5).train()
@@ -151,7 +151,7 @@ def test_nothing_in_a_network_is_random() -> None:
 
 
 @pytest.mark.parametrize("name", ["shufflenet_v2_x0_5", "timm/test_efficientnet", "timm/test_vit"])
-def test_views_together_train_as_views_apart(name: str) -> None:
+def test_joint_and_separate_views_train_equally(name: str) -> None:
     """Two small steps: in some networks rounding alone changes early gradients by 1%."""
     if name.startswith("timm/"):
         pytest.importorskip("timm")
@@ -160,7 +160,7 @@ def test_views_together_train_as_views_apart(name: str) -> None:
     views[1] += 1
     for setting in ("plain", "apart", "together"):
         torch.manual_seed(0)
-        method = build_method(model_of(backbone=name, dim=16, predictor_dim=4)).train()
+        method = build_method(make_model_config(backbone=name, dim=16, predictor_dim=4)).train()
         optimizer = torch.optim.SGD(method.parameters(), 1e-3)
         method.views_together = setting == "together"
         if setting != "plain":
@@ -199,7 +199,7 @@ def test_views_together_train_as_views_apart(name: str) -> None:
         ("mnasnet0_5", 224, "mnasnet0_5 is not supported"),
     ],
 )
-def test_what_is_no_backbone_is_refused_in_a_line(name: str, crop: int, message: str) -> None:
+def test_unsupported_backbone_is_one_line_error(name: str, crop: int, message: str) -> None:
     if name.startswith("timm/"):
         pytest.importorskip("timm")
     with pytest.raises(ValueError, match=message) as caught:
@@ -207,7 +207,7 @@ def test_what_is_no_backbone_is_refused_in_a_line(name: str, crop: int, message:
     assert "\n" not in str(caught.value)
 
 
-def test_bn_of_tokens_cannot_tell_views_apart() -> None:
+def test_backbone_with_token_bn_rejects_joint_views() -> None:
     pytest.importorskip("timm")
     levit = ModelConfig(backbone="timm/levit_128s")
     check_backbone(levit, crop=224)
@@ -215,7 +215,7 @@ def test_bn_of_tokens_cannot_tell_views_apart() -> None:
         check_backbone(levit, crop=224, joins_views=True)
 
 
-def test_what_is_a_backbone_passes_and_timm_is_optional(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_valid_backbones_pass_and_timm_is_optional(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("resnet18", "convnext_tiny", "regnet_x_400mf", "swin_t"):
         check_backbone(ModelConfig(backbone=name), crop=64, joins_views=True)
     monkeypatch.setitem(sys.modules, "timm", None)
@@ -225,7 +225,7 @@ def test_what_is_a_backbone_passes_and_timm_is_optional(monkeypatch: pytest.Monk
         build_backbone(ModelConfig(backbone="resnet5O"))
 
 
-def test_batch_statistics_that_are_not_bns_are_refused() -> None:
+def test_unsupported_batch_norm_is_detected() -> None:
     layers = pytest.importorskip("timm.layers")
     assert unknown_batch_norm(nn.Sequential(nn.Linear(2, 2), layers.EvoNorm2dB0(4))) == (
         "EvoNorm2dB0"
@@ -236,7 +236,7 @@ def test_batch_statistics_that_are_not_bns_are_refused() -> None:
 
 
 @pytest.mark.slow
-def test_narrow_networks_write_within_bounds_on_two_threads() -> None:
+def test_narrow_resnet_backward_stays_in_bounds() -> None:
     """oneDNN's backward of narrow, strided 1x1 convolutions writes out of bounds (torch 2.15)."""
     code = """
 import torch
@@ -256,7 +256,7 @@ for _ in range(20):
     assert result.returncode == 0
 
 
-def test_a_narrow_convolution_computes_what_torch_does() -> None:
+def test_strided_pointwise_equals_conv2d() -> None:
     network = nn.Sequential(nn.Conv2d(8, 24, 1, stride=2, bias=True))
     x = torch.randn(8, 8, 9, 7)
     expected = network(x)

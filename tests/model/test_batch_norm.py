@@ -30,7 +30,7 @@ def bn(kind: Any = nn.BatchNorm2d, **settings: Any) -> Any:
         (nn.BatchNorm1d, (16, 6), {"affine": False}),
     ],
 )
-def test_views_in_one_batch_are_normalised_each_by_itself(
+def test_joint_views_are_normalised_separately(
     kind: type[nn.Module],
     shape: tuple[int, ...],
     settings: dict[str, Any],
@@ -70,7 +70,7 @@ def test_views_in_one_batch_are_normalised_each_by_itself(
         assert ours.grad.is_contiguous(memory_format=torch.channels_last)
 
 
-def test_groups_that_share_statistics_are_counted() -> None:
+def test_groups_of_counts_bn_groups() -> None:
     """Count the groups for a view with 16 images on each of 4 ranks."""
     layer = nn.Sequential(bn())
     assert groups_of(layer, 16, 4) == 4
@@ -80,7 +80,7 @@ def test_groups_that_share_statistics_are_counted() -> None:
     assert groups_of(nn.Linear(2, 2), 16, 4) == 4
 
 
-def test_one_view_alone_is_torchs_batch_norm_to_the_last_bit() -> None:
+def test_single_view_is_bitwise_equal_to_torch() -> None:
     reference, layer = bn(), bn()
     use_view_batch_norm(layer)
     x = torch.randn(8, 6, 5, 5)
@@ -91,7 +91,7 @@ def test_one_view_alone_is_torchs_batch_norm_to_the_last_bit() -> None:
         assert all(map(torch.equal, layer.buffers(), reference.buffers()))
 
 
-def test_parts_of_views_are_batches_of_their_own_or_refused() -> None:
+def test_partial_view_is_normalised_or_rejected() -> None:
     reference, layer = bn(), bn()
     use_view_batch_norm(layer, images=8)
     x = torch.randn(12, 6, 5, 5)
@@ -100,7 +100,7 @@ def test_parts_of_views_are_batches_of_their_own_or_refused() -> None:
         layer(x)
 
 
-def test_recomputing_moves_no_statistics() -> None:
+def test_recomputation_does_not_update_running_statistics() -> None:
     for images in (0, 4):
         layer = bn()
         use_view_batch_norm(layer, images=images)

@@ -11,14 +11,14 @@ from torch import nn
 from fastsiam.config import ModelConfig
 from fastsiam.methods import build_method, method_skeleton
 from fastsiam.model.losses import negative_cosine
-from tests.configs import model_of
+from tests.configs import make_model_config
 
 
 def skeleton_of(**settings: Any) -> Any:
-    return method_skeleton(model_of(**settings))
+    return method_skeleton(make_model_config(**settings))
 
 
-def test_initialisers() -> None:
+def test_initial_weights_have_expected_scale() -> None:
     """Convolutions: He normal, fan-out. Heads: PyTorch's default, U(-1/sqrt(in), 1/sqrt(in))."""
     torch.manual_seed(0)
     method = build_method(ModelConfig(backbone="resnet18"))
@@ -32,7 +32,7 @@ def test_initialisers() -> None:
             assert module.weight.std().item() == pytest.approx(bound / 3**0.5, rel=0.02)
 
 
-def test_heads_are_the_papers() -> None:
+def test_heads_have_layers_of_paper() -> None:
     heads = skeleton_of(backbone="resnet18")
     head = heads.projector
     kinds = [type(m).__name__ for m in head]

@@ -18,7 +18,7 @@ from fastsiam.pipelines.convert.command import stoppable
 from fastsiam.pipelines.workers import process_pool
 from fastsiam.signals import ECHO, STOPS
 from tests.conftest import ROOT
-from tests.processes import Forked, until
+from tests.processes import Forked, wait_until
 
 
 def _twice(number: int) -> int:
@@ -55,7 +55,7 @@ def test_workers_end_with_their_parent(tmp_path: Path) -> None:
         (folder := tmp_path / f"{number.name}-{forks}").mkdir()
         processes.append((Forked(_fork_two, str(folder), forks), number))
     for process, _ in processes:
-        until(process, lambda: len(list(tmp_path.glob("*/*.worker"))) == 2 * len(processes))
+        wait_until(process, lambda: len(list(tmp_path.glob("*/*.worker"))) == 2 * len(processes))
     for process, number in processes:
         process.send(number)
     limit = time.monotonic() + 60
@@ -126,7 +126,7 @@ def _slow_to_leave(folder: Path) -> None:
 def test_a_second_ctrl_c_ends_a_conversion_at_once(tmp_path: Path) -> None:
     process = Forked(_slow_to_leave, tmp_path)
     for mark in ("begun", "leaving"):
-        until(process, (tmp_path / mark).exists)
+        wait_until(process, (tmp_path / mark).exists)
         time.sleep(2 * ECHO if mark == "leaving" else 0)
         process.send(signal.SIGINT)
     assert process.wait(30).returncode == 128 + signal.SIGINT

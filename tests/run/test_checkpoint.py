@@ -14,7 +14,7 @@ from fastsiam.config import TrainConfig
 from fastsiam.errors import CheckpointError, DamagedError
 from fastsiam.run import checkpoint as checkpoints
 from fastsiam.run.checkpoint import Checkpoint, digest_of
-from tests.conversions import failing
+from tests.conversions import stub_raising
 from tests.disks import small_disk
 
 
@@ -114,7 +114,7 @@ def test_the_one_before_is_kept_and_taken(
     has_links: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not has_links:
-        monkeypatch.setattr(os, "link", failing(errno.EPERM))
+        monkeypatch.setattr(os, "link", stub_raising(errno.EPERM))
     path, before = checkpoints.last(tmp_path), checkpoints.previous(tmp_path)
     assert checkpoints.load_newest(tmp_path) == (None, "")
     for step in (1, 2, 3):
@@ -173,7 +173,7 @@ def test_a_disk_that_fills_at_the_last_moment_changes_nothing(
     path, before = checkpoints.last(tmp_path), checkpoints.previous(tmp_path)
     for step in (1, 2):
         checkpoints.save(path, make(step), keep=before)
-    monkeypatch.setattr(os, "fsync", failing(errno.ENOSPC))
+    monkeypatch.setattr(os, "fsync", stub_raising(errno.ENOSPC))
     with pytest.raises(CheckpointError, match="No space left"):
         checkpoints.save(path, make(3), keep=before)
     assert (checkpoints.load(path).step, checkpoints.load(before).step) == (2, 1)

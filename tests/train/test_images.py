@@ -31,7 +31,7 @@ from tests.pipelines.cases import readable
 from tests.pipelines.store.test_columns import table
 from tests.processes import fastsiam
 from tests.sources import folder_members, tar
-from tests.tables import dataset, on_the_hub, saved
+from tests.tables import dataset, saved, write_hub_splits
 from tests.tiers import rest_slow
 from tests.train.runs import CPU, assert_same_runs, history, trained, verified
 
@@ -69,7 +69,7 @@ def arrow(images: Path) -> Path:
 
 
 def parquet(images: Path) -> Path:
-    return on_the_hub(images.with_name("hub"), tables(images), shards=1)
+    return write_hub_splits(images.with_name("hub"), tables(images), shards=1)
 
 
 def file_in(place: Path) -> Path:

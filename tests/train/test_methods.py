@@ -22,9 +22,9 @@ from fastsiam.evaluate.feature_files import write_features
 from fastsiam.interchange import load_pretrained
 from fastsiam.train.command import preflight
 from fastsiam.train.start import initial_weights
-from tests.configs import flags, model_of, with_settings
+from tests.configs import flags, make_model_config, with_settings
 from tests.conftest import small_config, write_data
-from tests.methods.variants import EVERY
+from tests.methods.variants import ALL_CASES
 from tests.processes import fastsiam
 from tests.tiers import rest_slow
 from tests.train.runs import CPU, trained
@@ -34,7 +34,7 @@ METHODS = ["byol", "mocov2", "swav, queue", "simclr", "default", "fastsiam 3"]
 
 
 def of(name: str, small: TrainConfig, **settings: Any) -> TrainConfig:
-    return EVERY[name].applied(small, max_steps=3, knn_every=0, **settings)
+    return ALL_CASES[name].applied(small, max_steps=3, knn_every=0, **settings)
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def run_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 def test_a_run_is_evaluated_exported_and_described(
     method: str, run_of: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    assert {EVERY[name].method.name for name in METHODS} == set(METHOD_CONFIGS)
+    assert {ALL_CASES[name].method.name for name in METHODS} == set(METHOD_CONFIGS)
     run = run_of(method)
     knn = evaluate_knn(run, KnnConfig(workers=0, k=(3,)), CPU)
     heads = LinearConfig(cached=True, lrs=(0.1, 3), workers=0, batch=8, epochs=1)
@@ -127,7 +127,7 @@ def test_a_foreign_backbone_is_trained_and_exported(small: TrainConfig, tmp_path
     config = replace(
         small,
         augment=small.augment.changed(crop=32),
-        model=model_of(backbone="timm/test_efficientnet", dim=16, predictor_dim=4),
+        model=make_model_config(backbone="timm/test_efficientnet", dim=16, predictor_dim=4),
         optim=replace(small.optim, epochs=1),
         monitor=replace(small.monitor, eval_resize=32),
     )

@@ -25,9 +25,9 @@ from fastsiam.train.step import TrainingStep
 from fastsiam.views.batch import Batch
 from tests.configs import flags, with_settings
 from tests.conftest import small_config, write_data
-from tests.conversions import failing
+from tests.conversions import stub_raising
 from tests.pipelines.cases import PIPELINES, readable
-from tests.processes import Forked, command, fastsiam, until
+from tests.processes import Forked, command, fastsiam, wait_until
 from tests.tiers import slow
 from tests.train.runs import (
     assert_same_runs,
@@ -130,7 +130,7 @@ def unreadable_checkpoint(config: TrainConfig) -> None:
     trained(config, max_steps=4)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch, "load", failing(errno.ESTALE))
+        patch.setattr(torch, "load", stub_raising(errno.ESTALE))
         with pytest.raises(CheckpointError, match=r"cannot read .*last\.pt: Stale file handle"):
             trained(config)
 
@@ -144,7 +144,7 @@ def killed_in_a_save(config: TrainConfig, at: int, has_links: bool) -> None:
 
 def save_and_die(config: TrainConfig, at: int, has_links: bool) -> None:
     if not has_links:
-        os.link = failing(errno.EPERM)
+        os.link = stub_raising(errno.EPERM)
     write, replace_file, saves = torch.save, os.replace, iter(range(100))
 
     def save(state: object, path: Path) -> None:
@@ -238,7 +238,7 @@ def test_kill_9_of_the_whole_program(small: TrainConfig, tmp_path: Path) -> None
     fastsiam("train", *flags(config), "--out", str(reference))
     process = command("train", *flags(config), "--out", str(killed))
     last = checkpoints.last(killed)
-    until(process, lambda: last.exists() and checkpoints.load(last).step >= 20)
+    wait_until(process, lambda: last.exists() and checkpoints.load(last).step >= 20)
     process.send(signal.SIGKILL)
     assert process.wait().returncode == -signal.SIGKILL
     result = fastsiam("train", *flags(config), "--out", str(killed))

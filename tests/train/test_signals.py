@@ -30,7 +30,7 @@ from fastsiam.train import command as job
 from fastsiam.train.loop import Trainer
 from tests.configs import flags, with_settings
 from tests.conftest import ROOT
-from tests.processes import Forked, command, fork_programs, until
+from tests.processes import Forked, command, fork_programs, wait_until
 from tests.tiers import slow
 from tests.train.runs import history, trained, verified
 
@@ -65,7 +65,7 @@ def test_signals_save_and_leave(
     config = with_settings(endless, pipeline="torchvision", workers=1, gpus=processes)
     run = tmp_path / "run"
     process = command("train", *flags(config), session=True)
-    until(process, partial(has_lines, run, 5))
+    wait_until(process, partial(has_lines, run, 5))
     for _ in range(2 if number == signal.SIGINT else 1):
         os.killpg(process.pid, number)
     result = process.wait(60)
@@ -93,7 +93,7 @@ def test_under_nohup_a_closed_terminal_is_nothing(endless: TrainConfig, tmp_path
     process = Forked(_under_nohup, "train", *flags(with_settings(endless, gpus=2)), session=True)
     for number in (signal.SIGHUP, signal.SIGTERM):
         enough = len(history(run)) + 5
-        until(process, partial(has_lines, run, enough))
+        wait_until(process, partial(has_lines, run, enough))
         os.killpg(process.pid, number)
     result = process.wait(60)
     assert result.returncode == 128 + signal.SIGTERM, result.stderr
@@ -116,9 +116,9 @@ def test_twice_in_the_first_evaluation(small: TrainConfig, images: Path, tmp_pat
     enlarge(images)
     config = with_settings(small, pipeline="torchvision", workers=2, knn_every=1)
     process = command("train", *flags(config), session=True)
-    until(process, lambda: "global batch " in process.messages())
+    wait_until(process, lambda: "global batch " in process.messages())
     before = threads(process)
-    until(process, lambda: threads(process) >= before + 3)  # the threads that read and decode
+    wait_until(process, lambda: threads(process) >= before + 3)  # the threads that read and decode
     press(process)
     time.sleep(2 * ECHO)  # so that the second signal is not taken for an echo of the first
     assert process.poll() is None
@@ -203,7 +203,7 @@ def test_elsewhere_than_in_a_run(stopped_copy: TrainConfig, images: Path) -> Non
     enlarge(images)
     options = ["--data", str(images), "--workers", "2"]
     process = command("eval", "knn", stopped_copy.run.out, *options, session=True)
-    until(process, lambda: "images from" in process.messages())
+    wait_until(process, lambda: "images from" in process.messages())
     press(process)
     result = process.wait(60)
     assert result.returncode == 130, result.stderr

@@ -23,7 +23,7 @@ from tests.configs import flags, with_settings
 from tests.conftest import small_config, write_data
 from tests.processes import fastsiam
 from tests.ranks import fastsiam_on_ranks
-from tests.sources import with_junk
+from tests.sources import insert_junk
 from tests.train.runs import OLD, trained, verified
 
 NOTHING: dict[str, Any] = {"knn_every": 0, "tracker": "none"}
@@ -39,7 +39,7 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("logged")
     config = small_config(write_data(folder / "data"), folder / "run")
     odd = folder / "data/train/class0/000.jpg"
-    odd.write_bytes(with_junk(odd.read_bytes()))
+    odd.write_bytes(insert_junk(odd.read_bytes()))
     return trained(config, log_every=2, **NOTHING)
 
 

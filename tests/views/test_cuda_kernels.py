@@ -48,7 +48,7 @@ OFF = AugmentConfig.alike(jitter_p=0, gray_p=0, blur_p=0)
 
 
 @pytest.fixture(scope="module")
-def interpreted() -> Iterator[Run]:
+def interpreter() -> Iterator[Run]:
     """Call a function in a process in which Triton interprets kernels on the CPU.
 
     Triton decides this at its import and patches its own functions, so it needs a process.
@@ -106,7 +106,7 @@ def crops_of_sides(
     )
 
 
-def one_operation(op: int) -> dict[str, Any]:
+def jitter_params(op: int) -> dict[str, Any]:
     """Return parameters of a single jitter operation, with factors over its entire range."""
     low, high = (-0.5, 0.5) if op == HUE else (0.0, 2.0)
     order = np.full((2, 2, 4), -1, np.int8)
@@ -115,7 +115,7 @@ def one_operation(op: int) -> dict[str, Any]:
     return {"order": order, "factor": factor, "jitter": np.ones((2, 2), np.bool_)}
 
 
-def solarised(sigma: float) -> dict[str, Any]:
+def solarise_params(sigma: float) -> dict[str, Any]:
     """Return thresholds from all to none, for views with either kind of blur and without blur."""
     threshold = np.array([[0, 90], [256, 255]], np.int16)
     return {"solarise": threshold, "blur": np.array([[sigma, 4 * sigma], [0, sigma]], "f4")}
@@ -127,7 +127,7 @@ SIGMAS = np.geomspace(0.05, 6, 6).astype(np.float32).reshape(2, 3)
 CASES: dict[str, tuple[AugmentConfig, dict[str, Any], int, torch.dtype]] = {
     # A view of 33 pixels needs several programs; from 19 pixels on, blur uses several per view.
     **{
-        f"jitter {op}": (OFF.changed(crop=33), one_operation(op), 2, FULL)
+        f"jitter {op}": (OFF.changed(crop=33), jitter_params(op), 2, FULL)
         for op in (HUE, SATURATION, CONTRAST, BRIGHTNESS)
     },
     "every order": (OFF.changed(crop=19, jitter_p=1), {"order": ORDERS}, 12, FULL),
@@ -141,7 +141,7 @@ CASES: dict[str, tuple[AugmentConfig, dict[str, Any], int, torch.dtype]] = {
         OFF.changed(crop=32, blur_p=1), {"blur": np.array([[1.3], [1.5]], "f4")}, 1, HALF
     ),
     **{
-        f"solarise {side}": (OFF.changed(crop=side, gray_p=gray), solarised(sigma), 2, FULL)
+        f"solarise {side}": (OFF.changed(crop=side, gray_p=gray), solarise_params(sigma), 2, FULL)
         for side, gray, sigma in ((19, 0.0, 1.1), (16, 1.0, 0.0))
     },
     "float64": (AugmentConfig.alike(crop=8), {}, 2, torch.float64),
@@ -157,8 +157,8 @@ SLOW |= {f"strided, {torch.float16}"}
 
 
 @pytest.mark.parametrize("case", [slow(c) if c in SLOW else c for c in CASES])
-def test_views_are_the_references(
-    case: str, interpreted: Run, photographs: list[Image.Image]
+def test_photometric_kernels_equal_reference(
+    case: str, interpreter: Run, photographs: list[Image.Image]
 ) -> None:
     config, changes, count, dtype = CASES[case]
     params, crops = draw(config, count, **changes), crops_of_sides(photographs, count, config)
@@ -166,7 +166,7 @@ def test_views_are_the_references(
         assert params.blur.any() and params.gray.any() and not params.jitter.all()
         crops = tuple(crop.transpose(2, 3) for crop in crops)
     before = [crop.clone() for crop in crops]
-    views = assert_equal_reference(interpreted, crops, params, config, dtype)
+    views = assert_equal_reference(interpreter, crops, params, config, dtype)
     assert all(map(torch.equal, crops, before))
     assert [view.shape[2] for view in views] == [view.crop for view in config.views]
     same = reference.photometric(
@@ -176,7 +176,7 @@ def test_views_are_the_references(
     assert gap > 0.1 or case == "blur of 1"
 
 
-def test_crops_of_different_sides(interpreted: Run) -> None:
+def test_crops_of_different_sides_equal_cpu(interpreter: Run) -> None:
     """The kernels of each side are compared with the CPU's crops."""
     random = np.random.default_rng(0)
     size = np.array([[25, 40]])
@@ -185,7 +185,7 @@ def test_crops_of_different_sides(interpreted: Run) -> None:
     expected = crop_views(pixels, start, size, params, UNEQUAL)
     assert [crop.shape[:3] for crop in expected] == [(2, 1, 24), (3, 1, 12)]
     for cuts, crop in zip(cut_views(params, UNEQUAL), expected, strict=True):
-        actual = interpreted(crop_kernels.crop_side, pixels, start, size, cuts, crop.shape[2])
+        actual = interpreter(crop_kernels.crop_side, pixels, start, size, cuts, crop.shape[2])
         assert torch.equal(actual, crop)
 
 
@@ -211,7 +211,7 @@ def assert_equal_pil(
 
 
 @pytest.mark.parametrize("side", rest_slow([5, 1, 17, 24]))
-def test_crops_of_any_size(side: int, interpreted: Run) -> None:
+def test_crops_of_any_size_equal_pil(side: int, interpreter: Run) -> None:
     """Noise of all shapes, from one pixel to several times the crop's side; both axis orders."""
     random = np.random.default_rng(side)
     sizes = random.integers(1, 3 * side + 16, (5, 2)).tolist()
@@ -219,7 +219,7 @@ def test_crops_of_any_size(side: int, interpreted: Run) -> None:
     noise = [random.integers(0, 256, (*size, 3), dtype=np.uint8) for size in sizes]
     images = [Image.fromarray(pixels) for pixels in noise]
     params = assert_equal_pil(
-        interpreted, images, side, scale_min=0.05, ratio_min=0.1, ratio_max=10
+        interpreter, images, side, scale_min=0.05, ratio_min=0.1, ratio_max=10
     )
     excess = params.box[..., 2:] - side
     vertical_first = (excess[..., 0] > 0) & (excess[..., 0] > 2 * excess[..., 1])
@@ -227,7 +227,7 @@ def test_crops_of_any_size(side: int, interpreted: Run) -> None:
     assert params.flip.any() and not params.flip.all()
 
 
-def compile_for_a_gpu() -> None:
+def compile_for_sm_90() -> None:
     """Compile the kernels of four batches for sm_90, without launches, in a separate process.
 
     Print the number of kernels after each batch, their PTX code by name, and for each the registers
@@ -270,12 +270,12 @@ def usage(kernel: Any) -> tuple[int, int]:
     return used["REG"], used["STACK"] + used["LOCAL"]
 
 
-def test_kernels_compile_once_and_without_fused_arithmetic() -> None:
+def test_kernels_compile_once_without_fma() -> None:
     """Later batches compile no new kernels. Fused multiply-adds would round differently from PIL.
 
     The photometric kernels access words instead of bytes, and do not spill registers.
     """
-    result = Forked(compile_for_a_gpu).wait()
+    result = Forked(compile_for_sm_90).wait()
     assert result.returncode == 0, result.stderr
     counts, code_of, used = json.loads(result.stdout)
     assert counts == [5] * 4  # two for crops, one for colours, two for blur

@@ -38,7 +38,7 @@ SIZES = [pytest.param(size) for size in ((375, 500), (64, 700), (500, 333), (900
 
 
 @pytest.mark.parametrize("size", rest_slow(SIZES, fast=2))
-def test_crop_boxes_are_distributed_as_torchvisions(size: tuple[int, int]) -> None:
+def test_crop_boxes_have_torchvision_distribution(size: tuple[int, int]) -> None:
     """With extreme shapes most tries fail, so this also compares the fallback."""
     ours = draw(size=size).box[0].astype(float)
     torch.manual_seed(0)
@@ -50,7 +50,7 @@ def test_crop_boxes_are_distributed_as_torchvisions(size: tuple[int, int]) -> No
         assert largest_gap(ours[:, column], theirs[:, column]) < LIMIT
 
 
-def test_crop_box_falls_back_to_the_central_crop() -> None:
+def test_crop_box_falls_back_to_central_crop() -> None:
     """No crop of the full area with an aspect ratio of 3/4 to 4/3 fits into a narrow strip."""
     config = AugmentConfig.alike(scale_min=1.0, scale_max=1.0)
     assert (draw(config, n=50, size=(30, 300)).box == [0, 130, 30, 40]).all()
@@ -58,7 +58,7 @@ def test_crop_box_falls_back_to_the_central_crop() -> None:
     assert (draw(config, n=50, size=(300, 1)).box == [149, 0, 1, 1]).all()
 
 
-def test_jitter_is_distributed_as_torchvisions() -> None:
+def test_jitter_has_torchvision_distribution() -> None:
     ours = draw()
     torch.manual_seed(0)
     theirs = [
@@ -73,7 +73,7 @@ def test_jitter_is_distributed_as_torchvisions() -> None:
     assert abs(counts - N / 24).max() < 5 * np.sqrt(N / 24)
 
 
-def test_probabilities_and_sigmas() -> None:
+def test_probabilities_and_blur_sigmas_match_settings() -> None:
     params = draw()
     for flags, p in [
         (params.flip, 0.5),
@@ -86,7 +86,7 @@ def test_probabilities_and_sigmas() -> None:
     assert largest_gap(sigma, np.random.default_rng(0).uniform(0.1, 2, N)) < LIMIT
 
 
-def test_draws_are_independent_of_each_other() -> None:
+def test_draws_are_uncorrelated() -> None:
     params = draw()
     columns = [
         params.flip,
@@ -101,7 +101,7 @@ def test_draws_are_independent_of_each_other() -> None:
     assert np.abs(correlation).max() < 5 / np.sqrt(N)
 
 
-def test_draws_depend_on_nothing_but_their_key() -> None:
+def test_draws_do_not_depend_on_batch_or_order() -> None:
     """Draws do not depend on the batch or on its order."""
     index, size = np.arange(64), np.stack([np.arange(64) + 20, np.arange(64)[::-1] + 30], 1)
     expected = draw_views(AugmentConfig(), seed=3, epoch=2, index=index, size=size)
@@ -113,7 +113,7 @@ def test_draws_depend_on_nothing_but_their_key() -> None:
         np.testing.assert_array_equal(getattr(expected, name)[:, 17:18], getattr(alone, name))
 
 
-def test_a_view_may_show_the_crop_of_another_in_its_own_colours() -> None:
+def test_crop_of_shares_crop_but_not_colours() -> None:
     size, index = np.full((50, 2), (90, 120)), np.arange(50)
     views = (ViewConfig(), ViewConfig(crop_of=0, scale_min=0.9), ViewConfig(crop_of=1))
     shared = draw_views(AugmentConfig(views=views), seed=1, epoch=2, index=index, size=size)
@@ -127,7 +127,7 @@ def test_a_view_may_show_the_crop_of_another_in_its_own_colours() -> None:
             AugmentConfig(views=(ViewConfig(crop_of=wrong), ViewConfig()))
 
 
-def test_the_generator_is_fixed_for_ever() -> None:
+def test_generator_and_draws_equal_pinned_values() -> None:
     """splitmix64's reference values for seed 1234567. A different draw would change every run."""
     state = np.array([1234567], np.uint64)
     expected = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431]

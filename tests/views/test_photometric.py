@@ -24,13 +24,13 @@ from fastsiam.views.draws import draw_views
 from fastsiam.views.photometric import cpu, normalized, photometric, reference
 from tests.views.cases import UNEQUAL
 
-WHOLE: dict[str, Any] = {"scale_min": 1.0, "scale_max": 1.0, "ratio_min": 1.0, "ratio_max": 1.0}
+FULL_CROP: dict[str, Any] = {"scale_min": 1.0, "scale_max": 1.0, "ratio_min": 1.0, "ratio_max": 1.0}
 
 
 def jitter(**ranges: float) -> AugmentConfig:
     """Return settings with only the given jitter operations, applied to every view."""
     still: Any = dict.fromkeys(("brightness", "contrast", "saturation", "hue"), 0.0) | ranges
-    return AugmentConfig.alike(crop=96, jitter_p=1, gray_p=0, blur_p=0, **still, **WHOLE)
+    return AugmentConfig.alike(crop=96, jitter_p=1, gray_p=0, blur_p=0, **still, **FULL_CROP)
 
 
 def blur(low: float, high: float) -> AugmentConfig:
@@ -46,11 +46,11 @@ CASES = {
     "gray": jitter().changed(jitter_p=0, gray_p=1),
     "blur": blur(0.1, 2.0),
     "hardly any blur": blur(0.05, 0.2),
-    "a wide blur": blur(2.0, 9.0),
+    "wide blur": blur(2.0, 9.0),
     "solarise": jitter().changed(jitter_p=0),
     "solarise gray": jitter().changed(jitter_p=0, gray_p=1),
-    "solarise what is blurred": blur(1.3, 1.3),
-    "views of different sides": UNEQUAL.changed(**WHOLE),
+    "solarise blurred": blur(1.3, 1.3),
+    "views of different sides": UNEQUAL.changed(**FULL_CROP),
 }
 
 
@@ -67,7 +67,7 @@ def pictures(real_images: Path) -> list[Image.Image]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_views_are_torchvisions(case: str, pictures: list[Image.Image]) -> None:
+def test_views_match_torchvision(case: str, pictures: list[Image.Image]) -> None:
     """Test each operation with factors and sigmas over its range, then all operations together.
 
     Each image has its own threshold; 256 leaves white unchanged.
@@ -115,7 +115,7 @@ def test_views_are_torchvisions(case: str, pictures: list[Image.Image]) -> None:
             assert view.is_contiguous(memory_format=torch.channels_last)
 
 
-def test_ties_go_to_the_even_half() -> None:
+def test_ties_round_to_even() -> None:
     """Normalised levels halfway between two numbers of a dtype round to even, up or down."""
     crops = torch.zeros(2, 1, 4, 4, 3, dtype=torch.uint8)
     params = draw_views(jitter().changed(jitter_p=0), seed=1, epoch=2, index=[0], size=[(9, 9)])
@@ -130,7 +130,7 @@ def test_ties_go_to_the_even_half() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
-def test_every_level_is_normalised_as_torchvision_does(dtype: torch.dtype) -> None:
+def test_normalisation_of_every_level_equals_torchvision(dtype: torch.dtype) -> None:
     """float32 results are bitwise equal; other dtypes are rounded from them."""
     levels = np.arange(256, dtype=np.uint8).reshape(16, 16, 1).repeat(3, 2)
     config = AugmentConfig()

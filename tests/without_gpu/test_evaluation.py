@@ -29,7 +29,9 @@ def batches(dtype: torch.dtype) -> list[EvalBatch]:
     return [EvalBatch(images, numbers, numbers)] * 3
 
 
-def test_features_and_neighbours(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_features_and_neighbours_never_synchronise(
+    gpu: Gpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("fastsiam.evaluate.knn._BLOCK", 10)
     dtype = torch.bfloat16
     backbone = build_method(MODEL).backbone.to(CUDA).to(memory_format=torch.channels_last)
@@ -47,7 +49,7 @@ def test_features_and_neighbours(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> N
     assert spread.shape == rank.shape == () and spread.is_cuda and rank.is_cuda
 
 
-def test_convolutions_are_not_autotuned_in_evaluations(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evaluation_disables_and_restores_cudnn_benchmark(monkeypatch: pytest.MonkeyPatch) -> None:
     """Training, which has a single shape, keeps autotuning: each batch restores the switch."""
     seen = []
 
@@ -63,7 +65,7 @@ def test_convolutions_are_not_autotuned_in_evaluations(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "lars"])
-def test_linear_heads(optimizer: Any, gpu: Gpu) -> None:
+def test_linear_training_never_synchronises(optimizer: Any, gpu: Gpu) -> None:
     """Train heads with three learning rates."""
     training = SupervisedTraining(
         LinearConfig(optimizer=optimizer, batch=8, epochs=2, lrs=(0.1, 1, 10)),
@@ -77,7 +79,7 @@ def test_linear_heads(optimizer: Any, gpu: Gpu) -> None:
     assert all(p.is_cuda and p.dtype == torch.float32 for p in training.network.parameters())
 
 
-def test_fine_tuning(gpu: Gpu) -> None:
+def test_fine_tuning_never_synchronises(gpu: Gpu) -> None:
     """Take steps of the entire network with fp16's scaler, and compute scores."""
     dtype = torch.float16
     training = SupervisedTraining(

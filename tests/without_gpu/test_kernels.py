@@ -32,7 +32,7 @@ PAPER = AugmentConfig.alike(crop=224)
         (5, PAPER.changed(crop=33), torch.bfloat16),  # not a multiple of the word size
     ],
 )
-def test_launches(
+def test_kernel_launches_have_dense_aligned_tensors(
     images: int, config: AugmentConfig, dtype: torch.dtype, launches: list[Launch], gpu: Gpu
 ) -> None:
     """Tensors are dense and 16-byte aligned; otherwise Triton would compile other kernels."""

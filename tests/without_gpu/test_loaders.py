@@ -35,7 +35,7 @@ def native_without_threads(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def assert_is_a_batch(batch: Batch, augment: AugmentConfig, images: int, dtype: Any) -> None:
+def assert_valid_batch(batch: Batch, augment: AugmentConfig, images: int, dtype: Any) -> None:
     """Check the guarantees of ``Batch``."""
     assert len(batch.views) == len(augment.views)
     for view, settings in zip(batch.views, augment.views, strict=True):
@@ -65,7 +65,7 @@ def watched(batches: Iterator[Any], gpu: Gpu) -> Iterator[Any]:
         pytest.param("ffcv", torch.float32, marks=pytest.mark.ffcv),
     ],
 )
-def test_batches(
+def test_loaders_return_valid_gpu_batches(
     pipeline: Any, dtype: torch.dtype, images: Path, gpu: Gpu, launches: list[Launch]
 ) -> None:
     """Two epochs reuse buffers without a wait. The memory pipeline frees unused GPU memory."""
@@ -76,7 +76,7 @@ def test_batches(
         seen = 0
         for epoch in range(2):
             for batch in watched(loader.epoch(epoch), gpu):
-                assert_is_a_batch(batch, augment, 4, dtype)
+                assert_valid_batch(batch, augment, 4, dtype)
                 seen += 1
         assert seen == 2 * loader.steps == 12
         assert bool(launches) == (pipeline != "torchvision")  # here PIL computes the views
@@ -85,7 +85,7 @@ def test_batches(
     assert gpu.gave_back == (pipeline == "memory")
 
 
-def test_torch_pins_memory_on_the_loaders_gpu(
+def test_dataloader_starts_with_loader_gpu_current(
     images: Path, gpu: Gpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """DataLoader's thread uses the GPU that is current when an epoch starts."""
@@ -103,7 +103,7 @@ def test_torch_pins_memory_on_the_loaders_gpu(
     loader.close()
 
 
-def test_a_missing_compiler_is_one_line(images: Path, gpu: Gpu) -> None:
+def test_missing_compiler_raises_backend_error(images: Path, gpu: Gpu) -> None:
     """Triton compiles C code before its first kernel; a later failure would end a run."""
     data = DataConfig(data=str(images / "train"), pipeline="native", workers=0)
     failing = PropertyMock(side_effect=RuntimeError("Failed to find C compiler."))
@@ -113,7 +113,9 @@ def test_a_missing_compiler_is_one_line(images: Path, gpu: Gpu) -> None:
         build_loader(data, AugmentConfig.alike(crop=16), batch=4, device="cuda")
 
 
-def test_central_crops(images: Path, gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_eval_loader_returns_valid_gpu_batches(
+    images: Path, gpu: Gpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The second pass comes from the cache and has the same properties.
 
     All copies use one stream, because the allocator caches freed memory per stream.

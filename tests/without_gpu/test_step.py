@@ -19,13 +19,13 @@ from fastsiam.methods import Output, build_method
 from fastsiam.model.numerics import FiniteCheck
 from fastsiam.train.step import TrainingStep
 from fastsiam.views.batch import Batch
-from tests.configs import changed_model, with_settings
-from tests.methods.variants import EVERY
+from tests.configs import with_model_settings, with_settings
+from tests.methods.variants import ALL_CASES
 from tests.rank_jobs import CONFIG
 
 from .fake_gpu import CUDA, Gpu, HostWait
 
-HALF = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 IMAGES = 24
 
 
@@ -46,7 +46,7 @@ def step_of(config: TrainConfig) -> TrainingStep:
 
 def take_steps(config: TrainConfig, gpu: Gpu, *, steps: int = 2) -> TrainingStep:
     """Take steps and check the properties that are the same for all settings."""
-    step, dtype = step_of(config), HALF[config.numerics.precision]
+    step, dtype = step_of(config), DTYPES[config.numerics.precision]
     finite, batch = FiniteCheck(CUDA), batch_of(config, dtype)
     normalised = config.model.method.name in ("simclr", "mocov2", "swav")  # by the loss, in float32
     kinds = (torch.float32,) if normalised else (dtype,)
@@ -76,11 +76,13 @@ def take_steps(config: TrainConfig, gpu: Gpu, *, steps: int = 2) -> TrainingStep
     ],
     ids=str,
 )
-def test_a_step(settings: dict[str, Any], precision: str, gpu: Gpu) -> None:
+def test_step_has_expected_devices_and_dtypes(
+    settings: dict[str, Any], precision: str, gpu: Gpu
+) -> None:
     step = take_steps(with_settings(CONFIG, precision=precision, **settings), gpu)
     assert step.scaler.is_enabled() == (precision == "fp16")
     types = {one.tensor.dtype for one in gpu.outputs if one.by == "convolution"}
-    assert types == {HALF[precision]}
+    assert types == {DTYPES[precision]}
 
 
 @pytest.mark.parametrize(
@@ -90,12 +92,12 @@ def test_a_step(settings: dict[str, Any], precision: str, gpu: Gpu) -> None:
         "swav, predictor, queue, no stop-gradient", "average, 2 steps, asymmetric 2x",
     ],
 )  # fmt: skip
-def test_a_step_of_other_methods(name: str, gpu: Gpu) -> None:
+def test_method_steps_compute_similarities_in_float32(name: str, gpu: Gpu) -> None:
     """Momentum encoders, queues, averages, frozen prototypes, and BN over parts of a batch.
 
     Similarities are float32 products, whatever the precision of the layers.
     """
-    config = EVERY[name].applied(CONFIG, precision="bf16")
+    config = ALL_CASES[name].applied(CONFIG, precision="bf16")
     take_steps(with_settings(config, precision="fp16", accumulate=2), gpu)
     method, images = config.model.method, IMAGES // 2
     shape = {
@@ -112,11 +114,11 @@ def test_a_step_of_other_methods(name: str, gpu: Gpu) -> None:
     ("channels_last", "backbone", "stem", "convolutions"),
     [(True, "resnet18", "imagenet", 20), (False, "resnet18", "cifar", 20)],
 )
-def test_every_activation_has_the_layout_of_the_settings(
+def test_activations_have_configured_memory_format(
     channels_last: bool, backbone: str, stem: str, convolutions: int, gpu: Gpu
 ) -> None:
     """Check activations, weights and their gradients: cuDNN copies tensors of another layout."""
-    model = changed_model(CONFIG.model, backbone=backbone, stem=stem)
+    model = with_model_settings(CONFIG.model, backbone=backbone, stem=stem)
     config = replace(CONFIG, augment=AugmentConfig.alike(crop=64), model=model)
     config = with_settings(config, precision="bf16", channels_last=channels_last)
     take_steps(config, gpu, steps=1)
@@ -139,7 +141,9 @@ BLUNDERS: dict[str, Callable[[Output], Any]] = {
 }
 
 
-def test_what_waits_or_mixes_devices_is_found(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fake_gpu_detects_waits_and_mixed_devices(
+    gpu: Gpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Make every typical mistake after the optimizer's step, and check that it is detected."""
     from torch._subclasses import fake_tensor
 
@@ -163,7 +167,7 @@ def test_what_waits_or_mixes_devices_is_found(gpu: Gpu, monkeypatch: pytest.Monk
         pytest.fail(f"not found: {name}")
 
 
-def test_pinned_memory_may_be_copied(gpu: Gpu) -> None:
+def test_fake_gpu_allows_copy_from_pinned_memory(gpu: Gpu) -> None:
     with gpu.watched():
         there: Tensor = torch.zeros(3).pin_memory().to(CUDA, non_blocking=True)
     assert there.is_cuda and len(gpu.copied) == 1

@@ -30,7 +30,9 @@ def gradients(*, recompute: bool, leaves: bool) -> list[Tensor]:
 
 @pytest.mark.parametrize("settings", [{"leaves": True}, {"leaves": False}], ids=str)
 @pytest.mark.parametrize("recompute", [False, True])
-def test_a_walk(recompute: bool, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_backward_equals_autograd(
+    recompute: bool, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     expected = gradients(recompute=recompute, **settings)
     monkeypatch.setattr(torch.autograd, "_engine_run_backward", run_backward)
     actual = gradients(recompute=recompute, **settings)

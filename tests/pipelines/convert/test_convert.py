@@ -18,7 +18,7 @@ from fastsiam.pipelines.convert import BadImagesError, convert, default_output
 from fastsiam.pipelines.store import BetonStore, FolderStore, open_store
 from tests.configs import RecordingConsole
 from tests.conftest import write_images
-from tests.conversions import checked, run, same_images
+from tests.conversions import assert_same_images, find_problems, run
 from tests.processes import fastsiam, python
 from tests.sources import VAL_WNIDS, WNIDS, encoded, imagenet, jpeg, picture, rotated_jpeg, tar
 from tests.tiers import rest_slow
@@ -28,7 +28,7 @@ def test_a_folder_with_two_splits(images: Path, tmp_path: Path) -> None:
     train, val = run("folder", images, tmp_path / "out")
     assert [train.path.name, val.path.name] == ["train.beton", "val.beton"]
     for split in ("train", "val"):
-        same_images(open_store(tmp_path / "out", split), open_store(images, split))
+        assert_same_images(open_store(tmp_path / "out", split), open_store(images, split))
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
     assert manifest["files"]["train.beton"] == train.about
     assert manifest["classes"] == ["class0", "class1", "class2"]
@@ -40,7 +40,7 @@ def test_a_folder_with_two_splits(images: Path, tmp_path: Path) -> None:
     assert sum(block["images"] for block in about["blocks"]) == count
     assert about["bytes"] == FolderStore(images / "train").sizes().sum()
     assert not list((tmp_path / "out").glob("*.partial")) + list((tmp_path / "out").glob("*.jour*"))
-    assert checked(tmp_path / "out") == []
+    assert find_problems(tmp_path / "out") == []
 
 
 def test_a_conversion_goes_beside_its_source(
@@ -88,9 +88,9 @@ def test_a_part_may_have_no_images(tmp_path: Path) -> None:
     store = open_store(out, "train")
     assert [store.name(i) for i in range(len(store))] == ["class1/000.jpg", "class1/001.jpg"]
     assert store.classes == ("class0", "class1") and len(open_store(out, "val")) == 1
-    assert checked(out) == []
+    assert find_problems(out) == []
     run("folder", out, tmp_path / "whole")
-    same_images(open_store(tmp_path / "whole", "train"), store)
+    assert_same_images(open_store(tmp_path / "whole", "train"), store)
     for empty in ("train-00001", "val-00002"):
         with pytest.raises(DataError, match=f"{empty}-of-00002.beton holds no images"):
             open_store(out / f"{empty}-of-00002.beton", "train")
@@ -108,13 +108,13 @@ def test_parts_are_one_data_set(images: Path, tmp_path: Path) -> None:
     message = f"{odd} and {first} were converted from different images or with different options"
     with pytest.raises(DataError, match=message):
         open_store(out, "train")
-    assert checked(out)[0] == f"{message}: convert one of them again"
+    assert find_problems(out)[0] == f"{message}: convert one of them again"
     odd.unlink()
     for part in ("3/3", "03/03"):
         assert all(
             file.existed == (part != "3/3") for file in run("folder", source, out, part=part)
         )
-    assert checked(out) == []
+    assert find_problems(out) == []
     with pytest.raises(DataError, match=r"of-00003\.beton is a part of another conversion and"):
         run("folder", source, out, part="1/2")
     run("folder", out, tmp_path / "merged")
@@ -125,10 +125,10 @@ def test_parts_are_one_data_set(images: Path, tmp_path: Path) -> None:
         open_store(tmp_path / n, "train") for n in ("parts", "merged", "whole")
     )
     for store in (parts, merged):
-        same_images(store, unsplit)
+        assert_same_images(store, unsplit)
         assert store.name(3) == unsplit.name(3)
     (out / "train-00002-of-00003.beton").unlink()
-    assert "has 2 of 3 parts of its train images; missing: 2" in checked(out)[0]
+    assert "has 2 of 3 parts of its train images; missing: 2" in find_problems(out)[0]
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,8 @@ from fastsiam.pipelines.convert.journal import Block
 from fastsiam.pipelines.store import BetonStore, FolderStore
 from tests.configs import RecordingConsole
 from tests.conftest import write_images
-from tests.conversions import checked, run, same_images
-from tests.processes import Forked, until
+from tests.conversions import assert_same_images, find_problems, run
+from tests.processes import Forked, wait_until
 from tests.sources import jpeg
 from tests.tiers import rest_slow
 
@@ -59,7 +59,7 @@ def test_killed_and_started_again_it_goes_on(
     out = tmp_path / "out"
     process = start_slowly(tmp_path / "images", out, "--workers", "2")
     journal = out / "train.beton.journal"
-    until(process, lambda: journal.exists() and journal.read_bytes().count(b"\n") > 5)
+    wait_until(process, lambda: journal.exists() and journal.read_bytes().count(b"\n") > 5)
     if number == signal.SIGKILL:
         process.send(number)
     else:
@@ -83,7 +83,7 @@ def test_killed_and_started_again_it_goes_on(
     monkeypatch.setattr(writer, "BLOCK_BYTES", 20_000)
     (straight,) = run("folder", tmp_path / "images", tmp_path / "straight")
     assert (out / "train.beton").read_bytes() == straight.path.read_bytes()
-    assert checked(out) == []
+    assert find_problems(out) == []
 
 
 def resumed(source: Path, out: Path, **options: Any) -> str:
@@ -122,8 +122,8 @@ def test_what_is_resumed_and_what_starts_over(
     with pytest.raises(ValueError, match="does not match its checksum"):
         Block.parse(lines[2].replace(b"A", b"B", 1))
     assert int(resumed(source, out).split(": ")[1].split(" ")[0]) < 20
-    assert checked(out) == []
-    same_images(BetonStore(out / "train.beton"), FolderStore(source))
+    assert find_problems(out) == []
+    assert_same_images(BetonStore(out / "train.beton"), FolderStore(source))
     over = "starting train.beton over: the source, the options or the version"
     assert resumed(source, tmp_path / "options", quality=80).startswith(over)
     old = tmp_path / "version" / "train.beton.journal"  # when damaged JPEGs passed the check
@@ -131,7 +131,7 @@ def test_what_is_resumed_and_what_starts_over(
     assert resumed(source, tmp_path / "version").startswith(over)
     (source / "class1" / "000.jpg").write_bytes(jpeg(5))
     assert resumed(source, tmp_path / "source").startswith(over)
-    assert checked(tmp_path / "source") == []
+    assert find_problems(tmp_path / "source") == []
 
 
 def test_two_at_once_do_not_disturb_each_other(images: Path, tmp_path: Path) -> None:

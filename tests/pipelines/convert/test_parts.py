@@ -22,7 +22,7 @@ from fastsiam.pipelines.convert import parts
 from fastsiam.pipelines.store import open_store
 from tests.conftest import write_images
 from tests.conversions import run
-from tests.processes import command, fastsiam, until
+from tests.processes import command, fastsiam, wait_until
 from tests.sources import folder_members
 from tests.tiers import rest_slow
 
@@ -97,7 +97,7 @@ def test_a_signal_ends_all_and_the_same_command_resumes(
     arguments = ["convert", "folder", "--source", str(tmp_path / "images"), "--max-side", "64"]
     arguments += ["--out", str(tmp_path / "out"), "--parts", "2"]
     process = command(*arguments, session=True)
-    until(process, lambda: list((tmp_path / "out").glob("*.partial")))
+    wait_until(process, lambda: list((tmp_path / "out").glob("*.partial")))
     os.killpg(process.pid, number)
     result = process.wait(120)  # and for all processes that share its output
     assert result.returncode == 128 + number, result.stderr

@@ -14,7 +14,7 @@ from fastsiam.kernels import library
 from fastsiam.pipelines.convert.prepare import prepare
 from fastsiam.pipelines.store.beton import JPEG
 from fastsiam.pipelines.store.decode import decode
-from tests.sources import encoded, gray_jpeg, jpeg, picture, rotated_jpeg, with_junk
+from tests.sources import encoded, gray_jpeg, insert_junk, jpeg, picture, rotated_jpeg
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ BEST = encoded(picture(0), "JPEG", quality=100, subsampling=0)
         (encoded(picture(0), "PNG"), "re-encoded: not a JPEG", {}, (40, 30)),
         (encoded(picture(0).convert("CMYK"), quality=95), "re-encoded: CMYK", {}, (40, 30)),
         (jpeg(0, keep_rgb=True, quality=95), "re-encoded: unusual JPEG", {}, (40, 30)),
-        (with_junk(jpeg(0, quality=95)), "re-encoded: damaged header", {}, (40, 30)),
+        (insert_junk(jpeg(0, quality=95)), "re-encoded: damaged header", {}, (40, 30)),
         (rotated_jpeg(0), "EXIF rotation left out", {}, (40, 30)),
         (BEST, "re-encoded: resized", {"max_side": 20}, (20, 15)),
         (BEST, "re-encoded: resized", {"short_side": 20}, (27, 20)),

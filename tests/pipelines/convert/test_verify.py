@@ -10,7 +10,7 @@ import pytest
 
 from fastsiam.pipelines.convert import prepare
 from tests.conftest import write_images
-from tests.conversions import checked, failing, run
+from tests.conversions import find_problems, run, stub_raising
 from tests.processes import fastsiam
 
 
@@ -27,11 +27,11 @@ def test_damage_inside_a_jpeg_is_found_by_decoding(
     bad.write_bytes(data[:start] + data[end:])
     (conversion,) = run("folder", tmp_path / "images", tmp_path / "left", skip_bad=True)
     assert [bad_image["name"] for bad_image in conversion.about["left_out"]] == ["class0/001.jpg"]
-    assert checked(tmp_path / "left", decode=True) == []
+    assert find_problems(tmp_path / "left", decode=True) == []
     monkeypatch.setattr(prepare, "is_certain_to_decode", lambda *_: True)
     run("folder", tmp_path / "images", tmp_path / "out")
-    assert checked(tmp_path / "out", decode=False) == []
-    (line,) = checked(tmp_path / "out", decode=True)
+    assert find_problems(tmp_path / "out", decode=False) == []
+    (line,) = find_problems(tmp_path / "out", decode=True)
     assert "image 1 of" in line and "class0/001.jpg" in line
     result = fastsiam("convert", "verify", str(tmp_path / "out"), "--decode", code=1)
     assert "class0/001.jpg" in result.stderr and "NOT intact (1 fault)" in result.stdout
@@ -45,11 +45,13 @@ def test_verify_holds_files_against_the_manifest(
     run("folder", images, out)
     run("folder", images, tmp_path / "other", limit=9)
     shutil.copy(tmp_path / "other" / "train.beton", out / "train.beton")
-    assert checked(out) == [f"{out / 'train.beton'} does not match its description in the manifest"]
+    assert find_problems(out) == [
+        f"{out / 'train.beton'} does not match its description in the manifest"
+    ]
     (out / "val.beton").unlink()
-    assert f"{out / 'val.beton'} is in the manifest but missing" in checked(out)
+    assert f"{out / 'val.beton'} is in the manifest but missing" in find_problems(out)
     (out / "manifest.json").write_text("{")
-    assert "cannot read" in checked(out)[0]
+    assert "cannot read" in find_problems(out)[0]
     (out / "manifest.json").unlink()
     (out / "manifest.json").mkdir()
     for path, words in (
@@ -58,8 +60,8 @@ def test_verify_holds_files_against_the_manifest(
         (tmp_path / "nowhere", "does not exist: name a .beton file or a folder"),
         (tmp_path / ("x" * 300), ": File name too long; choose a shorter path"),
     ):
-        (line,) = checked(path)
+        (line,) = find_problems(path)
         assert words in line
-    monkeypatch.setattr(Path, "glob", failing(errno.EACCES))
-    (line,) = checked(out)
+    monkeypatch.setattr(Path, "glob", stub_raising(errno.EACCES))
+    (line,) = find_problems(out)
     assert "Permission denied; check the permissions" in line

@@ -16,7 +16,7 @@ from fastsiam import cli
 from fastsiam.errors import DataError
 from fastsiam.pipelines.store import BetonStore, open_store
 from tests.conftest import write_images
-from tests.conversions import checked, failing, run
+from tests.conversions import find_problems, run, stub_raising
 from tests.processes import Forked, fastsiam
 from tests.sources import encoded, jpeg, picture
 
@@ -45,7 +45,7 @@ def test_a_full_disk_is_one_line_and_no_half_file(tmp_path: Path) -> None:
     assert re.search(r"no space for .* needs about \d\.\d MB more, and .* free.* to resume", line)
     assert "Traceback" not in result.stderr and not (out / "train.beton").exists()
     fastsiam(*arguments)
-    assert checked(out) == []
+    assert find_problems(out) == []
 
 
 def test_what_the_disk_does_not_take_is_not_done(
@@ -54,12 +54,12 @@ def test_what_the_disk_does_not_take_is_not_done(
     """The operating system may report a write error only at fsync."""
     out = tmp_path / "out"
     with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", failing(errno.EIO))
+        patch.setattr(os, "fsync", stub_raising(errno.EIO))
         with pytest.raises(DataError, match=r"cannot write .*train.beton: "):
             run("folder", images, out)
     assert sorted(os.listdir(out)) == ["train.beton.journal", "train.beton.partial"]
     run("folder", images, out)
-    assert checked(out) == []
+    assert find_problems(out) == []
 
 
 def with_small_files(arguments: tuple[str, ...]) -> None:
@@ -118,7 +118,7 @@ def test_bad_images_are_all_listed_and_can_be_left_out(tmp_path: Path) -> None:
     assert {Path(item["name"]).name for item in left_out} == set(BAD)
     store = open_store(out, "train")
     assert len(store) == 12 and store.labels.tolist() == [0] * 6 + [1] * 6
-    assert checked(out) == []
+    assert find_problems(out) == []
 
 
 @pytest.mark.parametrize("name", ["train.beton.partial", "manifest.json"])

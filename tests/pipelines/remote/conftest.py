@@ -9,7 +9,7 @@ import pytest
 
 from tests.clouds import environment, reconnect, s3_server, upload
 from tests.conftest import write_images
-from tests.forms import as_shards
+from tests.forms import write_shards
 
 
 @pytest.fixture(scope="session")
@@ -27,7 +27,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("shards")
     for split, each, seed, count in (("train", 8, 0, 3), ("val", 4, 1, 1)):
         images = write_images(folder / "images" / split, each=each, seed=seed)
-        as_shards(images, folder / "tars", split=split, count=count)
+        write_shards(images, folder / "tars", split=split, count=count)
     return folder / "tars"
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from fastsiam.config import TrainConfig
 from fastsiam.run import checkpoint as checkpoints
-from tests.clouds import KEY, SECRET, broken_proxy, environment, reconnect, upload
+from tests.clouds import KEY, SECRET, environment, faulty_proxy, reconnect, upload
 from tests.configs import flags, with_settings
 from tests.processes import fastsiam
 from tests.tiers import rest_slow
@@ -31,7 +31,7 @@ def assert_no_secret(*folders: Path) -> None:
 @pytest.fixture
 def bad_line(s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
     """Environment variables for S3 behind a faulty proxy, also set in this process."""
-    with broken_proxy(s3, tmp_path / "log", delay=(0.02, 0.06), **BAD_LINE) as address:
+    with faulty_proxy(s3, tmp_path / "log", delay=(0.02, 0.06), **BAD_LINE) as address:
         variables = environment(address, tmp_path / "cache")
         for name, value in variables.items():
             monkeypatch.setenv(name, value)

@@ -16,8 +16,8 @@ from fastsiam.errors import DataError, FastSiamError, FileLostError, NoSplitErro
 from fastsiam.pipelines import open_store
 from fastsiam.pipelines.remote import storage
 from fastsiam.pipelines.remote.storage import Facts
-from tests.clouds import KEY, SECRET, broken_proxy, read_all, reconnect, upload, web_server
-from tests.processes import Forked, python, until
+from tests.clouds import KEY, SECRET, faulty_proxy, read_all, reconnect, upload, web_server
+from tests.processes import Forked, python, wait_until
 from tests.sources import folder_members, parquet, tar
 
 
@@ -52,7 +52,7 @@ def test_what_obstore_does_not_repeat(
     """Half of the listings, and of the objects of a server without ETags, are truncated."""
     with (
         web_server(shards, etags=False) as web,
-        broken_proxy(web, tmp_path / "log", cuts=0.5) as at,
+        faulty_proxy(web, tmp_path / "log", cuts=0.5) as at,
     ):
         (facts,) = storage.heads([place(f"{at}/train-0000.tar")])  # type: ignore[list-item]
         assert facts is not None and not facts.etag
@@ -62,7 +62,7 @@ def test_what_obstore_does_not_repeat(
             (content,) = storage.fetch(place(f"{at}/train-0000.tar"), facts, [byte_range])  # type: ignore[arg-type]
             assert content == original[slice(*byte_range)]
     expected = storage.level(place(data))  # type: ignore[arg-type]
-    with broken_proxy(cloud, tmp_path / "lists", cuts=0.5) as address:
+    with faulty_proxy(cloud, tmp_path / "lists", cuts=0.5) as address:
         monkeypatch.setenv("AWS_ENDPOINT_URL", address)
         reconnect()
         assert [storage.level(place(data)) for _ in range(8)] == [expected] * 8  # type: ignore[arg-type]
@@ -87,10 +87,10 @@ def wait_for_ever(address: str) -> None:
 
 def test_ctrl_c_ends_a_program_that_waits(cloud: str, data: str, tmp_path: Path) -> None:
     """At once, although pending requests would be retried for two minutes."""
-    with broken_proxy(cloud, tmp_path / "log", stalls=1) as address:
+    with faulty_proxy(cloud, tmp_path / "log", stalls=1) as address:
         environment = {"AWS_ENDPOINT_URL": address, "FASTSIAM_CLOUD_STALL": "60"}
         process = Forked(wait_for_ever, data, environment=environment)
-        until(process, (tmp_path / "log").exists)
+        wait_until(process, (tmp_path / "log").exists)
         process.send(signal.SIGINT)
         result = process.wait(30)
     assert result.returncode == 0 and not result.stderr, result.stderr
@@ -103,7 +103,7 @@ def test_a_program_ends_with_requests_under_way(cloud: str, shards: Path, tmp_pa
         "file = RemoteFile(RemotePath('http', sys.argv[1], 'train-0000.tar'))\n"
         "file.prefetch([(0, 5), (10**6, 10**6 + 5)])"
     )
-    with web_server(shards) as web, broken_proxy(web, tmp_path / "log", delay=(0.5, 0.6)) as slow:
+    with web_server(shards) as web, faulty_proxy(web, tmp_path / "log", delay=(0.5, 0.6)) as slow:
         result = python(program, slow.removeprefix("http://"))
     assert result.returncode == 0 and not result.stderr, result.stderr
 
@@ -176,7 +176,7 @@ def test_patience_ends(
     monkeypatch.setenv("FASTSIAM_CLOUD_STALL", "0.3")
     with web_server(web) as address:
         store = open_store(place(f"{address}/photos.tar"), "train")
-        with broken_proxy(address, tmp_path / "log", **{what: 1.0}) as broken:  # type: ignore[arg-type]
+        with faulty_proxy(address, tmp_path / "log", **{what: 1.0}) as broken:  # type: ignore[arg-type]
             reconnect()
             there = store.files[0]
             url = place(f"{broken}/photos.tar")

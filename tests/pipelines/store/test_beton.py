@@ -26,8 +26,8 @@ from fastsiam.pipelines.store.beton import (
 )
 from tests import read_with_ffcv
 from tests.conftest import write_images
-from tests.conversions import checked
-from tests.forms import as_converted
+from tests.conversions import find_problems
+from tests.forms import write_converted
 from tests.pipelines.cases import PAGES, assert_near, batches
 from tests.sources import encoded, gray_jpeg, jpeg, picture
 
@@ -40,7 +40,7 @@ def converted(root: Path, *, more: Sequence[bytes] = (), **options: object) -> P
     for number, data in enumerate(more):
         (images / "more").mkdir(exist_ok=True)
         (images / "more" / f"{number}.jpg").write_bytes(data)
-    return as_converted(images, root / "out", **options) / "train.beton"
+    return write_converted(images, root / "out", **options) / "train.beton"
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +89,7 @@ def test_we_read_files_of_ffcvs_own_writer(ffcv: Callable[..., Any], tmp_path: P
     for i, image in enumerate(pixels):
         difference = np.asarray(store.decode(i)).astype(int) - image
         assert np.abs(difference).mean() < (1e-9 if store.modes[i] == RAW else 8)
-    assert checked(path) == []
+    assert find_problems(path) == []
     expected = batches("torchvision", path, 0, 1, batch=4)
     for name in ("ffcv", PAGES):
         assert_near(batches(name, path, 0, 1, batch=4, workers=2), expected)

@@ -12,7 +12,7 @@ from fastsiam.config import ColumnNames
 from fastsiam.errors import DataError
 from fastsiam.pipelines.store import Store, open_store
 from tests.sources import jpeg
-from tests.tables import on_the_hub, saved
+from tests.tables import saved, write_hub_splits
 
 PHOTO, MASK = ColumnNames("photo", "species"), ColumnNames("mask", "genus")
 
@@ -41,7 +41,7 @@ def table(image: str = "photo", rows: int = 6) -> Any:
     return datasets.Dataset.from_dict(values, features=datasets.Features(kinds))
 
 
-@pytest.mark.parametrize("write", [saved, on_the_hub])
+@pytest.mark.parametrize("write", [saved, write_hub_splits])
 def test_columns_are_taken_by_name(write: Callable[..., Path], tmp_path: Path) -> None:
     root = write(tmp_path / "two", {"train": table()})
     stores: list[Store] = []

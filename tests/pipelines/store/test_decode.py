@@ -17,7 +17,7 @@ from fastsiam.errors import DataError
 from fastsiam.pipelines import open_split, open_store
 from fastsiam.pipelines.store.decode import ImageRules, decode
 from fastsiam.pipelines.store.probe import Flags, probe
-from tests.forms import as_converted
+from tests.forms import write_converted
 from tests.sources import encoded, picture, put, rotated_jpeg
 
 ALL_16_BITS = np.arange(65536, dtype=np.uint16).reshape(256, 256)
@@ -223,7 +223,7 @@ def test_conversion_applies_the_rules_and_training_warns_of_others(
     put(folder / "b.png", encoded(Image.fromarray(RGBA), "PNG"))
     put(folder / "c.png", encoded(Image.fromarray(ALL_16_BITS), "PNG"))
     for name, options in (("plain", {}), ("ruled", {"exif": "apply", "alpha": "white"})):
-        store = open_store(as_converted(folder, tmp_path / name, raw=True, **options), "train")
+        store = open_store(write_converted(folder, tmp_path / name, raw=True, **options), "train")
         rules = ImageRules(**options)  # type: ignore[arg-type]
         for i, file in enumerate(sorted(folder.iterdir())):
             expected = decode(file.read_bytes(), rules=rules)

@@ -22,8 +22,15 @@ from fastsiam.errors import DataError, NoSplitError
 from fastsiam.pipelines.store import ArchiveStore, BetonStore, FolderStore, open_store
 from fastsiam.pipelines.store.index import ROW, file_facts, keep, pack_texts
 from tests.conftest import write_images
-from tests.conversions import failing, run, same_images
-from tests.forms import FORMS, as_compressed, as_converted, as_on_the_hub, as_saved, write_list
+from tests.conversions import assert_same_images, run, stub_raising
+from tests.forms import (
+    FORMS,
+    write_compressed_parquet,
+    write_converted,
+    write_hub_dataset,
+    write_list,
+    write_saved_dataset,
+)
 from tests.sources import cifar, folder_members, huge_tar, jpeg, put, tar
 from tests.sources import tar_bytes as tarred
 from tests.tables import dataset
@@ -132,7 +139,7 @@ def no_image_column(root: Path) -> Path:
 @functools.cache
 def converted() -> bytes:
     with tempfile.TemporaryDirectory() as name:
-        return (as_converted(images(Path(name)), Path(name, "out")) / "train.beton").read_bytes()
+        return (write_converted(images(Path(name)), Path(name, "out")) / "train.beton").read_bytes()
 
 
 def beton(change: Callable[[bytes], bytes]) -> Build:
@@ -294,7 +301,7 @@ def test_what_cannot_be_opened_is_one_line(build: Build, words: str, tmp_path: P
     ("build", "words"),
     [
         (lambda root: tar(root / "t.tar", [("a/0.jpg", b"")]), "no val"),
-        (lambda root: as_converted(images(root), root / "out"), "no val"),
+        (lambda root: write_converted(images(root), root / "out"), "no val"),
         (images, r"no val/ or test/ folder"),
         (listing("path", [["x"]]), "no column 'split'"),
         (listing("path,split", [["x", "none"]]), "no row whose split is val or .*, only 'none'"),
@@ -325,15 +332,18 @@ def test_paths_alone_are_refused(tmp_path: Path) -> None:
 
 def test_compressed_parquet_is_converted(tmp_path: Path) -> None:
     """Compressed images have no offset in the file, so they can only be read in order."""
-    root = as_compressed(images(tmp_path), tmp_path / "old ones")
+    root = write_compressed_parquet(images(tmp_path), tmp_path / "old ones")
     command = "fastsiam convert parquet --source '.*old ones' --out DIR, and pass --data DIR"
     refused(root, f"the images in .* are compressed, so they can only be .*: {command}")
-    same_images(open_store(root, "train", sources=True), FolderStore(tmp_path / "images"))
+    assert_same_images(open_store(root, "train", sources=True), FolderStore(tmp_path / "images"))
 
 
 def test_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, real = images(tmp_path), builtins.__import__
-    roots = [as_saved(folder, tmp_path / "saved"), as_on_the_hub(folder, tmp_path / "hub")]
+    roots = [
+        write_saved_dataset(folder, tmp_path / "saved"),
+        write_hub_dataset(folder, tmp_path / "hub"),
+    ]
 
     def without(name: str, *arguments: Any, **named: Any) -> Any:
         if name.split(".")[0] == "pyarrow":
@@ -355,7 +365,7 @@ def test_a_folder_that_cannot_be_looked_into(
     of: Any, method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_images(tmp_path / "train", classes=1, each=1)
-    monkeypatch.setattr(of, method, failing(errno.EIO))
+    monkeypatch.setattr(of, method, stub_raising(errno.EIO))
     assert str(tmp_path) in refused(tmp_path, f": {os.strerror(errno.EIO)}; ")
 
 
@@ -369,7 +379,7 @@ def test_files_that_are_gone(tmp_path: Path) -> None:
     """A missing archive is an error when a resumed run checks it, an image file when it is read."""
     folder = images(tmp_path)
     packed = tar(tmp_path / "t.tar", folder_members(folder))
-    converted = as_converted(folder, tmp_path / "out") / "train.beton"
+    converted = write_converted(folder, tmp_path / "out") / "train.beton"
     stores = [ArchiveStore([packed]), BetonStore(converted)]
     for path in (packed, converted):
         path.unlink()

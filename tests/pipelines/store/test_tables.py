@@ -10,7 +10,7 @@ import pytest
 from fastsiam.errors import DataError, NoSplitError
 from fastsiam.pipelines.store import BetonStore, open_store
 from tests.conversions import run
-from tests.forms import as_on_the_hub
+from tests.forms import write_hub_dataset
 from tests.processes import python
 from tests.sources import jpeg, put, tar
 from tests.tables import Row, dataset
@@ -27,7 +27,7 @@ def test_a_file_without_labels_is_named(tmp_path: Path, caplog: pytest.LogCaptur
 
 
 def test_one_parquet_file(images: Path, tmp_path: Path) -> None:
-    root = as_on_the_hub(images / "train", tmp_path / "hub", validation=images / "val") / "data"
+    root = write_hub_dataset(images / "train", tmp_path / "hub", validation=images / "val") / "data"
     assert len(open_store(root / "train-00001-of-00002.parquet", "train")) == 12
     assert len(open_store(root / "train-00001-of-00002.parquet", "val")) == 12
     alone = (root / "validation-00000-of-00002.parquet").rename(tmp_path / "mine.parquet")
