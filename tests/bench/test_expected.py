@@ -16,12 +16,12 @@ from tests.bench.made import build_record
 from tests.conftest import ROOT
 
 
-def test_the_docs_have_the_table() -> None:
+def test_docs_contain_table_of_expected_figures() -> None:
     text = (ROOT / "docs" / "benchmarks" / "gpu.md").read_text()
     assert table() in text, "docs/benchmarks/gpu.md: put in the table of bench/expected.py"
 
 
-def test_figures_are_judged_by_the_device() -> None:
+def test_expected_ranges_depend_on_device() -> None:
     results = Found({"step-512": [rate("step", "default", 2300)]})
     row, h100 = "| step of ResNet-50, batch 512, compiled |", "2,000 to 2,600 images/s"
     for gpu, expected in {
@@ -49,7 +49,7 @@ class Everything(Found):
         return 9000.0
 
 
-def test_every_figure_is_found_in_stages_that_there_are(tmp_path: Path) -> None:
+def test_every_expected_figure_is_found_in_stages(tmp_path: Path) -> None:
     metrics = [{"kind": "knn", "epoch": e, "top1": float(e)} for e in (25, 50, 75, 100, 800)]
     metrics.append({"kind": "train", "epoch": 100.0, "seconds": 150.0})
     values = {one.what: one.find(Everything({}, metrics)) for one in EXPECTED}

@@ -28,7 +28,7 @@ def rows(loads: int, takes: int, trained: dict[str, int]) -> list[Record]:
     ]
 
 
-def test_the_finding_says_what_bounds_training() -> None:
+def test_finding_names_bottleneck_and_advice() -> None:
     text = finding(rows(400, 1600, {"torchvision": 400, "ffcv": 900, "dali": 1568}))
     assert "delivers 400 images/s, the model can take 1,600" in text
     assert "data-bound, training reaches 25%" in text and "decoding is 50%" in text
@@ -43,7 +43,7 @@ def test_the_finding_says_what_bounds_training() -> None:
     assert "No finding" in finding([])
 
 
-def test_a_loader_too_fast_for_the_processor_clock() -> None:
+def test_finding_with_zero_cpu_time() -> None:
     """A repeat shorter than the clock's tick has a processor time of zero."""
     records = rows(400, 1600, {"torchvision": 400, "ffcv": 300})
     records[1] = replace(records[1], cpu_seconds_per_image=0.0)
@@ -53,7 +53,7 @@ def test_a_loader_too_fast_for_the_processor_clock() -> None:
 
 
 @pytest.mark.parametrize(("takes", "threads"), [(10, 1), (1000, 3), (10_000, 8)])
-def test_the_finding_says_what_workers_auto_would_choose(takes: int, threads: int) -> None:
+def test_finding_predicts_workers_auto(takes: int, threads: int) -> None:
     """The fewest threads, among those the tuner tries with 8, that keep up with the model."""
     native = one("loader", "native views", 400)  # 2.5 ms of CPU time per image
     records = [*rows(200, takes, {"torchvision": 1}), native]

@@ -27,7 +27,7 @@ def stage(name: str, code: str, *, seconds: int = 1) -> Stage:
     return Stage(name, seconds, ("-c", code))
 
 
-def test_a_stage_whose_time_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stage_is_stopped_at_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stage ends with the campaign's minutes or at its own time limit."""
     monkeypatch.setattr(campaign, "_GRACE", 1.0)
     (tmp_path / "logs").mkdir()
@@ -37,7 +37,7 @@ def test_a_stage_whose_time_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert perform(sleeps, tmp_path, seconds=100).status == "failed"
 
 
-def test_a_stage_with_skipped_tests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stage_with_skipped_tests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The stage is done only if this machine cannot run the skipped tests."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # plugins take seconds to import
     (tmp_path / "logs").mkdir()
@@ -54,7 +54,7 @@ def test_a_stage_with_skipped_tests(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert outcome.status == "done" and "1 passed, 3 skipped" in outcome.said
 
 
-def test_a_campaign_continues_where_it_stopped(
+def test_campaign_resumes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first, mended = tmp_path / "first", tmp_path / "mended"
@@ -94,9 +94,7 @@ def test_a_campaign_continues_where_it_stopped(
         read_outcomes(out)
 
 
-def test_which_stages_run_and_in_which_order(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_order_of_stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """New stages run before failed ones; results from another device count as new.
 
     State files of earlier versions do not name the device, which is taken to be this GPU.
@@ -141,7 +139,7 @@ def test_which_stages_run_and_in_which_order(
         assert after == dict.fromkeys(before, gpu or "cpu")
 
 
-def test_a_signal_ends_the_stage_and_all_that_it_started(tmp_path: Path) -> None:
+def test_signal_ends_stage_and_its_children(tmp_path: Path) -> None:
     pid = tmp_path / "pid"
     process = Forked(_run_one_for_ever, tmp_path, pid)
     child = psutil.Process(int(wait_for_text(pid, process)))
@@ -164,7 +162,7 @@ def _run_one_for_ever(out: Path, pid: Path) -> None:
     campaign.run(GpuConfig(out=str(out), device="cpu"))
 
 
-def test_every_stage_is_a_command_that_there_is(tmp_path: Path) -> None:
+def test_command_of_every_stage_parses(tmp_path: Path) -> None:
     """Every option parses, and every stage of tests has all files of GPU tests."""
     bare = GpuConfig(out=str(tmp_path))
     with_data = GpuConfig(out=str(tmp_path), cifar10="c", data="d")
@@ -187,7 +185,7 @@ def test_every_stage_is_a_command_that_there_is(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.dali
 @pytest.mark.ffcv
-def test_all_of_it_runs_on_a_cpu(tmp_path: Path) -> None:
+def test_campaign_runs_on_cpu(tmp_path: Path) -> None:
     """Stages that differ from others only in size are marked as done."""
     repeated = {"photometric-4096", "geometric-4096", "step-cifar10", "step-fp32", "train"}
     repeated |= {"step-graphs", "step-authors", "tests"}

@@ -38,7 +38,7 @@ time.sleep(1)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_reaches_the_run_once(number: signal.Signals, tmp_path: Path) -> None:
+def test_signal_is_sent_to_run_once(number: signal.Signals, tmp_path: Path) -> None:
     """A second signal would end it before it saves. A terminal sends Ctrl-C to all processes."""
     heard = tmp_path / "heard"
     process = Forked(_train_for_ever, heard, tmp_path / "out", session=True)
@@ -59,7 +59,7 @@ def _train_for_ever(heard: Path, out: Path) -> None:
 @pytest.mark.parametrize(
     "change", [{"seed": 1}, {"epochs": 3}, {"epochs": 1}, {"width": 8}, {"data": "other"}]
 )
-def test_a_run_of_other_settings_is_refused(change: dict[str, Any], tmp_path: Path) -> None:
+def test_run_with_other_settings_is_rejected(change: dict[str, Any], tmp_path: Path) -> None:
     """Otherwise a finished run would be reported under settings it was not trained with."""
     config = HeadlineConfig(data="images", out=str(tmp_path), epochs=2, width=4, only=("simsiam",))
     folder = Training("simsiam", config).folder
@@ -78,7 +78,7 @@ def test_a_run_of_other_settings_is_refused(change: dict[str, Any], tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_a_call_stops_in_time_and_the_next_resumes(tmp_path: Path) -> None:
+def test_call_stops_in_time_and_next_resumes(tmp_path: Path) -> None:
     """The record then has the curves of both methods, with the time summed over all calls."""
     for split, each in (("train", 300), ("val", 20)):
         write_images(tmp_path / "data" / split, classes=2, each=each, side=32)

@@ -15,7 +15,7 @@ from fastsiam.pipelines.store.beton import RAW
 from tests.conftest import write_images
 
 
-def test_made_images_resemble_imagenet(tmp_path: Path) -> None:
+def test_generated_images_resemble_imagenet(tmp_path: Path) -> None:
     paths = make_images(tmp_path / "images", 96)
     assert len(paths) == 96 == len(list((tmp_path / "images").rglob("*.jpg")))
     sizes, chroma, share = [], [], []
@@ -31,7 +31,7 @@ def test_made_images_resemble_imagenet(tmp_path: Path) -> None:
     assert np.percentile(share, 5) < 0.3 and np.percentile(share, 95) > 0.85
 
 
-def test_images_are_taken_evenly_and_repeated(tmp_path: Path) -> None:
+def test_images_are_sampled_evenly_and_repeated(tmp_path: Path) -> None:
     data = write_images(tmp_path / "data" / "train", classes=3, each=4)
     config = BenchConfig(data=str(data.parent))
     messages: list[str] = []
@@ -46,7 +46,7 @@ def test_images_are_taken_evenly_and_repeated(tmp_path: Path) -> None:
     assert "12 of the 12 images" in messages[-1]
 
 
-def test_forms_hold_the_same_images(tmp_path: Path) -> None:
+def test_containers_hold_same_images(tmp_path: Path) -> None:
     data = write_images(tmp_path / "data" / "train", classes=2, each=2)
     some = take_images(BenchConfig(data=str(data)), 4, tmp_path / "some", lambda text: None)
     files = open_store(some.folder, "train")

@@ -43,9 +43,7 @@ def data(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("method", rest_slow(METHODS))
-def test_a_run_leaves_weights_that_are_measured_as_ours(
-    method: str, data: Path, tmp_path: Path
-) -> None:
+def test_weights_of_lightly_run_are_evaluated(method: str, data: Path, tmp_path: Path) -> None:
     """The kNN monitor is that of ``train`` and agrees with ``eval knn`` on the saved weights."""
     out = tmp_path / "out"
     result = bench(
@@ -71,7 +69,9 @@ def test_a_run_leaves_weights_that_are_measured_as_ours(
     assert summary["knn"][-1]["top1"] == knn_record.results[0]["top1"]
 
 
-def test_a_stopped_run_goes_on(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stopped_lightly_run_resumes(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It sees the same images, with the same losses and weights, momentum encoder and queue."""
     from fastsiam.bench import lightly
 
@@ -120,7 +120,9 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("method", "changes", "line"), REFUSED, ids=str)
-def test_what_lightly_lacks_is_refused(method: str, changes: dict[str, Any], line: str) -> None:
+def test_settings_lightly_lacks_are_rejected(
+    method: str, changes: dict[str, Any], line: str
+) -> None:
     """Otherwise the record would have settings that the run did not use."""
     from fastsiam.bench.lightly_methods import composed
 
@@ -131,7 +133,7 @@ def test_what_lightly_lacks_is_refused(method: str, changes: dict[str, Any], lin
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_views_have_the_runs_settings(method: str) -> None:
+def test_lightly_transform_follows_settings(method: str) -> None:
     """Without augmentation, views equal the normalised image; every setting changes them."""
     from fastsiam.bench.lightly_methods import transform_of
 

@@ -14,7 +14,7 @@ from fastsiam.errors import DataError
 from tests.bench.made import build_record
 
 
-def test_records_say_what_they_depend_on(tmp_path: Path) -> None:
+def test_record_has_ratios_config_and_environment(tmp_path: Path) -> None:
     one = build_record(torchvision=2, ceiling=("bare", 16), pipeline="ffcv")
     assert (one.images_per_second, one.ratio_to_torchvision, one.ratio) == (4.0, 2.0, 2.0)
     assert (one.share_of_ceiling, one.cpu_seconds_per_image, one.cores_busy) == (0.25, 0.375, 1.5)
@@ -29,19 +29,19 @@ def test_records_say_what_they_depend_on(tmp_path: Path) -> None:
     assert len(json.loads((tmp_path / "new" / "records.json").read_text())) == 2
 
 
-def test_medians_and_spreads() -> None:
+def test_median_and_spread() -> None:
     one = build_record("a", "loader", 1.0, 4.0, 2.0, images=10, cpu=6.0)
     assert (one.spread, one.images_per_second, one.cores_busy) == (0.75, 5.0, 3.0)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "[1]", '[{"case": "loader"}]'])
-def test_other_files_are_no_records(text: str, tmp_path: Path) -> None:
+def test_other_files_are_rejected(text: str, tmp_path: Path) -> None:
     (tmp_path / "file.json").write_text(text)
     with pytest.raises(DataError, match="holds no records"):
         read(tmp_path / "file.json")
 
 
-def test_tables_leave_out_empty_columns_and_mark_wide_spreads() -> None:
+def test_table_omits_empty_columns_and_marks_wide_spreads() -> None:
     rows = table(
         [build_record("a", torchvision=2), build_record("b|c", torchvision=2)]
     ).splitlines()

@@ -51,7 +51,7 @@ def saved(path: Path, records: list[Record]) -> Path:
     return path
 
 
-def test_the_page_is_whole_and_alone(tmp_path: Path) -> None:
+def test_report_is_self_contained_and_complete(tmp_path: Path) -> None:
     records = one_of_each()
     files = write_report([saved(tmp_path / "run.json", records)], tmp_path / "out")
     assert sorted(files) == sorted((tmp_path / "out").iterdir())
@@ -73,7 +73,7 @@ def test_the_page_is_whole_and_alone(tmp_path: Path) -> None:
     assert table(loader) in tables and caption(loader) in tables and records[0].command in tables
 
 
-def test_bars_have_their_ceiling_and_their_shares() -> None:
+def test_bars_show_ceiling_and_shares() -> None:
     figure = chart([loading("ffcv", "crops"), replace(loading("dali", "views"), spread=0.4)])
     assert figure
     axes = figure.axes[0]
@@ -84,13 +84,13 @@ def test_bars_have_their_ceiling_and_their_shares() -> None:
     assert "dashed: bare decoding" in axes.get_xlabel().replace("\n", " ")
 
 
-def test_a_caption_names_a_number_of_images_that_all_records_have() -> None:
+def test_caption_names_only_common_number_of_images() -> None:
     records = [build_record(images=8), build_record("b", images=16)]
     assert caption(records[:1]).startswith("8 images per repeat, ")
     assert "images per repeat" not in caption(records)
 
 
-def test_tables_in_a_text_are_renewed_and_nothing_else(tmp_path: Path) -> None:
+def test_only_tables_in_page_are_updated(tmp_path: Path) -> None:
     records = [measured("step", "new"), measured("peers", "others")]
     saved(tmp_path / "results" / "a.json", records)
     saved(tmp_path / "b.json", records[1:])
@@ -111,7 +111,7 @@ def test_tables_in_a_text_are_renewed_and_nothing_else(tmp_path: Path) -> None:
         assert readme.read_text() == expected
 
 
-def test_a_command_whose_path_is_not_utf8_is_escaped(tmp_path: Path) -> None:
+def test_non_utf8_path_in_command_is_escaped(tmp_path: Path) -> None:
     record = replace(measured("step", "x"), command="fastsiam bench step --json caf\udce9")
     file, readme = saved(tmp_path / "a.json", [record]), tmp_path / "README.md"
     readme.write_text(GOOD)
@@ -120,7 +120,7 @@ def test_a_command_whose_path_is_not_utf8_is_escaped(tmp_path: Path) -> None:
         assert r"--json caf\udce9" in path.read_text("utf-8")
 
 
-def test_records_of_one_name_have_a_row_each(tmp_path: Path) -> None:
+def test_records_with_same_name_have_separate_rows(tmp_path: Path) -> None:
     """For example, records of two runs in one file."""
     records = [measured("step", name, seconds) for name, seconds in (("x", 1), ("y", 2), ("x", 3))]
     saved(tmp_path / "a.json", records)
@@ -151,7 +151,7 @@ GOOD = "<!-- bench: a.json step -->\nold\n<!-- /bench -->\n"
         ("<!-- study: old.json -->\n<!-- /study -->\n", "old.json is damaged: .*'cpu'"),
     ],
 )
-def test_errors_are_one_line_and_change_nothing(tmp_path: Path, text: str, message: str) -> None:
+def test_errors_leave_page_unchanged(tmp_path: Path, text: str, message: str) -> None:
     file = saved(tmp_path / "a.json", [measured("step", "x"), measured("peers", "y")])
     soak = json.loads(next((ROOT / "bench/results/soak").glob("*.json")).read_text())
     (tmp_path / "cut.json").write_text(json.dumps(soak | {"runs": [{}]}))
@@ -177,7 +177,7 @@ def test_errors_are_one_line_and_change_nothing(tmp_path: Path, text: str, messa
         (("n",), [3]),
     ],
 )
-def test_a_damaged_record_is_an_error_that_names_its_file(
+def test_corrupt_record_is_named_in_error(
     place: tuple[str, ...], value: Any, tmp_path: Path
 ) -> None:
     file = saved(tmp_path / "a.json", [measured("step", "x")])
@@ -202,14 +202,14 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 WITH_TABLES = [page for page in PAGES if re.search("<!-- (bench|study|soak):", page.read_text())]
 
 
-def test_every_record_stands_on_a_page() -> None:
+def test_every_record_is_cited_on_a_page() -> None:
     text = " ".join(page.read_text() for page in PAGES)
     results = ROOT / "bench" / "results"
     for file in [*results.glob("*.json"), *results.glob("study/**/*.json")]:
         assert str(file.relative_to(results)) in text, file
 
 
-def test_published_tables_are_those_of_the_records(tmp_path: Path) -> None:
+def test_published_tables_match_records(tmp_path: Path) -> None:
     copy = tmp_path / "copy.md"
     for page in WITH_TABLES:
         copy.write_bytes(page.read_bytes())

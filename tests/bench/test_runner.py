@@ -64,7 +64,7 @@ def build_busy() -> Task:
 
 
 @pytest.mark.parametrize("apart", [False, True])
-def test_runners_take_turns(apart: bool, tmp_path: Path) -> None:
+def test_runners_are_interleaved(apart: bool, tmp_path: Path) -> None:
     """With ``apart`` they run one after the other; a failed or dead runner is reported."""
     from fastsiam.bench.session import Session  # imports torch, which fresh processes must not
 
@@ -97,7 +97,7 @@ def test_runners_take_turns(apart: bool, tmp_path: Path) -> None:
     assert not any(map(psutil.pid_exists, pids))
 
 
-def test_ranks_work_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runner_starts_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fastsiam.bench.runner._PATIENCE", 0.5)
     with closing(Runner("ranks", build_ranks, ranks=2)) as runner:
         assert runner.run("meet").wall >= 0.2  # the time of the slowest rank
@@ -113,20 +113,20 @@ def build_nothing() -> Task:
     return Task(lambda: None, 1, lambda: {"torch": "torch" in sys.modules})
 
 
-def test_a_fresh_process_has_not_imported_torch() -> None:
+def test_fresh_process_has_not_imported_torch() -> None:
     with closing(Runner("nothing", build_nothing, fresh=True)) as runner:
         assert runner.facts("nothing") == {"torch": False}
 
 
 @pytest.mark.alone
-def test_time_and_memory_are_those_of_the_runner() -> None:
+def test_time_and_memory_exclude_preparation() -> None:
     with closing(Runner("work", build_busy)) as runner:
         sample = runner.run("work")
         assert 0.05 <= sample.cpu < 1.5 and 0.1 <= sample.wall < 1.5  # preparation is not timed
         assert 50e6 < sample.host < 50e6 + host_memory() + 100e6
 
 
-def test_processor_time_of_living_children_counts() -> None:
+def test_cpu_time_of_running_children_counts() -> None:
     before = cpu_seconds()
     script = (
         "import sys, time\nwhile time.process_time() < 0.5: pass\n"
@@ -141,7 +141,7 @@ def test_processor_time_of_living_children_counts() -> None:
         child.stdin.close()
 
 
-def test_dropping_files_from_the_cache_is_checked(tmp_path: Path) -> None:
+def test_dropping_files_from_page_cache_is_checked(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(bytes(2**20))
     assert 0 <= drop_from_cache([path]) <= 1

@@ -24,9 +24,7 @@ from tests.bench.made import bench, build_record, wait_for_text
 from tests.processes import Forked, fastsiam
 
 
-def test_a_variant_that_cannot_be_measured_ends_with_an_error(
-    little: BenchConfig, tmp_path: Path
-) -> None:
+def test_unmeasurable_variant_ends_with_error(little: BenchConfig, tmp_path: Path) -> None:
     """The other variants are still measured and written."""
     config = replace(little, recipe="simclr_cifar10", backbone="resnet10", crop=16)
     config = replace(config, variants=("authors", "eager"), json=str(tmp_path / "out.json"))
@@ -35,7 +33,7 @@ def test_a_variant_that_cannot_be_measured_ends_with_an_error(
     assert [one.name for one in read(tmp_path / "out.json")] == ["eager"]
 
 
-def test_where_nothing_is_measured_the_reasons_are_above(
+def test_error_if_nothing_could_be_measured(
     little: BenchConfig, capsys: pytest.CaptureFixture[str]
 ) -> None:
     engine: dict[str, Any] = {"over": "jpeg-engine", "pipelines": ("native", "dali")}
@@ -58,7 +56,7 @@ def test_other_views_are_not_compared_with_libraries(
 
 
 @pytest.mark.dali
-def test_bench_alone_measures_all(little: BenchConfig, tmp_path: Path) -> None:
+def test_bench_without_case_measures_all(little: BenchConfig, tmp_path: Path) -> None:
     file = tmp_path / "out.json"
     result = bench(
         "--pipelines", "native,memory", "--data", little.data, "--recipe", "demo",
@@ -102,7 +100,7 @@ def test_bench_alone_measures_all(little: BenchConfig, tmp_path: Path) -> None:
     assert (tmp_path / "report" / "index.html").exists()
 
 
-def test_what_is_printed_below_a_table_is_how_it_was_measured() -> None:
+def test_table_note_states_how_it_was_measured() -> None:
     for case, facts, turns, end in (
         ("loader", {}, "interleaved (A B C A B C ...).", "in the page cache."),
         ("storage", {"apart": True}, "next one starts (A A B B C C ...).", "page cache."),
@@ -116,7 +114,7 @@ def test_what_is_printed_below_a_table_is_how_it_was_measured() -> None:
     ("device", "workers", "batches"),
     [("cpu", 2, 8), ("cpu", 24, 48), ("cpu", 128, 128), ("cuda", 16, 64), ("cuda", 48, 96)],
 )
-def test_workers_load_equally_many_batches(
+def test_workers_load_equal_numbers_of_batches(
     device: str, workers: int, batches: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise some DataLoader workers would be idle."""
@@ -133,7 +131,7 @@ def test_workers_load_equally_many_batches(
         )
 
 
-def test_a_signal_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_signal_removes_processes_and_temporary_files(tmp_path: Path) -> None:
     """Nor does a second signal: `timeout` signals the process and then its group."""
     temporary_folder, log = tmp_path / "tmp", tmp_path / "said"
     temporary_folder.mkdir()
@@ -164,7 +162,7 @@ def _measure_for_ever(log: Path) -> None:
     main()
 
 
-def test_wrong_usage(tmp_path: Path) -> None:
+def test_wrong_usage_is_rejected(tmp_path: Path) -> None:
     assert "pipelines must be one of" in bench("--pipelines", "x", code=2).output
     assert "No such command" in bench("fast", code=2).output
     missing = fastsiam("bench", "decode", "--data", str(tmp_path / "none"), code=1).stderr
@@ -177,7 +175,7 @@ def test_wrong_usage(tmp_path: Path) -> None:
     assert "--loader must be lightly or fastsiam" in message
 
 
-def test_bad_settings_are_refused() -> None:
+def test_invalid_settings_are_rejected() -> None:
     bad: dict[str, Any] = {
         "pipelines": "torchvision,ffvc", "stored": "raw", "variants": "fast", "peers": "lightning",
         "methods": "dino", "recipe": "nothing", "backbone": "vit", "values": "1,x", "repeats": -1,

@@ -36,7 +36,7 @@ from tests.processes import Forked
 
 
 @pytest.mark.slow
-def test_a_minute_and_a_half_of_it(tmp_path: Path) -> None:
+def test_soak_for_90_seconds(tmp_path: Path) -> None:
     out = tmp_path / "soak.json"
     config = SoakConfig(
         minutes=1.5, seed=4, pipelines=("torchvision", "memory"), ranks=2, seconds=20, every=6,
@@ -55,7 +55,9 @@ def run_of(out: Path) -> Run:
     return Run(out, out.parent, pipeline="memory", steps=12, ranks=1, seed=0)
 
 
-def test_differences_damage_and_leftovers(small: TrainConfig, tmp_path: Path) -> None:
+def test_soak_detects_differences_corruption_and_leftovers(
+    small: TrainConfig, tmp_path: Path
+) -> None:
     config = with_settings(small, knn_every=0, save_every=5)
     one = train_here(with_settings(config, out=str(tmp_path / "one")), "imagenet")
     calm = run_of(one)
@@ -96,7 +98,7 @@ def test_differences_damage_and_leftovers(small: TrainConfig, tmp_path: Path) ->
         process.wait()
 
 
-def test_a_run_is_a_command_of_the_program(tmp_path: Path) -> None:
+def test_command_of_soak_run_parses(tmp_path: Path) -> None:
     for pipeline in ("memory", "synthetic"):
         run = Run(tmp_path / "run", tmp_path, pipeline, steps=300, ranks=4, seed=1)
         parse(run.command[3:])
@@ -106,9 +108,7 @@ def test_a_run_is_a_command_of_the_program(tmp_path: Path) -> None:
     assert settings["epochs"] == "1" and settings["gpus"] == "4"
 
 
-def test_every_fault_comes_as_often_as_the_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_faults_are_injected_equally_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Even if one fault is impossible: many pipelines have no loader workers."""
     tried: list[Fault] = []
 
@@ -130,7 +130,7 @@ def test_every_fault_comes_as_often_as_the_others(
     assert all(injected_names.count(x.name) == (0 if x.target == "worker" else 3) for x in FAULTS)
 
 
-def test_a_finding_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finding_is_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Soak, "run", lambda work: work.findings.append("memory: it hangs"))
     out = tmp_path / "soak.json"
     with pytest.raises(FastSiamError, match=r"1 findings, the first: memory.*; see .*soak\.json"):
@@ -143,7 +143,7 @@ def test_a_finding_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         read_record(out)
 
 
-def test_what_cannot_be_run_or_written_is_refused_first(
+def test_missing_backend_or_output_is_rejected_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Soak, "run", lambda work: pytest.fail("it runs"))
@@ -158,7 +158,7 @@ def test_what_cannot_be_run_or_written_is_refused_first(
         soak(SoakConfig(out=str(tmp_path)))
 
 
-def test_a_signal_ends_the_runs_too(tmp_path: Path) -> None:
+def test_signal_ends_soak_runs(tmp_path: Path) -> None:
     """Runs have their own sessions, so signals from a terminal do not reach them.
 
     A second signal while they end leaves nothing behind either.

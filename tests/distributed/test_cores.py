@@ -69,7 +69,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[set[int
     ],
 )  # fmt: skip
 @pytest.mark.usefixtures("machine")
-def test_the_quota_of_a_container_counts(
+def test_cpu_quota_limits_threads(
     files: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The quota limits loaders and torch, because additional threads would wait for each other.
@@ -106,7 +106,7 @@ def take(monkeypatch: pytest.MonkeyPatch, *, gpu: int, of: int, beside_gpu: bool
         (2, 3, {1, 3, 5, 7, 9, 11}, 6),  # the only rank on its node
     ],
 )
-def test_ranks_stay_beside_their_gpus_and_share_the_cores(
+def test_ranks_share_cores_of_their_numa_node(
     gpu: int,
     of: int,
     near: set[int],
@@ -119,14 +119,14 @@ def test_ranks_stay_beside_their_gpus_and_share_the_cores(
     assert torch.get_num_threads() == own_cores() == share
 
 
-def test_one_process_keeps_all_cores(machine: set[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_single_process_uses_all_cores(machine: set[int], monkeypatch: pytest.MonkeyPatch) -> None:
     before = torch.get_num_threads()
     take(monkeypatch, gpu=1, of=1)
     assert machine == set(range(12)) and torch.get_num_threads() == before and own_cores() == 12
 
 
 @pytest.mark.parametrize("value", ["x", "0", "-1", "1.5"])
-def test_a_number_of_cores_must_be_positive(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_fastsiam_cores_is_rejected(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FASTSIAM_CORES", value)
     with pytest.raises(DeviceError, match=f"FASTSIAM_CORES must be a positive integer.*'{value}'"):
         own_cores()
@@ -136,7 +136,7 @@ def test_a_number_of_cores_must_be_positive(value: str, monkeypatch: pytest.Monk
     ("given", "launcher", "threads"),
     [("1", "torchrun", 3), ("5", "torchrun", 5), ("1", "fastsiam", 1)],
 )
-def test_the_users_threads_are_kept(
+def test_user_thread_count_is_kept(
     given: str, launcher: str, threads: int, machine: set[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Unless the user sets OMP_NUM_THREADS, torchrun sets it to 1; fastsiam does not set it."""
@@ -150,7 +150,7 @@ def test_the_users_threads_are_kept(
 
 
 @pytest.mark.parametrize("trouble", ["unknown", "elsewhere"])
-def test_no_binding_is_one_warning(
+def test_missing_numa_binding_warns_once(
     trouble: str,
     machine: set[int],
     tmp_path: Path,
@@ -172,7 +172,7 @@ def test_no_binding_is_one_warning(
 
 
 @pytest.mark.parametrize(("ranks", "given", "expected"), [(4, "", 3), (1, "", 12), (4, "7", 7)])
-def test_compilers_are_shared_out(
+def test_ranks_share_compile_threads(
     ranks: int,
     given: str,
     expected: int,
@@ -189,7 +189,7 @@ def test_compilers_are_shared_out(
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_all_groups_wait_as_long_as_is_said(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_timeout_applies_to_all_groups(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The timeout applies to the default, BN and stop-vote groups; NCCL's are a minute longer."""
     groups: list[dict[str, Any]] = []
 

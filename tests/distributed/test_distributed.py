@@ -34,7 +34,7 @@ PARTS = [*range(4), *range(8, 12), *range(4, 8), *range(12, 16)]
         slow(("steps", 4, {}, range(16))),
     ],
 )
-def test_ranks_equal_one_process_with_the_joint_batch(
+def test_ranks_match_one_process_with_joint_batch(
     job: str, world: int, model: dict[str, Any], images: Sequence[int], ranks: Ranks
 ) -> None:
     """Losses, gradients, weights and BN statistics of three steps are equal, including SyncBN.
@@ -59,13 +59,13 @@ def check_same_training(together: list[Any], alone: dict[str, Any]) -> None:
             )
 
 
-def test_without_joint_statistics_the_result_differs() -> None:
+def test_separate_bn_statistics_change_gradient() -> None:
     """BN over half batches is far off, so the test above would detect a SyncBN without effect."""
     one_batch, halves = rank_jobs.steps(0, 1), rank_jobs.steps(0, 1, accumulate=2)
     assert (one_batch["gradient"][0] - halves["gradient"][0]).abs().max() > 1e-2
 
 
-def test_without_sync_bn_what_layers_keep_is_sent_to_all_ranks(ranks: Ranks) -> None:
+def test_layer_buffers_are_broadcast_without_sync_bn(ranks: Ranks) -> None:
     """Rank 0's layer buffers are broadcast. A method's own buffers, possibly gigabytes, are not."""
     first, second = ranks("own_bn", 2)
     statistics = [f"0.{x}" for x in ("running_mean", "running_var", "num_batches_tracked")]
@@ -75,7 +75,7 @@ def test_without_sync_bn_what_layers_keep_is_sent_to_all_ranks(ranks: Ranks) -> 
     assert (first["rows"], second["rows"]) == (0.0, 1.0)
 
 
-def test_sync_bn_equals_batch_norm_of_the_joint_views(ranks: Ranks) -> None:
+def test_sync_bn_equals_bn_of_joint_views(ranks: Ranks) -> None:
     check_joint_bn(ranks("sync_bn", 2))
 
 
@@ -104,11 +104,11 @@ def check_joint_bn(parts: list[Any]) -> None:
         torch.testing.assert_close(part["evaluated"], plain(joint).detach())
 
 
-def test_groups_share_statistics_among_themselves(ranks: Ranks) -> None:
+def test_sync_bn_groups_share_statistics(ranks: Ranks) -> None:
     assert [float(mean) for mean in ranks("groups", 4)] == [0.5, 0.5, 2.5, 2.5]
 
 
-def test_ranks_agree_not_to_compile(ranks: Ranks) -> None:
+def test_no_rank_compiles_if_one_cannot(ranks: Ranks) -> None:
     first, second = ranks("one_without_compiler", 2)
     assert first["compile"] == second["compile"] == "off"
     assert first["line"] == second["line"] and "on rank 1); training continues" in first["line"]
@@ -117,26 +117,26 @@ def test_ranks_agree_not_to_compile(ranks: Ranks) -> None:
     torch.testing.assert_close((first["loss"] + second["loss"]) / 2, alone, atol=1e-5, rtol=1e-5)
 
 
-def test_uneven_tensors_join_in_order(ranks: Ranks) -> None:
+def test_gather_joins_uneven_tensors_in_rank_order(ranks: Ranks) -> None:
     expected = torch.tensor([[1.0, 1.0]] * 3 + [[2.0, 2.0]] * 6)
     assert all(torch.equal(result, expected) for result in ranks("uneven", 3))
 
 
-def test_a_signal_to_one_rank_stops_all_after_the_same_step(ranks: Ranks) -> None:
+def test_signal_to_one_rank_stops_all_after_same_step(ranks: Ranks) -> None:
     assert ranks("stop", 3) == [[0, 1, 2, signal.SIGTERM]] * 3
 
 
-def test_what_one_rank_cannot_read_ends_all_at_the_same_item(ranks: Ranks) -> None:
+def test_read_error_on_one_rank_ends_all_at_same_item(ranks: Ranks) -> None:
     first, second = ranks("fail", 2)
     assert first == ([0, 1, 2], "OtherRankError: rank 1 cannot continue; see its own error message")
     assert second == ([0, 1, 2], "DataError: a broken image")
 
 
-def test_a_rank_with_fewer_items_waits_for_the_others(ranks: Ranks) -> None:
+def test_rank_with_fewer_items_waits(ranks: Ranks) -> None:
     assert ranks("shares", 3) == [[], [0], [0, 1]]
 
 
-def test_missing_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_gpus_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     for config, there, message in (
         (RunConfig(gpus=8), 0, r"--gpus 8: torch finds no GPU; .* --device cpu"),
         (RunConfig(gpus=8), 1, r"--gpus 8: torch finds 1 GPU; pass at most --gpus 1"),

@@ -88,7 +88,7 @@ class RankExit(Exception):
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_a_rank_leaves_at_once(
+def test_failed_rank_calls_os_exit(
     ending: BaseException,
     code: int,
     printed: str | None,
@@ -113,7 +113,7 @@ def test_a_rank_leaves_at_once(
     leave.assert_called_once()
 
 
-def test_errors_that_come_from_no_exchange_are_nobodys_else(
+def test_unrelated_errors_do_not_count_as_lost_peer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("LOCAL_RANK", "0")
@@ -125,7 +125,7 @@ def test_errors_that_come_from_no_exchange_are_nobodys_else(
     assert not peer_is_late(late)
 
 
-def test_what_a_lost_rank_may_block_is_not_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loader_is_not_closed_after_lost_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     """Freeing GPU memory waits for running kernels, and NCCL's kernels wait for the lost rank."""
     monkeypatch.setenv("LOCAL_RANK", "0")
     for text, closes in (("gloo: connection closed by peer", 0), ("out of memory", 1)):
@@ -152,7 +152,7 @@ def test_what_a_lost_rank_may_block_is_not_closed(monkeypatch: pytest.MonkeyPatc
         ({0: (RANK_LOST, 0), 2: (RANK_LOST, 0)}, None, RANK_LOST),
     ],
 )
-def test_the_exit_code_is_the_first_failures(
+def test_exit_code_is_that_of_first_failure(
     failures: Mapping[int, tuple[int, int]],
     killed: int | None,
     code: int,

@@ -61,7 +61,7 @@ def on_two(*arguments: str, **environment: str) -> list[subprocess.CompletedProc
     return [one.wait(300) for one in launchers]
 
 
-def test_two_machines_are_as_one(config: TrainConfig, tmp_path: Path) -> None:
+def test_two_machines_match_one(config: TrainConfig, tmp_path: Path) -> None:
     results = on_two("train", *flags(config))
     assert [one.returncode for one in results] == [0, 0], results
     assert any("on 2 x CPU" in one.stderr for one in results)
@@ -70,7 +70,7 @@ def test_two_machines_are_as_one(config: TrainConfig, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_evaluation_on_two_machines(config: TrainConfig, tmp_path: Path) -> None:
+def test_evaluation_on_two_machines(config: TrainConfig, tmp_path: Path) -> None:
     run = tmp_path / "run"
     fastsiam("train", *flags(with_settings(config, nodes=1, rendezvous="")))
     alone, together = tmp_path / "alone.json", tmp_path / "together.json"
@@ -83,14 +83,14 @@ def test_an_evaluation_on_two_machines(config: TrainConfig, tmp_path: Path) -> N
     assert one["results"]
 
 
-def test_an_error_on_one_machine_ends_the_run(config: TrainConfig) -> None:
+def test_error_on_one_machine_ends_run(config: TrainConfig) -> None:
     results = on_two("train", *flags(config), **fault_environment(FAULT="error", FAULT_RANK="1"))
     assert sorted(one.returncode for one in results) == [1, RANK_LOST], results
     stderr = "".join(one.stderr for one in results)
     assert stderr.count("ZeroDivisionError") == 1 and "ChildFailedError" not in stderr
 
 
-def test_a_machine_that_never_comes_is_one_line(config: TrainConfig) -> None:
+def test_missing_machine_is_one_line_error(config: TrainConfig) -> None:
     config = with_settings(config, rendezvous_timeout=1.0)
     result = fastsiam("train", *flags(config), code=RANK_LOST)
     assert result.stderr == (
@@ -103,7 +103,7 @@ def test_a_machine_that_never_comes_is_one_line(config: TrainConfig) -> None:
     assert "Traceback" not in result.stderr
 
 
-def test_the_same_command_is_wanted_on_each(small: TrainConfig, tmp_path: Path) -> None:
+def test_different_settings_or_images_are_rejected(small: TrainConfig, tmp_path: Path) -> None:
     shutil.copytree(str(small.data.root), tmp_path / "fewer")
     (tmp_path / "fewer" / "train" / "class1" / "003.jpg").unlink()
     for change, message in (
@@ -124,7 +124,9 @@ def test_the_same_command_is_wanted_on_each(small: TrainConfig, tmp_path: Path) 
         assert (results[1].returncode, message in results[1].stderr) == (1, True), results
 
 
-def test_settings_of_machines_that_cannot_work(config: TrainConfig, small: TrainConfig) -> None:
+def test_invalid_settings_for_several_machines_are_rejected(
+    config: TrainConfig, small: TrainConfig
+) -> None:
     result = fastsiam("train", *flags(with_settings(config, out="")), code=2)
     assert "several machines need --out" in result.stderr
     result = fastsiam("train", *flags(with_settings(config, nodes="1:3")), code=2)
@@ -132,9 +134,7 @@ def test_settings_of_machines_that_cannot_work(config: TrainConfig, small: Train
 
 
 @pytest.mark.slow
-def test_a_machine_is_killed_and_the_same_command_goes_on(
-    config: TrainConfig, tmp_path: Path
-) -> None:
+def test_same_command_resumes_after_machine_is_killed(config: TrainConfig, tmp_path: Path) -> None:
     """Without restarts the other launcher exits with 75, and the next start resumes exactly."""
     lost = fault_environment(FAULT="machine", FAULT_RANK="1", FAULT_AT="5")
     codes = [one.returncode for one in on_two("train", *flags(config), **lost)]
@@ -156,7 +156,7 @@ def _soon(*arguments: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_machine_is_lost_and_another_joins(config: TrainConfig, tmp_path: Path) -> None:
+def test_machine_is_lost_and_another_joins(config: TrainConfig, tmp_path: Path) -> None:
     """With two, one, then two ranks, steps, rates and images are equal, and losses up to rounding.
 
     Losing a machine uses the only restart; joining uses none.
@@ -198,7 +198,7 @@ def machines() -> Iterator[tuple[Machine, Machine]]:
 
 
 @pytest.mark.slow
-def test_a_cable_is_pulled_out(
+def test_run_continues_after_network_cable_is_pulled(
     machines: tuple[Machine, Machine], config: TrainConfig, tmp_path: Path
 ) -> None:
     """Ranks notice after the rank timeout. The machine with the rendezvous continues alone.
@@ -244,14 +244,14 @@ def test_a_cable_is_pulled_out(
     assert len(history(tmp_path / "run")) == 12
 
 
-def test_addresses_of_this_machine() -> None:
+def test_local_addresses_are_recognised() -> None:
     assert address_towards("127.0.0.1") == "127.0.0.1"
     assert interface_of("127.0.0.1") == "lo" and interface_of("192.0.2.1") == ""
     assert is_own("localhost") and is_own(socket.gethostname())
     assert not is_own("192.0.2.1") and not is_own("nowhere.invalid")  # RFC 5737, RFC 2606
 
 
-def test_ranks_have_time_to_save_after_a_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shutdown_timeout_follows_rank_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch would kill the ranks after 30 seconds, but slow disks take longer."""
     monkeypatch.delenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", raising=False)
     settings = _settings(NodesConfig(rank_timeout=100), 0)
@@ -262,7 +262,7 @@ def test_ranks_have_time_to_save_after_a_signal(monkeypatch: pytest.MonkeyPatch)
     assert _settings(NodesConfig(), 0).shutdown_timeout == 5
 
 
-def test_where_how_many_machines_meet() -> None:
+def test_nodes_and_rendezvous_are_parsed() -> None:
     for text, where in (
         ("node1:1234", ("node1", 1234)),
         ("node1", ("node1", 29500)),

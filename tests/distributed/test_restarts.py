@@ -35,7 +35,7 @@ def config(small: TrainConfig) -> TrainConfig:
 
 
 @pytest.mark.parametrize(("rank", "where"), rest_slow(POINTS))
-def test_a_rank_is_killed_and_the_run_goes_on(
+def test_run_restarts_after_rank_is_killed(
     rank: str, where: str, config: TrainConfig, tmp_path: Path
 ) -> None:
     if where == "compiling":
@@ -59,7 +59,7 @@ def once(folder: Path, **faults: str) -> dict[str, str]:
 
 
 @pytest.mark.slow
-def test_a_rank_hangs_and_the_run_goes_on(config: TrainConfig, tmp_path: Path) -> None:
+def test_run_restarts_after_rank_hangs(config: TrainConfig, tmp_path: Path) -> None:
     faults = once(tmp_path, FAULT="hang", FAULT_RANK="1")
     arguments = flags(with_settings(config, rank_timeout=10.0, max_restarts=1))
     result = command("train", *arguments, environment=faults).wait(300)
@@ -69,7 +69,7 @@ def test_a_rank_hangs_and_the_run_goes_on(config: TrainConfig, tmp_path: Path) -
     assert [step for step, *_ in history(tmp_path / "run")] == list(range(1, 13))
 
 
-def test_a_killed_launcher_leaves_nobody_behind(config: TrainConfig, tmp_path: Path) -> None:
+def test_ranks_save_and_exit_if_launcher_is_killed(config: TrainConfig, tmp_path: Path) -> None:
     """The ranks save and exit; the same command continues from there."""
     config = with_settings(config, epochs=3000, save_every=10**6, knn_every=0)
     run = tmp_path / "run"
@@ -87,7 +87,7 @@ def test_a_killed_launcher_leaves_nobody_behind(config: TrainConfig, tmp_path: P
 
 
 @pytest.mark.parametrize(("first", "then"), rest_slow([(3, [[3], [2]]), (2, [[3]]), (3, [[1, 3]])]))
-def test_on_another_number_of_ranks_it_is_the_same_run(
+def test_run_resumes_on_other_number_of_ranks(
     first: int, then: Sequence[Sequence[int]], small: TrainConfig, tmp_path: Path
 ) -> None:
     """With three or more ranks, rounding of a sum depends on its position in the all-reduce."""
@@ -112,7 +112,7 @@ def test_on_another_number_of_ranks_it_is_the_same_run(
             assert one[2:4] == pytest.approx(other[2:4], abs=2e-3)  # loss, std
 
 
-def test_a_rank_that_never_comes(small: TrainConfig, tmp_path: Path) -> None:
+def test_missing_rank_ends_run_after_timeout(small: TrainConfig, tmp_path: Path) -> None:
     config = with_settings(small, batch=12, rank_timeout=2.0)
     alone = fastsiam_on_ranks(3, "train", *flags(config), code=RANK_LOST, begin=but_rank_1)
     assert "another rank did not answer" in alone[0].stderr
@@ -125,7 +125,7 @@ def but_rank_1(*arguments: str, environment: Mapping[str, str]) -> Forked:
     return command(*arguments, environment=environment)
 
 
-def test_lines_of_other_ranks_bear_their_number(
+def test_stderr_lines_have_rank_prefix(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(child_process, "die_with_parent", lambda parent: lambda: None)

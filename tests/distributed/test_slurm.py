@@ -54,7 +54,9 @@ def options(script: str) -> dict[str, str]:
         ({"gpus": 2}, SlurmConfig(sbatch="--constraint='h100 & nvme' --exclusive", warning=60)),
     ],
 )
-def test_sbatch_takes_it(run: dict[str, object], job: SlurmConfig, small: TrainConfig) -> None:
+def test_sbatch_directives_are_valid(
+    run: dict[str, object], job: SlurmConfig, small: TrainConfig
+) -> None:
     script = slurm_script("imagenet", with_settings(small, device="auto", **run), job)
     subprocess.run(["bash", "-n"], input=script, text=True, check=True)
     directives = options(script)
@@ -73,7 +75,7 @@ def test_sbatch_takes_it(run: dict[str, object], job: SlurmConfig, small: TrainC
 
 
 @pytest.mark.parametrize("run", [{}, SEVERAL])
-def test_its_command_is_the_run(run: dict[str, object], small: TrainConfig) -> None:
+def test_srun_command_has_every_setting(run: dict[str, object], small: TrainConfig) -> None:
     """The command has every setting, except those that the job sets with shell variables."""
     config = with_settings(small, **run)
     script = slurm_script("cifar10", config, SlurmConfig())
@@ -85,9 +87,7 @@ def test_its_command_is_the_run(run: dict[str, object], small: TrainConfig) -> N
     assert with_settings(parsed_config, out=config.run.out) == config
 
 
-def test_its_command_resumes_a_run_with_the_settings_asked_for(
-    small: TrainConfig, tmp_path: Path
-) -> None:
+def test_srun_command_resumes_with_given_settings(small: TrainConfig, tmp_path: Path) -> None:
     """This includes settings equal to the recipe's. All others keep the values of the run."""
     run = tmp_path / "run"
     began = with_settings(small, lr=0.1, max_steps=100, init="weights.pt", out=run)
@@ -102,7 +102,7 @@ def test_its_command_resumes_a_run_with_the_settings_asked_for(
     assert parse(*shlex.split(line))[1] == config and "--init" not in line
 
 
-def test_the_first_data_set_of_a_mixture_may_be_the_default() -> None:
+def test_first_data_set_of_mixture_may_be_default() -> None:
     config = with_settings(TrainConfig(), mixed_with=("b", "c"))
     line = slurm_script("imagenet", config, SlurmConfig())
     assert " --data '' --data b --data c " in line
@@ -153,7 +153,7 @@ ENDINGS: list[tuple[str, dict[str, str], str]] = [
 ]
 
 
-def test_it_is_requeued_for_what_goes_on_later(small: TrainConfig, tmp_path: Path) -> None:
+def test_job_is_requeued_by_exit_code(small: TrainConfig, tmp_path: Path) -> None:
     script = slurm_script("imagenet", small, SlurmConfig())
     for code, variables, again in ENDINGS:
         exit_code, calls = ran(script, tmp_path, CODE=code, **variables)
@@ -162,7 +162,7 @@ def test_it_is_requeued_for_what_goes_on_later(small: TrainConfig, tmp_path: Pat
         assert requeued == [again] * bool(again), (code, variables)
 
 
-def test_an_error_of_one_machine_outweighs_a_lost_rank(small: TrainConfig) -> None:
+def test_error_on_one_machine_outweighs_lost_rank(small: TrainConfig) -> None:
     """srun returns the highest exit code of its tasks: one had an error, others lost a rank."""
     script = slurm_script("imagenet", with_settings(small, **SEVERAL), SlurmConfig())
     (launch,) = re.findall(r"^launch='(.*)'$", script, re.M)
@@ -171,7 +171,7 @@ def test_an_error_of_one_machine_outweighs_a_lost_rank(small: TrainConfig) -> No
         assert subprocess.run(one).returncode == highest
 
 
-def test_what_the_job_decides(small: TrainConfig, tmp_path: Path) -> None:
+def test_job_sets_folder_seed_and_rendezvous(small: TrainConfig, tmp_path: Path) -> None:
     """The job sets the run's folder, the seed and the rendezvous. A requeued job resumes."""
     array = {"SLURM_ARRAY_JOB_ID": "5", "SLURM_ARRAY_TASK_ID": "3"}
     meeting = f"--out {tmp_path}/run/seed-3 --seed 3 --nodes 4 --rendezvous node7:20007"
@@ -188,7 +188,7 @@ def test_what_the_job_decides(small: TrainConfig, tmp_path: Path) -> None:
         assert call.endswith(end) and ("--resume never" in call) == (run is never)
 
 
-def test_what_sbatch_would_refuse_is_wrong_usage() -> None:
+def test_invalid_sbatch_values_are_rejected() -> None:
     for name, value, says in (
         ("time", "a day", "time must not contain spaces"),
         ("seeds", "0..4", "seeds must be numbers and ranges"),
@@ -199,14 +199,16 @@ def test_what_sbatch_would_refuse_is_wrong_usage() -> None:
             SlurmConfig.from_flags({name: value})
 
 
-def test_the_command_prints_it(small: TrainConfig) -> None:
+def test_slurm_command_prints_script(small: TrainConfig) -> None:
     arguments = ["--nodes", "4", "--gpus", "8", "--time", "2:00:00", "--lr", "0.1"]
     script = fastsiam("slurm", *arguments).stdout
     assert options(script)["time"] == "2:00:00" and options(script)["nodes"] == "4"
     assert " --lr 0.1 " in script and '--rendezvous "$head:' in script
 
 
-def test_submitting_without_what_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_submission_needs_submitit_and_sbatch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "submitit", None)
     with pytest.raises(FastSiamError, match=r"pip install 'fastsiam\[slurm\]'"):
         slurm.submit("", folder=tmp_path)
@@ -224,7 +226,9 @@ def has_submitit() -> None:
         skip("needs submitit: pip install 'fastsiam[slurm]'")
 
 
-def test_submission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_submission_returns_job_id_or_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     has_submitit()
     monkeypatch.setenv("PATH", os.pathsep.join([str(tmp_path), os.environ["PATH"]]))
 
@@ -248,7 +252,7 @@ def here() -> Iterator[Cluster]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("signalled", ["preempted", "USR1"])
-def test_a_job_is_stopped_requeued_and_the_run_is_the_same(
+def test_requeued_job_reproduces_run(
     signalled: str,
     small: TrainConfig,
     tmp_path: Path,

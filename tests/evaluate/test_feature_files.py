@@ -26,7 +26,7 @@ from tests.ranks import fastsiam_on_ranks
 from tests.train.runs import CPU as HERE
 
 
-def test_files_hold_features_and_names(
+def test_feature_files_have_features_and_names(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Existing files are kept unless ``--force`` is given, which is checked before reading data."""
@@ -68,7 +68,7 @@ def table_of(out: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_ranks_write_the_file_of_one(run: Path, tmp_path: Path) -> None:
+def test_ranks_write_same_file_as_one_process(run: Path, tmp_path: Path) -> None:
     """This includes bad images: one in a batch, and all images of a batch on every rank."""
     folder = write_images(tmp_path / "own", classes=2, each=20)
     for bad in (0, 1, 2, 3, 6, 8, 9):
@@ -92,7 +92,7 @@ def test_ranks_write_the_file_of_one(run: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "counts"), [(["features", "--out", "f.npy"], "23 here, 24"), (["eval", "knn"], "35")]
 )
-def test_ranks_with_other_images_are_refused(
+def test_ranks_with_different_images_are_rejected(
     words: list[str], counts: str, run: Path, tmp_path: Path
 ) -> None:
     """Two machines have folders of the same name with different content."""
@@ -111,7 +111,7 @@ def test_ranks_with_other_images_are_refused(
     )
 
 
-def test_projections_of_images_without_labels_and_a_broken_image(run: Path, tmp_path: Path) -> None:
+def test_projections_of_unlabelled_and_corrupt_images(run: Path, tmp_path: Path) -> None:
     """Names that are not UTF-8 are escaped."""
     folder, out = write_images(tmp_path / "own", classes=1, each=5) / "class0", tmp_path / "z.npy"
     (folder / "000.jpg").rename(folder / os.fsdecode(b"\xe9.jpg"))
@@ -129,7 +129,7 @@ def test_projections_of_images_without_labels_and_a_broken_image(run: Path, tmp_
     assert not list(tmp_path.glob("f.*"))
 
 
-def test_neighbours_of_training_images(
+def test_image_is_not_its_own_neighbour(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a validation split they are the queries; an image is never its own neighbour."""
@@ -159,7 +159,7 @@ def test_neighbours_of_training_images(
     assert {good for row in rows for _, _, good in row} == {None}
 
 
-def test_the_command_line(run: Path, tmp_path: Path) -> None:
+def test_features_and_neighbours_commands(run: Path, tmp_path: Path) -> None:
     flags = ["--device", "cpu", "--workers", "0"]
     out = tmp_path / "f.npy"
     result = fastsiam("features", str(run), "--out", str(out), "--split", "val", *flags)

@@ -43,7 +43,7 @@ def run(small: TrainConfig, images: Path) -> Path:
     return run_on(images / "train", small)
 
 
-def test_evaluations_of_a_run_need_no_flag(
+def test_evaluations_use_holdout_of_run(
     run: Path, images: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     left, held_out = parts(images / "train", "25%")
@@ -67,7 +67,7 @@ def test_evaluations_of_a_run_need_no_flag(
         evaluate_linear(run, replace(LINEAR, subset=str(listed)), HERE)
 
 
-def test_a_file_takes_the_flag(run: Path, images: Path, tmp_path: Path) -> None:
+def test_holdout_option_applies_to_weights_file(run: Path, images: Path, tmp_path: Path) -> None:
     weights, json = tmp_path / "some.pth", tmp_path / "some.json"
     torch.save({"state_dict": load_pretrained(run).part("backbone")}, weights)
     config = replace(KNN, data=str(images / "train"), stem="cifar", crop=16, resize=16)
@@ -86,7 +86,7 @@ def test_a_file_takes_the_flag(run: Path, images: Path, tmp_path: Path) -> None:
     assert len(rows(weights, tmp_path / "f.npy", split="val", resize=16, **settings)) == 2
 
 
-def test_a_run_that_trained_on_held_out_images_says_so(
+def test_training_on_holdout_images_causes_warning(
     small: TrainConfig, images: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """There is no warning if the holdout is a subset of the run's."""
@@ -97,7 +97,7 @@ def test_a_run_that_trained_on_held_out_images_says_so(
         assert warns == expected
 
 
-def test_other_data_than_the_runs(
+def test_holdout_of_run_does_not_apply_to_other_data(
     run: Path, images: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """A validation split is preferred to the run's holdout; moved data hold out the same images.
@@ -119,7 +119,7 @@ def test_other_data_than_the_runs(
     assert after.path(run) != before.path(run)  # other images may have the same labels
 
 
-def test_validation_images_that_came_later_go_before_the_runs_holdout(
+def test_validation_split_replaces_holdout_of_run(
     images: Path, small: TrainConfig, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     shutil.move(images / "val", tmp_path / "val")
@@ -143,7 +143,7 @@ def rows(run: Path, out: Path, **settings: Any) -> list[dict[str, str]]:
     return table
 
 
-def test_features_are_of_every_image(run: Path, images: Path, tmp_path: Path) -> None:
+def test_features_cover_every_image(run: Path, images: Path, tmp_path: Path) -> None:
     """The run's data are listed with each image's split; other data have no holdout."""
     left, held_out_names = parts(images / "train", "25%")
     table = rows(run, tmp_path / "f.npy")

@@ -61,7 +61,7 @@ def classify(votes: list[tuple[int, float]], *, part: int = 403) -> Any:
 VOTES = [(1, 0.2), (20, 0.2), (20, 0.07), (200, 0.1), (403, 0.2)]
 
 
-def test_several_protocols_in_one_pass_equal_brute_force_in_float64() -> None:
+def test_accuracies_equal_brute_force_in_float64() -> None:
     for result, (k, temperature) in zip(classify(VOTES), VOTES, strict=True):
         expected = ranked_classes(k, temperature)
         top1 = [ranked[0] == label for ranked, label in expected]
@@ -78,7 +78,7 @@ def test_several_protocols_in_one_pass_equal_brute_force_in_float64() -> None:
     assert classify([(1, 0.2)])[0].top5 == classify([(1, 0.2)])[0].top1  # only one class has votes
 
 
-def test_blocks_parts_and_scales_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_result_is_independent_of_blocks_and_scale(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = classify(VOTES)
     for block, part in ((1, 403), (7, 1), (100, 403), (1000, 11)):
         monkeypatch.setattr(fastsiam.evaluate.knn, "_BLOCK", block)
@@ -101,13 +101,13 @@ def test_blocks_parts_and_scales_do_not_matter(monkeypatch: pytest.MonkeyPatch) 
     assert every.k == 403 and "k 403, T 0.2, bank 403" in str(every)
 
 
-def test_ranks_do_not_matter(ranks: Callable[[str, int], list[Any]]) -> None:
+def test_ranks_give_result_of_one_process(ranks: Callable[[str, int], list[Any]]) -> None:
     """All ranks use rank 0's BN statistics, which are those in checkpoints."""
     alone = [result.record() for result in classify(rank_jobs.VOTES)]
     assert ranks("knn", 2) == [(alone, [0.0, 0.0])] * 2
 
 
-def test_memory_does_not_grow_with_the_bank(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_independent_of_bank_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """At most two blocks of the bank are alive at a time."""
     monkeypatch.setattr(fastsiam.evaluate.knn, "_BLOCK", 100)
     alive: weakref.WeakSet[torch.Tensor] = weakref.WeakSet()
@@ -124,7 +124,7 @@ def test_memory_does_not_grow_with_the_bank(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float16, 2**-10), (torch.bfloat16, 2**-7)])
-def test_features_stored_in_half_precision_rank_within_the_tolerance(
+def test_half_precision_neighbours_are_within_tolerance(
     dtype: torch.dtype, tolerance: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every neighbour's cosine is at least the true k-th largest, minus the tolerance."""
@@ -141,7 +141,7 @@ def test_features_stored_in_half_precision_rank_within_the_tolerance(
     assert (tags != exact.indices[:, :20]).any()  # not exact, so the tolerance is tested
 
 
-def test_evaluation_leaves_the_backbone_as_it_was() -> None:
+def test_extracting_features_keeps_backbone_state() -> None:
     backbone = build_method(ModelConfig(backbone="resnet10", width=4)).backbone.train()
     before = copy.deepcopy(backbone.state_dict())
     four = torch.arange(4)
@@ -155,7 +155,7 @@ def test_evaluation_leaves_the_backbone_as_it_was() -> None:
     assert all(torch.equal(value, before[name]) for name, value in backbone.state_dict().items())
 
 
-def test_evaluation_of_a_run_with_baselines(run: Path) -> None:
+def test_baselines_are_evaluated_for_every_protocol(run: Path) -> None:
     config = KnnConfig(baselines=True, workers=0, device="cpu", k=(5, 3), temperature=(0.2, 0.07))
     record = evaluate_knn(run, config, HERE)
     assert [(r["features"], r["k"], r["temperature"]) for r in record.results] == [
@@ -180,7 +180,7 @@ def test_evaluation_of_a_run_with_baselines(run: Path) -> None:
 
 
 @pytest.mark.parametrize("words", [["knn", "--k", "5"], ["linear", "--cached", "--epochs", "2"]])
-def test_a_rank_may_have_no_readable_image(words: list[str], run: Path, tmp_path: Path) -> None:
+def test_rank_may_have_only_bad_images(words: list[str], run: Path, tmp_path: Path) -> None:
     """The first of two ranks has only bad validation images; without any the error is one line."""
     data, flags = tmp_path / "data", ["--bad-images", "replace", "--device", "cpu"]
     write_images(data / "train", classes=2, each=8)
@@ -198,7 +198,7 @@ def test_a_rank_may_have_no_readable_image(words: list[str], run: Path, tmp_path
         assert "Traceback" not in result.stderr
 
 
-def test_every_process_needs_an_image(run: Path, tmp_path: Path) -> None:
+def test_more_processes_than_images_are_rejected(run: Path, tmp_path: Path) -> None:
     for split, each in (("train", 4), ("val", 1)):
         write_images(tmp_path / "few" / split, classes=3, each=each)
     config = KnnConfig(data=str(tmp_path / "few"), workers=0, gpus=4, device="cpu")
@@ -207,7 +207,7 @@ def test_every_process_needs_an_image(run: Path, tmp_path: Path) -> None:
     preflight(run, replace(config, gpus=3))
 
 
-def test_validation_images_may_lack_the_highest_number(run: Path, tmp_path: Path) -> None:
+def test_validation_split_may_lack_highest_label(run: Path, tmp_path: Path) -> None:
     """In tables with numeric labels, a split has classes up to its own highest label."""
 
     def write(split: str, labels: Iterable[int]) -> None:
@@ -225,7 +225,7 @@ def test_validation_images_may_lack_the_highest_number(run: Path, tmp_path: Path
         evaluate_knn(run, KnnConfig(data=str(tmp_path), workers=0), HERE)
 
 
-def test_unlabelled_and_mismatched_data_are_refused(run: Path, tmp_path: Path) -> None:
+def test_unlabelled_and_mismatched_data_are_rejected(run: Path, tmp_path: Path) -> None:
     write_images(tmp_path / "other" / "train", classes=3)
     write_images(tmp_path / "other" / "val", classes=2)
     with pytest.raises(DataError, match=r"different classes: class2 only in training$"):

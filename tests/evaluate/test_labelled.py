@@ -42,7 +42,7 @@ QUICK = LinearConfig(
 )
 
 
-def test_little_data_have_a_sensible_default(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_small_data_set_defaults_to_sgd(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The paper's LARS does not learn from 24 images; the default is SGD, which is logged."""
     config = LinearConfig(workers=0, device="cpu", cached=True, eval_every=0)
     record = evaluate_linear(run, config, HERE)
@@ -55,7 +55,7 @@ def test_little_data_have_a_sensible_default(run: Path, capsys: pytest.CaptureFi
     assert record.best["top1"] >= papers.best["top1"] + 10
 
 
-def test_an_interrupted_evaluation_continues(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_fine_tuning_resumes(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tested with fine-tuning, whose state is that of linear evaluation plus BN."""
     config = FinetuneConfig(epochs=4, batch=8, workers=0, device="cpu", eval_every=2)
     reference = evaluate_finetuned(run, config, HERE)
@@ -78,7 +78,7 @@ def test_an_interrupted_evaluation_continues(run: Path, monkeypatch: pytest.Monk
     assert not list((run / "eval").glob("*.partial"))
 
 
-def test_another_protocol_and_a_damaged_state_start_over(
+def test_other_protocol_or_corrupt_state_restarts(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     two = replace(QUICK, epochs=2)
@@ -95,9 +95,7 @@ def test_another_protocol_and_a_damaged_state_start_over(
         assert evaluate_linear(run, two, HERE).results == reference.results
 
 
-def test_fine_tuning_trains_all_of_it_and_leaves_the_run_alone(
-    run: Path, small: TrainConfig
-) -> None:
+def test_fine_tuning_learns_and_keeps_run_unchanged(run: Path, small: TrainConfig) -> None:
     before = (run / "checkpoints" / "last.pt").read_bytes()
     config = FinetuneConfig(epochs=30, batch=8, lr=3.0, scale_min=0.5, workers=0, device="cpu")
     record = evaluate_finetuned(run, config, HERE)
@@ -109,7 +107,7 @@ def test_fine_tuning_trains_all_of_it_and_leaves_the_run_alone(
     assert read_records(run)[0].kind == "finetune"
 
 
-def test_low_shot_takes_a_fixed_share_of_every_class(run: Path, tmp_path: Path) -> None:
+def test_percent_selects_fixed_share_of_every_class(run: Path, tmp_path: Path) -> None:
     config = replace(QUICK, percent=25, batch=4096, cached=True)
     record: Any = evaluate_linear(run, config, HERE)
     assert record.data.train == 6 and record.data.percent == 25  # 2 of each 8
@@ -127,9 +125,7 @@ def test_low_shot_takes_a_fixed_share_of_every_class(run: Path, tmp_path: Path) 
     assert len(list((run / "eval").glob("linear-cached-mine-epoch1-*.json"))) == 1
 
 
-def test_another_crop_sees_as_much_as_is_usual(
-    run: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_resize_default_follows_crop(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """The run's resize applies only to its own crop; a crop of 80 is taken from 91 pixels."""
     for crop, resize, cut in (
         (0, 0, "shorter side to 16 pixels, central 16 x 16;"),
@@ -142,7 +138,7 @@ def test_another_crop_sees_as_much_as_is_usual(
 
 
 @pytest.mark.parametrize("cached", [False, True])
-def test_linear_evaluation_by_two_ranks_and_by_one(run: Path, cached: bool, tmp_path: Path) -> None:
+def test_linear_evaluation_on_two_ranks_equals_one(run: Path, cached: bool, tmp_path: Path) -> None:
     """The run is not modified; a checkpoint can be passed instead of the run's folder."""
     before = (run / "checkpoints" / "last.pt").read_bytes()
     out = tmp_path / "linear.json"
@@ -187,7 +183,7 @@ def test_linear_evaluation_by_two_ranks_and_by_one(run: Path, cached: bool, tmp_
     assert fingerprint(open_subject(run, config, HERE).network) == both.network.fingerprint
 
 
-def test_a_mixture_is_trained_on_its_first_data_set(run: Path, tmp_path: Path) -> None:
+def test_evaluation_uses_first_data_set_of_mixture(run: Path, tmp_path: Path) -> None:
     subject = open_subject(run, QUICK, HERE)
     other = write_images(tmp_path / "other", classes=4, each=6)
     mixture = replace(subject.data, mixed_with=(str(other),))
@@ -197,7 +193,9 @@ def test_a_mixture_is_trained_on_its_first_data_set(run: Path, tmp_path: Path) -
     assert sorted(names) == sorted(images.train.names()) and len(names) == 24
 
 
-def test_fine_tuning_is_longer_on_one_percent(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fine_tuning_default_epochs_depend_on_percent(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """1% of eight images per class is rounded up to one image per class."""
     noted = Mock()
     monkeypatch.setattr("fastsiam.evaluate.command._trained", noted)
@@ -207,7 +205,7 @@ def test_fine_tuning_is_longer_on_one_percent(run: Path, monkeypatch: pytest.Mon
         assert (evaluation.protocol["epochs"], evaluation.data.train) == (epochs, images)
 
 
-def test_an_awkward_number_of_images_is_loaded_in_one_piece(
+def test_prime_number_of_images_is_loaded_in_large_batches(
     run: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """A prime number has no equal parts, but images must not be passed one by one."""
@@ -222,7 +220,7 @@ def test_an_awkward_number_of_images_is_loaded_in_one_piece(
     assert sum(sizes) == count and max(sizes) <= 4 and len(sizes) <= -(-count // 3)
 
 
-def test_a_network_that_refuses_the_images(tmp_path: Path, images: Path) -> None:
+def test_network_with_other_training_output_is_rejected(tmp_path: Path, images: Path) -> None:
     """Some networks of other libraries have different outputs in training mode."""
     path = tmp_path / "w.pth"
     named: dict[str, Any] = {"backbone": "googlenet", "data": str(images)}
@@ -232,7 +230,9 @@ def test_a_network_that_refuses_the_images(tmp_path: Path, images: Path) -> None
     open_subject(path, replace(KnnConfig(), **named), HERE)
 
 
-def test_bad_input_is_one_line(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_input_is_rejected_before_any_work(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Errors come before any work, and only once from several ranks."""
     (tmp_path / "list.txt").write_text("class0/000.jpg\nnothing.jpg\n")
     (tmp_path / "file").write_text("")

@@ -32,7 +32,7 @@ from tests.processes import fastsiam
 from tests.train.runs import CPU
 
 
-def test_a_run_that_cannot_be_written_is_evaluated(
+def test_read_only_run_is_evaluated(
     run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """A warning comes first and the exit code is 0; ``--json`` and reports elsewhere work."""
@@ -52,7 +52,7 @@ def test_a_run_that_cannot_be_written_is_evaluated(
     assert (tmp_path / "page.html").stat().st_size > 1000 and not read_records(run)
 
 
-def test_weights_without_a_run(
+def test_state_of_weights_file_is_stored_next_to_json(
     run: Path, images: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Nothing is kept without ``--json``; with it the state is stored next to the record."""
@@ -80,7 +80,7 @@ def test_weights_without_a_run(
             path.unlink()
 
 
-def test_a_disk_that_is_full_from_the_start(
+def test_evaluation_on_full_disk(
     run: Path, images: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with small_disk(tmp_path / "disk", 8) as disk:
@@ -108,7 +108,7 @@ def test_a_disk_that_is_full_from_the_start(
         assert all(path.stat().st_size for path in disk.rglob("*") if path.is_file())
 
 
-def test_a_disk_that_fills_up_meanwhile(
+def test_disk_filling_up_during_evaluation_keeps_state(
     run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The record is printed before the failed write is noticed, and the state is kept."""

@@ -54,7 +54,7 @@ def sgd_by_hand(weight: Tensor, gradient: Tensor, buffer: Tensor, rate: float) -
 
 
 @pytest.mark.parametrize(("config", "update"), [(LARS, lars_by_hand), (SGD, sgd_by_hand)])
-def test_training_by_hand(config: LinearConfig, update: Any) -> None:
+def test_training_matches_manual_recomputation(config: LinearConfig, update: Any) -> None:
     """Recompute training: base rate x 20 / 256, cosine per step, the softmax's gradient."""
     training = trained(config, config.rates)
     features, labels, _, _ = linear_problem()
@@ -73,7 +73,7 @@ def test_training_by_hand(config: LinearConfig, update: Any) -> None:
     assert (weight - Heads(1, 6, 4, seed=5).weight[0]).abs().max() > 1e-2
 
 
-def test_heads_side_by_side_are_heads_alone() -> None:
+def test_parallel_heads_equal_separate_heads() -> None:
     config = LARS
     rates = [0.02, 0.1, 30.0]
     together = trained(config, rates)
@@ -88,7 +88,7 @@ def test_heads_side_by_side_are_heads_alone() -> None:
             )
 
 
-def test_it_learns_and_is_validated_head_by_head() -> None:
+def test_each_head_is_validated_separately() -> None:
     training = trained(replace(SGD, epochs=30), [1e-6, 30.0])
     _, _, features, labels = linear_problem()
     results = training.evaluate([(features[:30], labels[:30]), (features[30:], labels[30:])])
@@ -102,7 +102,7 @@ def test_it_learns_and_is_validated_head_by_head() -> None:
     assert results[0].top1 < 60 < 85 < results[1].top1
 
 
-def test_accuracy_counts() -> None:
+def test_accuracy_counts_top1_top5_and_classes() -> None:
     scores = torch.tensor([[3.0, 2, 1, 0, -1, -2], [0, 5, 4, 3, 2, 1], [0, 0, 9, 0, 0, 0.5]])
     scores[2, :2] = -torch.inf
     count = Accuracy(6, torch.device("cpu"))
@@ -112,7 +112,7 @@ def test_accuracy_counts() -> None:
     assert list(count.per_class[:3]) == [50, 0, None]
 
 
-def test_a_skipped_first_step_leaves_no_garbage_in_the_momenta() -> None:
+def test_skipped_first_step_initialises_momentum() -> None:
     """A gradient scaler skips the first step because its first scale is usually too large."""
     training = SupervisedTraining(
         FinetuneConfig(batch=4, epochs=1, lr=1.0),

@@ -18,7 +18,7 @@ from tests.conftest import ROOT
 from tests.interchange.networks import R18, TINY, saved_run
 
 
-def test_the_card_claims_no_more_than_is_known(tmp_path: Path) -> None:
+def test_card_of_partial_run_claims_only_known_facts(tmp_path: Path) -> None:
     """The run used synthetic data and ``--init`` and stopped before its last kNN monitor."""
     saved_run(tmp_path / "run", with_model_settings(R18, dim=16))
     monitor = {"kind": "knn", "k": 2, "bank": 9, "temperature": 0.1}
@@ -44,7 +44,7 @@ def test_the_card_claims_no_more_than_is_known(tmp_path: Path) -> None:
         export_weights(pretrained, format="torchvision", out=tmp_path / "v.pth")
 
 
-def test_the_card_has_the_schedule_and_the_variant(tmp_path: Path) -> None:
+def test_card_lists_schedule_and_variant(tmp_path: Path) -> None:
     model = with_model_settings(TINY, head_bn="hidden", predictor="none", target_average=0.8)
     saved_run(tmp_path / "run", model)
     pretrained, out = load_pretrained(tmp_path / "run"), tmp_path / "w.pt"
@@ -74,7 +74,7 @@ def test_the_card_has_the_schedule_and_the_variant(tmp_path: Path) -> None:
         assert all(row in card for row in rows)
 
 
-def test_the_card_names_the_images_of_evaluations_on_a_part_or_on_other_data(
+def test_card_names_images_of_partial_and_other_evaluations(
     tmp_path: Path,
 ) -> None:
     saved_run(tmp_path / "run", TINY)

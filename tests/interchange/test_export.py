@@ -62,7 +62,7 @@ EXPORTS = {
 
 
 @pytest.mark.parametrize("case", EXPORTS)
-def test_files_are_loaded_by_their_cards_snippet_and_read_back(
+def test_exported_file_is_loaded_by_card_snippet_and_read_back(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Features are bit-identical when read back; authors' layouts also contain the heads."""
@@ -118,7 +118,7 @@ def snippet_in(path: Path) -> str:
     return str(torch.load(path, weights_only=True)["snippet"])
 
 
-def test_the_authors_program_loads_its_layout_strictly(tmp_path: Path) -> None:
+def test_simsiam_layout_loads_strictly(tmp_path: Path) -> None:
     method = saved_run(
         tmp_path / "run", with_model_settings(R18, predictor="fixed", alternate_every=3)
     )
@@ -133,7 +133,7 @@ def test_the_authors_program_loads_its_layout_strictly(tmp_path: Path) -> None:
         same(theirs["module"].eval()(X), method.predictor(method.projector(method.backbone(X))))
 
 
-def test_weights_of_a_method_that_is_not_told_are_written_if_they_fit(tmp_path: Path) -> None:
+def test_weights_of_unknown_method_are_exported_if_they_fit(tmp_path: Path) -> None:
     """solo-learn's file does not name its method; its heads fit SimSiam's layout, not MoCo's."""
     method = build_method(R18)
     torch.save(method.state_dict(), tmp_path / "solo.ckpt")
@@ -150,7 +150,7 @@ def test_weights_of_a_method_that_is_not_told_are_written_if_they_fit(tmp_path: 
 _LAYER = ("weight", "norm.weight", "norm.bias", "norm.running_mean", "norm.running_var")
 
 
-def test_detectron2s_names(tmp_path: Path) -> None:
+def test_detectron2_parameter_names(tmp_path: Path) -> None:
     method = saved_run(
         tmp_path / "run", make_model_config(dim=16, projector_dim=16, predictor_dim=4)
     )
@@ -182,7 +182,7 @@ def test_detectron2s_names(tmp_path: Path) -> None:
         assert line in card
 
 
-def test_shared_resnets_have_the_same_names() -> None:
+def test_shared_resnets_have_same_parameter_names() -> None:
     timm = pytest.importorskip("timm")
     assert all(timm.is_model(name) for name in SHARED_RESNETS)
     for name in ("resnet18", "resnet50", "wide_resnet50_2", "resnext50_32x4d"):  # one of each kind
@@ -219,7 +219,7 @@ REFUSED: tuple[tuple[ModelConfig, str, str], ...] = (
 """A model, a format, and why the format does not support it; empty if it does."""
 
 
-def test_exports_that_cannot_be_are_refused(tmp_path: Path) -> None:
+def test_unsupported_exports_are_rejected(tmp_path: Path) -> None:
     """Unsupported networks get an alternative in the message; bad file names and folders."""
     for model, format, reason in REFUSED:
         assert refused(model)[format] == reason
@@ -241,7 +241,7 @@ def test_exports_that_cannot_be_are_refused(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
-def test_the_users_files_are_not_destroyed(tmp_path: Path) -> None:
+def test_export_does_not_overwrite_user_files(tmp_path: Path) -> None:
     """The source and a run's checkpoints are never overwritten, other files only with force."""
     saved_run(tmp_path / "run", with_model_settings(R18, backbone="resnet10", dim=16))
     run_weights = load_pretrained(tmp_path / "run")

@@ -270,7 +270,7 @@ FILES: dict[str, Callable[[], File]] = {
 
 
 @pytest.mark.parametrize("name", rest_slow(list(FILES), fast=12))
-def test_files_of_other_programs_are_read(name: str, tmp_path: Path) -> None:
+def test_files_of_other_libraries_are_read(name: str, tmp_path: Path) -> None:
     """Each part has the same outputs as the original module; unused weights are listed."""
     torch.manual_seed(0)
     file = FILES[name]()
@@ -308,14 +308,14 @@ def test_files_of_other_programs_are_read(name: str, tmp_path: Path) -> None:
         assert torch.equal(pretrained.state["prototypes.weight"], value)
 
 
-def test_a_network_with_a_compiled_child_is_read(tmp_path: Path) -> None:
+def test_weights_with_compiled_submodule_are_read(tmp_path: Path) -> None:
     state = {k.replace("layer1.", "layer1._orig_mod."): v for k, v in resnets().items()}
     torch.save(state, tmp_path / "w.pth")
     assert load_pretrained(tmp_path / "w.pth").unused_keys == ("fc.weight", "fc.bias")
 
 
 @pytest.mark.parametrize("name", ["timm/levit_128s", "timm/ghostnet_050"])
-def test_timms_names_are_its_own(name: str, tmp_path: Path) -> None:
+def test_timm_weights_are_read(name: str, tmp_path: Path) -> None:
     """Classifiers with several modules; ``shortcut`` blocks, a name lightly's ResNets also use."""
     timm = pytest.importorskip("timm")
     theirs = timm.create_model(name.removeprefix("timm/"))

@@ -37,7 +37,7 @@ from tests.interchange.networks import R18, TINY, Authors, X, prefixed, resnets,
     ],
     ids=lambda model: model.backbone,
 )
-def test_architectures_are_inferred(model: ModelConfig, tmp_path: Path) -> None:
+def test_architecture_is_inferred_from_weights(model: ModelConfig, tmp_path: Path) -> None:
     method = build_method(model)
     state = {
         f"module.{k.replace('projector', 'encoder.fc')}": v for k, v in method.state_dict().items()
@@ -57,7 +57,7 @@ def test_architectures_are_inferred(model: ModelConfig, tmp_path: Path) -> None:
         assert str(built.get_submodule(part)) == str(method.get_submodule(part))
 
 
-def test_other_networks_are_read_by_name(tmp_path: Path) -> None:
+def test_other_networks_need_backbone_option(tmp_path: Path) -> None:
     name = "shufflenet_v2_x0_5"
     theirs = torchvision.models.get_model(name)
     torch.save(theirs.state_dict(), tmp_path / "w.pth")
@@ -69,7 +69,7 @@ def test_other_networks_are_read_by_name(tmp_path: Path) -> None:
     assert torch.equal(pretrained.network()(X), theirs(X))
 
 
-def test_a_stem_is_said_where_weights_do_not_tell(tmp_path: Path) -> None:
+def test_stem_option_resolves_ambiguous_weights(tmp_path: Path) -> None:
     method = saved_run(
         tmp_path / "run", replace(R18, backbone="resnet10", stem="cifar-pad2", width=8)
     )
@@ -96,7 +96,7 @@ def test_a_stem_is_said_where_weights_do_not_tell(tmp_path: Path) -> None:
     )
 
 
-def test_epochs_are_those_that_a_layout_means(tmp_path: Path) -> None:
+def test_epoch_is_read_by_convention_of_layout(tmp_path: Path) -> None:
     """BN counters missing in old files start at 0; weight averages are listed as left out."""
     state = {k: v for k, v in resnets().items() if not k.endswith("num_batches_tracked")}
     cases: tuple[tuple[dict[str, Any], float | None], ...] = (
@@ -133,7 +133,7 @@ def broken(change: Callable[[dict[str, Any]], object], folder: Path) -> str:
     return str(caught.value)
 
 
-def test_weights_that_do_not_fit_are_named(tmp_path: Path) -> None:
+def test_mismatched_weights_are_named(tmp_path: Path) -> None:
     assert "1 missing (backbone.bn1.weight)" in broken(
         lambda s: s.pop("module.encoder.bn1.weight"), tmp_path
     )
@@ -164,7 +164,7 @@ def test_weights_that_do_not_fit_are_named(tmp_path: Path) -> None:
     assert load_pretrained(tmp_path / "wide.pth", backbone="resnext50_32x4d").unused_keys
 
 
-def test_heads_of_another_kind_are_refused(tmp_path: Path) -> None:
+def test_unsupported_heads_are_rejected(tmp_path: Path) -> None:
     """BN without running statistics, after only some hidden layers, or twice after a layer."""
     mean = "module.predictor.1.running_mean"
     assert "1 missing (predictor.1.running_mean)" in broken(lambda s: s.pop(mean), tmp_path)
@@ -182,7 +182,7 @@ def test_heads_of_another_kind_are_refused(tmp_path: Path) -> None:
         assert "\n" not in str(caught.value)
 
 
-def test_files_without_weights_are_refused(tmp_path: Path) -> None:
+def test_files_without_weights_are_rejected(tmp_path: Path) -> None:
     for content in ({"a": 1}, [torch.zeros(3)], torch.zeros(3), {}):
         torch.save(content, tmp_path / "w.pth")
         with pytest.raises(CheckpointError, match="contains no state dict"):

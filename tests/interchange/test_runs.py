@@ -24,7 +24,9 @@ from tests.configs import with_model_settings, with_settings
 from tests.interchange.networks import TINY, X, saved_run, untrained
 
 
-def test_a_run_is_read_whole_and_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_is_read_from_folder_or_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A run is read from its folder or checkpoint without advancing torch's generator.
 
     The frozen encoder of ``alternate_every``, zeroed here, is not part of the network.
@@ -58,7 +60,7 @@ def test_a_run_is_read_whole_and_once(tmp_path: Path, monkeypatch: pytest.Monkey
     )
 
 
-def test_a_damaged_run_is_refused_and_the_checkpoint_before_named(tmp_path: Path) -> None:
+def test_corrupt_run_is_rejected_naming_previous_checkpoint(tmp_path: Path) -> None:
     saved_run(tmp_path, TINY)
     path, other = checkpoints.last(tmp_path), checkpoints.previous(tmp_path)
     other.write_bytes(path.read_bytes())
@@ -77,9 +79,7 @@ def test_a_damaged_run_is_refused_and_the_checkpoint_before_named(tmp_path: Path
         load_pretrained(tmp_path)
 
 
-def test_a_plain_file_is_evaluated_trained_on_and_exported(
-    small: TrainConfig, tmp_path: Path
-) -> None:
+def test_plain_file_is_evaluated_trained_and_exported(small: TrainConfig, tmp_path: Path) -> None:
     """It acts like the run's checkpoint: same image size, normalisation and weights."""
     saved_run(Path(small.run.out), small.model, config=small)
     plain = tmp_path / "w.safetensors"
@@ -117,7 +117,7 @@ DAMAGES: dict[tuple[str, ...], Any] = {
 """Path of an entry in a plain file, and the wrong value that replaces it."""
 
 
-def test_a_damaged_plain_file_is_refused_in_a_line(tmp_path: Path) -> None:
+def test_corrupt_plain_file_is_rejected(tmp_path: Path) -> None:
     out = tmp_path / "w.pt"
     export_weights(untrained(TINY), format="plain", out=out)
     original = torch.load(out, weights_only=True)
@@ -132,7 +132,7 @@ def test_a_damaged_plain_file_is_refused_in_a_line(tmp_path: Path) -> None:
         assert str(out) in str(caught.value) and "\n" not in str(caught.value), path
 
 
-def test_exported_files_have_the_rights_of_any_file(tmp_path: Path) -> None:
+def test_exported_files_follow_umask(tmp_path: Path) -> None:
     before = os.umask(0o027)
     try:
         for name in ("w.safetensors", "w.pth"):

@@ -34,7 +34,7 @@ class Hostile:
 
 
 @pytest.mark.parametrize("zipped", [True, False])  # files from before torch 1.6 are not zips
-def test_hostile_files_are_not_executed(zipped: bool, tmp_path: Path) -> None:
+def test_malicious_pickles_are_not_executed(zipped: bool, tmp_path: Path) -> None:
     mark, path = tmp_path / "executed", tmp_path / "w.pth"
     harmless = {"state_dict": resnets(), "n": [np.float64(1), argparse.Namespace(x=[1])]}
     for hostile, name in (
@@ -53,7 +53,7 @@ def test_hostile_files_are_not_executed(zipped: bool, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("zipped", [True, False])
-def test_real_files_logs_and_settings_are_skipped(zipped: bool, tmp_path: Path) -> None:
+def test_logs_and_settings_in_checkpoints_are_skipped(zipped: bool, tmp_path: Path) -> None:
     """mmselfsup publishes files in the old format; mmengine's logs pickle methods by getattr."""
     content: dict[str, Any] = {
         "state_dict": resnets(),
@@ -73,13 +73,13 @@ def test_real_files_logs_and_settings_are_skipped(zipped: bool, tmp_path: Path) 
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:FutureWarning")
-def test_a_torchscript_archive_is_named(tmp_path: Path) -> None:
+def test_torchscript_archive_is_rejected_with_advice(tmp_path: Path) -> None:
     torch.jit.save(torch.jit.trace(nn.Linear(2, 2), torch.zeros(1, 2)), tmp_path / "w.pt")
     with pytest.raises(CheckpointError, match=r"is a TorchScript archive: save its state_dict\(\)"):
         load_pretrained(tmp_path / "w.pt")
 
 
-def test_foreign_objects_stay_inert(tmp_path: Path) -> None:
+def test_third_party_objects_are_not_imported_or_called(tmp_path: Path) -> None:
     """Third-party classes are neither imported, which would fail for made_up, nor called."""
     torch.save(
         {"state_dict": resnets(), "hyper_parameters": "PLACE"},
@@ -108,7 +108,7 @@ def rewrite(source: Path, target: Path, change: Callable[[bytes], bytes]) -> Non
 
 
 @pytest.mark.parametrize("ending", [".pth", ".safetensors"])
-def test_damaged_files_are_refused(ending: str, tmp_path: Path) -> None:
+def test_truncated_files_are_rejected(ending: str, tmp_path: Path) -> None:
     path = tmp_path / f"w{ending}"
     export_weights(untrained(TINY), format="plain", out=path)
     original = path.read_bytes()
@@ -121,7 +121,7 @@ def test_damaged_files_are_refused(ending: str, tmp_path: Path) -> None:
         assert "\n" not in str(caught.value)
 
 
-def test_a_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
+def test_full_disk_keeps_old_file(tmp_path: Path) -> None:
     if not Path("/dev/full").exists():
         pytest.skip("needs /dev/full")
     out = tmp_path / "w.pth"

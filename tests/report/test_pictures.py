@@ -11,7 +11,7 @@ from PIL import Image
 from fastsiam.report.pictures import Captioned, check_picture, picture_grid, save_picture
 
 
-def test_a_sheet_shows_every_picture_whatever_its_side() -> None:
+def test_picture_grid_accepts_different_sizes() -> None:
     """Two groups of four single-colour pictures; the last is smaller and has no caption."""
     colours = [[(200, 0, 0), (0, 200, 0), (0, 0, 200)], [(99, 0, 0), (0, 99, 0), (0, 0, 99)]]
     looks = list(zip((128, 128, 48), ("dali 1", "dali\n2", ""), range(3), strict=True))
@@ -36,7 +36,7 @@ def test_a_sheet_shows_every_picture_whatever_its_side() -> None:
                 assert (name < 128).any() == (view < 2)
 
 
-def test_a_picture_has_the_kind_of_its_ending(tmp_path: Path) -> None:
+def test_picture_format_follows_extension(tmp_path: Path) -> None:
     picture = Image.new("RGB", (8, 8), "red")
     for name, kind in (("a.png", "PNG"), ("b.JPG", "JPEG")):
         check_picture(tmp_path / name)

@@ -46,7 +46,7 @@ def one_chart(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report, "_CURVES", dict([*report._CURVES.items()][-1:]))
 
 
-def test_the_page_is_whole_and_alone(tmp_path: Path) -> None:
+def test_report_is_self_contained_and_complete(tmp_path: Path) -> None:
     run, stopped = edited(tmp_path / "run"), ('"stop_gradient": true', '"stop_gradient": false')
     other = edited(tmp_path / "other", "config.json", *stopped)
     page = write_report([run, other], tmp_path / "report.html").read_text()
@@ -61,7 +61,7 @@ def test_the_page_is_whole_and_alone(tmp_path: Path) -> None:
     assert [row[:2] for row in _table(page)[1:]] == [["run", "yes"], ["other", "no"]]
 
 
-def test_a_page_says_what_there_is(tmp_path: Path, one_chart: None) -> None:
+def test_report_shows_knn_and_rejects_invalid_records(tmp_path: Path, one_chart: None) -> None:
     run = edited(tmp_path / "run")
     lines = read_metrics(run)
     knn = {"kind": "knn", "k": 20, "temperature": 0.2, "bank": 24, "top1": 50.0, "epoch": 7.17391}
@@ -79,7 +79,7 @@ def test_a_page_says_what_there_is(tmp_path: Path, one_chart: None) -> None:
             write_report([run], out)
 
 
-def test_runs_of_a_sweep_are_compared(small: TrainConfig, tmp_path: Path, one_chart: None) -> None:
+def test_sweep_runs_are_compared(small: TrainConfig, tmp_path: Path, one_chart: None) -> None:
     """Runs are compared by the settings that differ and by kNN, during or after training."""
     config = with_settings(small, max_steps=2, knn_every=0)
     runs = [
@@ -117,7 +117,7 @@ def test_runs_of_a_sweep_are_compared(small: TrainConfig, tmp_path: Path, one_ch
     assert first[-2].endswith(" (not compiled)") and "compiled" not in second[-2]
 
 
-def test_a_run_may_have_any_name(tmp_path: Path, one_chart: None) -> None:
+def test_run_may_have_any_name(tmp_path: Path, one_chart: None) -> None:
     """For example matplotlib's markup, a leading underscore, or bytes that are not UTF-8."""
     names = ["a$^$b", "_own", os.fsdecode(b"\xe9")]
     runs = [edited(tmp_path / name) for name in names]
@@ -142,14 +142,14 @@ def test_a_run_may_have_any_name(tmp_path: Path, one_chart: None) -> None:
         ("config.json", '"environment": {', '"environment": null, "": {', r"cannot .*config\.json"),
     ],
 )
-def test_a_run_that_was_edited_is_one_line(
+def test_edited_run_is_rejected(
     name: str, old: str, new: str, message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(DataError, match=message):
         write_report([edited(tmp_path / "run", name, old, new)], tmp_path / "page.html")
 
 
-def test_points_on_the_edge_are_drawn_whole(tmp_path: Path, one_chart: None) -> None:
+def test_points_on_chart_edge_are_not_clipped(tmp_path: Path, one_chart: None) -> None:
     """Shares of 0 and 1 of time waiting for data lie on the edges of their chart."""
     fields = ("epoch", "loss", "z_std", "rank", "images_per_second", "data_wait")
     lines = [{"kind": "train", **dict.fromkeys(fields, x)} for x in (0.0, 1.0)]

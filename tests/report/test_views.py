@@ -23,7 +23,7 @@ def sources(small: TrainConfig, *pipelines: Any) -> list[DataConfig]:
     return [DataConfig(data=small.data.data, pipeline=name, workers=0) for name in pipelines]
 
 
-def test_columns_carry_the_pipelines_names(
+def test_columns_are_named_after_pipelines(
     small: TrainConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names: list[str] = []
@@ -37,13 +37,13 @@ def test_columns_carry_the_pipelines_names(
     assert names == ["torchvision 1", "torchvision 2", "memory 1", "memory 2"]
 
 
-def test_all_data_sets_of_a_mixture_are_shown(small: TrainConfig) -> None:
+def test_views_cover_all_data_sets_of_mixture(small: TrainConfig) -> None:
     mixture = [replace(data, mixed_with=(data.data,)) for data in sources(small, "native")]
     _, record, _ = show_views(mixture, small.augment, images=48, epoch=0, seed=0)
     assert sorted(row["index"] for row in record) == list(range(48))
 
 
-def test_a_pipeline_that_cannot_is_an_error(small: TrainConfig, tmp_path: Path) -> None:
+def test_pipeline_that_cannot_read_data_is_error(small: TrainConfig, tmp_path: Path) -> None:
     """The synthetic pipeline has no images, and FFCV does not read image folders."""
     with pytest.raises(DataError, match=r"^the synthetic pipeline has no images to show$"):
         show_views(sources(small, "torchvision", "synthetic"), small.augment, **FEW)

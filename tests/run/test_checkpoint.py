@@ -31,7 +31,7 @@ def make(step: int = 3, size: int = 10) -> Checkpoint:
     )
 
 
-def test_round_trip(tmp_path: Path) -> None:
+def test_save_and_load_round_trip(tmp_path: Path) -> None:
     path = tmp_path / "run" / "checkpoints" / "last.pt"
     checkpoints.save(path, make())
     for place in (path, tmp_path / "run"):
@@ -41,7 +41,7 @@ def test_round_trip(tmp_path: Path) -> None:
     assert [p.name for p in path.parent.iterdir()] == ["last.pt"]
 
 
-def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
+def test_full_disk_keeps_old_checkpoint(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", 2) as disk:
         path = disk / "checkpoints" / "last.pt"
         checkpoints.save(path, make(1))
@@ -51,7 +51,7 @@ def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
     assert re.match(r"cannot save \S+last\.pt: No space left on device; free", str(caught.value))
 
 
-def test_a_hostile_pickle_is_not_executed(tmp_path: Path) -> None:
+def test_malicious_pickle_is_not_executed(tmp_path: Path) -> None:
     class Hostile:
         def __reduce__(self) -> tuple[object, tuple[str]]:
             return os.system, (f"touch {tmp_path}/executed",)
@@ -62,7 +62,7 @@ def test_a_hostile_pickle_is_not_executed(tmp_path: Path) -> None:
     assert not (tmp_path / "executed").exists()
 
 
-def test_missing_and_foreign_files_are_refused(tmp_path: Path) -> None:
+def test_missing_and_foreign_files_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="is not a run folder"):
         checkpoints.load(tmp_path)
     checkpoints.save(checkpoints.previous(tmp_path), make(1))  # must not be used as a fallback
@@ -72,7 +72,7 @@ def test_missing_and_foreign_files_are_refused(tmp_path: Path) -> None:
             checkpoints.load_newest(tmp_path)
 
 
-def test_damaged_files_are_refused(tmp_path: Path) -> None:
+def test_corrupt_files_are_rejected(tmp_path: Path) -> None:
     """If the file's structure is intact, the digest of its content detects the corruption."""
     path = tmp_path / "last.pt"
     checkpoints.save(path, make(3, 64))
@@ -90,7 +90,7 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
     assert checkpoints.load(path).step == 3
 
 
-def test_a_digest_is_of_names_types_shapes_and_values() -> None:
+def test_digest_depends_on_names_types_shapes_and_values() -> None:
     state = {"a": torch.arange(6.0), "b": [1, (2.0, None)], "c": {"d": "e", 3: True}}
     same = {"c": {3: True, "d": "e"}, "a": torch.arange(6.0).clone(), "b": [1, (2.0, None)]}
     assert digest_of(state) == digest_of(same)
@@ -110,7 +110,7 @@ def test_a_digest_is_of_names_types_shapes_and_values() -> None:
 
 
 @pytest.mark.parametrize("has_links", [True, False])
-def test_the_one_before_is_kept_and_taken(
+def test_previous_checkpoint_is_kept_and_used(
     has_links: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not has_links:
@@ -140,7 +140,7 @@ def test_the_one_before_is_kept_and_taken(
         checkpoints.load_newest(tmp_path)
 
 
-def test_the_one_before_is_kept_if_the_last_is_a_link_to_another_disk(tmp_path: Path) -> None:
+def test_previous_checkpoint_is_kept_if_last_is_symlink(tmp_path: Path) -> None:
     path, before = checkpoints.last(tmp_path), checkpoints.previous(tmp_path)
     with small_disk(tmp_path / "disk", 2) as disk:
         path.parent.mkdir()
@@ -153,9 +153,7 @@ def test_the_one_before_is_kept_if_the_last_is_a_link_to_another_disk(tmp_path: 
 
 
 @pytest.mark.parametrize("name", ["checkpoints", "checkpoints/last.pt"])
-def test_a_checkpoint_on_a_disk_that_is_not_mounted_is_not_taken_for_none(
-    name: str, tmp_path: Path
-) -> None:
+def test_checkpoint_on_unmounted_disk_is_error(name: str, tmp_path: Path) -> None:
     link = tmp_path / name
     link.parent.mkdir(exist_ok=True)
     link.symlink_to(tmp_path / "disk" / name)
@@ -167,7 +165,7 @@ def test_a_checkpoint_on_a_disk_that_is_not_mounted_is_not_taken_for_none(
             function(tmp_path)
 
 
-def test_a_disk_that_fills_at_the_last_moment_changes_nothing(
+def test_failed_fsync_keeps_both_checkpoints(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, before = checkpoints.last(tmp_path), checkpoints.previous(tmp_path)

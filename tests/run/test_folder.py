@@ -34,7 +34,7 @@ def hold(path: Path) -> None:
         time.sleep(600)
 
 
-def test_a_folder_is_of_one_process_and_free_when_that_is_killed(tmp_path: Path) -> None:
+def test_lock_is_exclusive_and_released_on_kill(tmp_path: Path) -> None:
     """The lock is released even if a forked child of the killed process is still alive."""
     holder = Forked(hold, tmp_path)
     while not ((tmp_path / "held").exists() and (tmp_path / "child").exists()):
@@ -54,7 +54,7 @@ def test_a_folder_is_of_one_process_and_free_when_that_is_killed(tmp_path: Path)
     os.kill(child, signal.SIGKILL)
 
 
-def test_a_new_folder_that_stays_empty_is_removed(tmp_path: Path) -> None:
+def test_new_empty_folder_is_removed(tmp_path: Path) -> None:
     """New parents are removed too. A stale lock file does not count as content."""
     run = tmp_path / "runs" / "deep" / "run"
     for _ in range(2):
@@ -74,9 +74,7 @@ def test_a_new_folder_that_stays_empty_is_removed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ranks", [1, slow(2)])
-def test_a_second_run_is_refused_and_the_first_can_be_looked_at(
-    ranks: int, small: TrainConfig, tmp_path: Path
-) -> None:
+def test_second_run_in_folder_is_rejected(ranks: int, small: TrainConfig, tmp_path: Path) -> None:
     config = with_settings(small, epochs=3000, save_every=2, knn_every=0, gpus=ranks)
     run = tmp_path / "run"
     first = command("train", *flags(config), session=True)
@@ -99,7 +97,7 @@ def test_a_second_run_is_refused_and_the_first_can_be_looked_at(
     assert checkpoints.load(run).step == step + 2 and not (run / "lock").exists()
 
 
-def test_the_lock_of_another_process_stays(tmp_path: Path) -> None:
+def test_lock_of_other_process_is_kept(tmp_path: Path) -> None:
     """The folder was deleted meanwhile, and another run created and locked it again."""
     folder = RunFolder(tmp_path)
     with folder.locked():
@@ -109,7 +107,7 @@ def test_the_lock_of_another_process_stays(tmp_path: Path) -> None:
     assert (tmp_path / "lock").read_text() == "another run"
 
 
-def test_where_there_are_no_locks_it_is_said(
+def test_missing_lock_support_causes_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def none(*arguments: object) -> None:
@@ -122,7 +120,7 @@ def test_where_there_are_no_locks_it_is_said(
 
 
 @pytest.mark.parametrize("freed", [True, False])
-def test_a_disk_that_is_full_for_a_while_ends_nothing(
+def test_run_continues_while_disk_is_full(
     freed: bool, small: TrainConfig, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """A run that cannot save continues and retries. Only the last save must succeed."""

@@ -46,7 +46,7 @@ def rank_of(z: Tensor) -> float:
     return rank_of_gram(gram(z)).item()
 
 
-def test_measures_equal_float64_numpy() -> None:
+def test_std_and_rank_equal_float64_numpy() -> None:
     z = torch.randn(60, 32) @ torch.randn(32, 32)
     x = z.double().numpy()
     x /= np.linalg.norm(x, axis=1, keepdims=True)
@@ -58,7 +58,7 @@ def test_measures_equal_float64_numpy() -> None:
         assert rank_of(z[:images]) == pytest.approx(expected, rel=1e-4)
 
 
-def test_measures_at_their_ends() -> None:
+def test_std_and_rank_at_their_limits() -> None:
     spread = torch.randn(4096, 256)
     assert z_std(spread).item() == pytest.approx(1, abs=0.01)
     point = torch.ones(64, 16)
@@ -68,7 +68,7 @@ def test_measures_at_their_ends() -> None:
     assert rank_of(torch.eye(16)) == pytest.approx(16, rel=1e-4)
 
 
-def test_rank_sees_the_collapse_that_std_does_not() -> None:
+def test_rank_detects_collapse_that_std_misses() -> None:
     """3 of 64 dimensions are in use, but the std is that of a healthy run."""
     z = torch.randn(512, 3) @ torch.randn(3, 64)
     assert z_std(z) > 0.85
@@ -81,7 +81,7 @@ def test_rank_sees_the_collapse_that_std_does_not() -> None:
     assert guard.check(6, z_std(full_rank[:, :1].expand(-1, 4)).item(), 1.0)
 
 
-def test_guard_warns_once_an_episode_or_stops() -> None:
+def test_guard_warns_once_per_collapse_or_stops() -> None:
     guard = CollapseGuard("warn", batch=64)
     assert guard.check(10, 0.98, 60) is None
     warning = guard.check(20, 0.3, 2.0)
@@ -95,7 +95,7 @@ def test_guard_warns_once_an_episode_or_stops() -> None:
     assert CollapseGuard("warn", batch=64).check(1, 0.5, 4.0) is None  # the lowest healthy values
 
 
-def test_the_guard_takes_outputs_without_bn_as_they_start() -> None:
+def test_guard_without_final_bn_compares_with_first_std() -> None:
     """An untrained MoCo has a std below 0.5 already; a collapse is a fall from that start."""
     assert not MoCoV2Config().centred and not BYOLConfig().centred and not SwAVConfig().centred
     assert SimCLRConfig().centred and SimSiamConfig().centred
@@ -109,7 +109,7 @@ def test_the_guard_takes_outputs_without_bn_as_they_start() -> None:
     assert "effective rank 1.5" in str(guard.check(0, 0.4, 1.5))
 
 
-def test_finite_check_names_the_first_bad_step() -> None:
+def test_finite_check_names_first_bad_step() -> None:
     check = FiniteCheck(torch.device("cpu"))
     for step, loss in [(1, -0.5), (2, -0.6), (3, math.inf), (4, -0.5), (5, math.nan)]:
         assert check.verdict() == (None if step <= 3 else 3)
@@ -163,7 +163,7 @@ class GpuEvent:
         ("cpu", 0.5, 2.0, 6 * 0.75),
     ],
 )
-def test_clock_tells_waiting_from_working(
+def test_clock_separates_data_wait_from_work(
     device: str, load: float, work: float, waited: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A full GPU queue blocks the host in the loader's launches. That must not count as waiting."""
@@ -203,7 +203,7 @@ def test_clock_tells_waiting_from_working(
 
 
 @pytest.mark.parametrize(("rank", "world"), [(0, 1), (0, 2), (1, 2)])
-def test_ranks_stop_at_a_step_that_all_of_them_know(
+def test_ranks_stop_at_step_known_to_all(
     rank: int, world: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ranks agree although their threads end at different times. A single process stops at once."""
@@ -227,7 +227,7 @@ def test_ranks_stop_at_a_step_that_all_of_them_know(
         trainer.log()
 
 
-def test_log_drops_what_a_lost_part_of_the_run_left(tmp_path: Path) -> None:
+def test_log_drops_lines_after_resumed_step(tmp_path: Path) -> None:
     log = MetricsLog(RunFolder(tmp_path), step=0, steps_per_epoch=2)
     for step in range(1, 6):
         if step % 2:
@@ -249,7 +249,7 @@ def test_log_drops_what_a_lost_part_of_the_run_left(tmp_path: Path) -> None:
     assert [line["epoch"] for line in read_metrics(tmp_path) if line["kind"] == "knn"] == [0, 1]
 
 
-def test_a_resumed_run_keeps_the_lines_after_a_corrupt_one(
+def test_resumed_run_drops_only_corrupt_lines(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "metrics.jsonl"
@@ -262,7 +262,7 @@ def test_a_resumed_run_keeps_the_lines_after_a_corrupt_one(
     assert f"warning: removed 2 invalid lines from {path}\n" in capfd.readouterr().err
 
 
-def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+def test_unwritable_folder_is_named_in_error(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("")
     with pytest.raises(FastSiamError, match=r"cannot write the metrics in .*run: "):
@@ -270,7 +270,7 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("truncates", [True, False])
-def test_lines_wait_for_room_on_a_full_disk(
+def test_lines_are_written_once_full_disk_has_space(
     truncates: bool,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -300,7 +300,7 @@ def test_lines_wait_for_room_on_a_full_disk(
 
 
 @pytest.mark.parametrize("fails_at", ["open", "write"])
-def test_lines_are_written_once_a_network_disk_answers_again(
+def test_lines_are_written_once_network_disk_returns(
     fails_at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file handle that was open before a remount stays unusable, so the file is opened again."""

@@ -18,7 +18,7 @@ RUN = ROOT / "bench" / "results" / "cifar10-evaluation"
 FILES = sorted((RUN / "eval").glob("*.json"))
 
 
-def test_records_of_before_are_read_and_written_as_they_were() -> None:
+def test_older_records_round_trip() -> None:
     for path in FILES:
         plain = json.loads(path.read_text())
         record = Record.from_dict(plain)
@@ -35,7 +35,7 @@ def record_of(kind: str) -> Record:
     return next(record for record in read_records(RUN) if record.kind == kind)
 
 
-def test_the_same_evaluation_elsewhere_has_the_same_name() -> None:
+def test_file_name_depends_on_evaluation_not_on_place() -> None:
     record = record_of("linear")
     moved = replace(
         record,
@@ -52,7 +52,7 @@ def test_the_same_evaluation_elsewhere_has_the_same_name() -> None:
         assert other.path(RUN) != record.path(RUN)
 
 
-def test_the_accuracies_of_classes_are_those_of_the_network_itself() -> None:
+def test_class_accuracies_refer_to_trained_network() -> None:
     """With kNN baselines: the line refers to the trained network, not to raw pixels."""
     record = record_of("knn")
     assert record.headline["features"] == "trained" != record.results[0]["features"]
@@ -79,7 +79,7 @@ def test_the_accuracies_of_classes_are_those_of_the_network_itself() -> None:
         {"data": {}},
     ],
 )
-def test_what_is_no_record_is_one_line(change: dict[str, Any], tmp_path: Path) -> None:
+def test_invalid_record_is_rejected(change: dict[str, Any], tmp_path: Path) -> None:
     plain = record_of("linear").to_dict() | change
     plain = {key: value for key, value in plain.items() if value is not ...}
     (tmp_path / "eval").mkdir()
@@ -88,13 +88,13 @@ def test_what_is_no_record_is_one_line(change: dict[str, Any], tmp_path: Path) -
         read_records(tmp_path)
 
 
-def test_a_record_that_cannot_be_read_is_not_called_foreign(tmp_path: Path) -> None:
+def test_unreadable_record_is_reported_as_os_error(tmp_path: Path) -> None:
     (tmp_path / "eval").mkdir()
     (tmp_path / "eval" / "x.json").symlink_to("/proc/self/mem")
     with pytest.raises(DataError, match=r"^cannot read \S+x\.json: Input/output error; check the"):
         read_records(tmp_path)
 
 
-def test_devices_need_no_writable_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_to_device_needs_no_writable_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.TemporaryFile", mock.Mock(side_effect=PermissionError))
     check_targets(Path("/dev/null"))

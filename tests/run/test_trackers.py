@@ -66,7 +66,7 @@ def wandb_records(file: Path) -> list[Any]:
 
 
 @pytest.mark.slow
-def test_wandb_offline(small: TrainConfig, tmp_path: Path) -> None:
+def test_wandb_offline_file_has_settings_and_metrics(small: TrainConfig, tmp_path: Path) -> None:
     """The file contains the settings and metrics. A resumed run keeps its id."""
     needs("wandb")
     config = with_settings(small, epochs=2, tracker="wandb,tensorboard")
@@ -94,9 +94,7 @@ def test_wandb_offline(small: TrainConfig, tmp_path: Path) -> None:
     assert sorted(rows) == list(range(7)) and list((run / "tensorboard").iterdir())
 
 
-def test_wandb_keeps_an_evaluation_that_is_repeated(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wandb_logs_repeated_evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server drops steps before the one after the last logged step."""
     wandb = Mock()
     wandb.init.return_value.starting_step = 4
@@ -108,7 +106,9 @@ def test_wandb_keeps_an_evaluation_that_is_repeated(
     assert logged == [(2, "knn/top1"), (3, "train/loss"), (4, "knn/top1"), (4, "knn/top1")]
 
 
-def test_mlflow_files(small: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mlflow_store_has_settings_and_metrics(
+    small: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The store contains the settings and metrics. A resumed run continues the same MLflow run."""
     mlflow = needs("mlflow")
     for name, value in {
@@ -144,7 +144,7 @@ def test_mlflow_files(small: TrainConfig, tmp_path: Path, monkeypatch: pytest.Mo
     assert not (run / "tensorboard").exists()
 
 
-def test_every_name_has_a_tracker() -> None:
+def test_every_tracker_name_is_implemented() -> None:
     assert tuple(TRACKERS) == NAMES
     assert with_settings(TrainConfig(), tracker="wandb,wandb").run.trackers == ("wandb",)
     with pytest.raises(ValueError, match="unknown tracker 'x'; choose one of tensorboard, wandb"):
@@ -152,7 +152,7 @@ def test_every_name_has_a_tracker() -> None:
 
 
 @pytest.mark.parametrize("name", ["wandb", "mlflow"])
-def test_a_missing_package_is_one_line_before_anything_starts(
+def test_missing_tracker_package_is_named(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A folder of that name, such as the one that W&B creates, is not taken for the package."""
@@ -167,7 +167,7 @@ def test_a_missing_package_is_one_line_before_anything_starts(
         check_trackers([name])
 
 
-def test_wandb_without_a_key_is_refused(small: TrainConfig, tmp_path: Path) -> None:
+def test_wandb_without_api_key_is_rejected(small: TrainConfig, tmp_path: Path) -> None:
     needs("wandb")
     nobody = {"HOME": str(tmp_path), "WANDB_API_KEY": "", "NETRC": str(tmp_path / "netrc")}
     arguments = flags(with_settings(small, tracker="wandb"))
@@ -176,7 +176,7 @@ def test_wandb_without_a_key_is_refused(small: TrainConfig, tmp_path: Path) -> N
     assert errors.splitlines()[-1].startswith(message) and not (tmp_path / "run").exists()
 
 
-def test_figures_that_mlflow_could_not_send_disable_it(
+def test_mlflow_is_disabled_after_failed_upload(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A thread of MLflow sends them, so the next call or the end of the run detects the failure."""

@@ -20,7 +20,7 @@ ROWS = [(study, row) for study in STUDIES.values() for row in study.rows]
 
 
 @pytest.mark.parametrize("name", SCALES)
-def test_every_variant_is_a_run(name: ScaleName, tmp_path: Path) -> None:
+def test_settings_of_every_variant_are_valid(name: ScaleName, tmp_path: Path) -> None:
     """Settings are valid; at a recipe's and a small scale they also survive the settings file."""
     assert tuple(SCALES) == get_args(ScaleName)
     size = scale(name).on("images", gpus=2, device="cpu")
@@ -45,7 +45,7 @@ def test_every_variant_is_a_run(name: ScaleName, tmp_path: Path) -> None:
         assert all(trained.count(one) == 1 for one in trained), study.name
 
 
-def test_claims_are_of_rows_that_are_there() -> None:
+def test_claims_refer_to_existing_rows() -> None:
     for study, row in ROWS:
         names = [other.variant for other in study.rows]
         assert len(names) == len(set(names)) and study.reference in names
@@ -61,7 +61,7 @@ def paper(study: str) -> dict[str, Any]:
     return {row.variant: size.recipe_of(row.variant) for row in STUDIES[study].rows}
 
 
-def test_the_papers_numbers() -> None:
+def test_settings_match_paper() -> None:
     batches = paper("batch").values()
     assert [one.optim.batch for one in batches] == [64, 128, 256, 512, 1024, 2048, 4096]
     assert [one.optim.warmup_epochs for one in batches] == [0, 0, 0, 0, 10, 10, 10]
@@ -82,7 +82,7 @@ def test_the_papers_numbers() -> None:
     assert rates == {"cosine"}
 
 
-def test_the_related_methods_are_their_recipes_as_long_as_the_papers() -> None:
+def test_related_methods_use_recipes_and_lengths_of_paper() -> None:
     longer = {1: "related", 2: "related-2x", 4: "related-4x", 8: "related-8x"}
     for times, study in longer.items():
         rows = list(paper(study).values())
@@ -97,7 +97,7 @@ def test_the_related_methods_are_their_recipes_as_long_as_the_papers() -> None:
 
 
 @pytest.mark.parametrize("name", ["cifar-small", "demo"])
-def test_at_a_small_scale_methods_differ_in_heads_loss_and_rate_alone(name: ScaleName) -> None:
+def test_small_scale_methods_differ_only_in_heads_loss_and_rate(name: ScaleName) -> None:
     size = scale(name, epochs=4)
     for row in STUDIES["related"].rows:
         recipe, base = size.recipe_of(row.variant), size.base

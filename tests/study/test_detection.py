@@ -43,7 +43,7 @@ def work(
         raise SystemExit(1) from error
 
 
-def test_rows_and_their_networks(trained_run: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_detection_rows_find_their_networks(trained_run: Path, tmp_path: Path) -> None:  # noqa: F811
     base, folder = scale("demo"), tmp_path / "epochs-2x-seed-0"
     shutil.copytree(trained_run, folder)
     last = read_metrics(folder)[-1] | {"epoch": 2.0 * base.base.optim.epochs}
@@ -97,7 +97,7 @@ def test_detectors_are_trained_once(
         run_detection(rows, config, detect, tmp_path)
 
 
-def test_the_best_rate_is_used_for_all_trials(
+def test_best_rate_is_used_for_all_trials(
     trained_run: Path,  # noqa: F811
     detection_data: Path,  # noqa: F811
     tmp_path: Path,
@@ -144,7 +144,11 @@ def test_the_best_rate_is_used_for_all_trials(
     assert len(record_paths) == 32
 
 
-def test_failures_stop_it(trained_run: Path, detection_data: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_missing_data_or_run_stops_before_training(
+    trained_run: Path,  # noqa: F811
+    detection_data: Path,  # noqa: F811
+    tmp_path: Path,
+) -> None:
     rows = [DetectionRow("SwAV", str(trained_run))]
     detect = replace(QUICK, data=str(detection_data / "voc"))
     with pytest.raises(FastSiamError, match=r"no data at .*nowhere"):

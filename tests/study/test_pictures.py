@@ -32,7 +32,7 @@ def bars_of(axes: Axes) -> list[Rectangle]:
 
 
 @pytest.mark.parametrize("name", ["predictor", "related"])
-def test_every_study_shows_all_of_its_rows_and_cuts_no_text(name: str) -> None:
+def test_picture_shows_all_rows_without_clipped_text(name: str) -> None:
     study_record, rows = record(name), STUDIES[name].rows
     figure = picture(study_record)
     figure.draw_without_rendering()
@@ -55,7 +55,7 @@ def test_every_study_shows_all_of_its_rows_and_cuts_no_text(name: str) -> None:
     assert colours[[one.variant for one in rows].index(study_record.reference)] == BLUE
 
 
-def test_the_picture_has_the_figures() -> None:
+def test_picture_plots_recorded_values() -> None:
     """Curves are means with a band over all seeds; a diverged seed's curve ends with a cross."""
     losses = (-0.2, -0.5, -0.7, -0.8)
     results = [result(seed, top1, losses=losses) for seed, top1 in enumerate(SEEDS[:2])]

@@ -25,7 +25,7 @@ def table_1() -> StudyRecord:
     return record(rows=[row(60, 61, 59), collapsed, diverged, row(62, 63.5, 61.2)])
 
 
-def test_a_file_keeps_it_all(table_1: StudyRecord, tmp_path: Path) -> None:
+def test_record_round_trip(table_1: StudyRecord, tmp_path: Path) -> None:
     path = tmp_path / "deep" / "predictor.json"
     write_record(path, table_1)
     assert read_record(path) == table_1
@@ -33,7 +33,7 @@ def test_a_file_keeps_it_all(table_1: StudyRecord, tmp_path: Path) -> None:
     assert sum("loss_curve" in line for line in lines) == 10 and len(lines) < 400
 
 
-def test_kept_records_are_read_and_judged_by_todays_claims(tmp_path: Path) -> None:
+def test_stored_records_are_judged_by_current_claims(tmp_path: Path) -> None:
     """Records of version 0.2 may contain claims that the catalogue no longer makes."""
     files = sorted((ROOT / "bench/results/study").rglob("*.json"))
     old, text = tmp_path / "old.json", files[-1].read_text()
@@ -46,7 +46,7 @@ def test_kept_records_are_read_and_judged_by_todays_claims(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"environments": []}', '{"environments": 1}'])
-def test_other_files_are_refused_in_one_line(text: str, tmp_path: Path) -> None:
+def test_other_files_are_rejected_in_one_line(text: str, tmp_path: Path) -> None:
     path = tmp_path / "table_1.json"
     path.write_text(text)
     with pytest.raises(DataError, match="is not a record of `fastsiam study`") as error:
@@ -56,7 +56,7 @@ def test_other_files_are_refused_in_one_line(text: str, tmp_path: Path) -> None:
         read_record(tmp_path / "missing.json")
 
 
-def test_settings_are_in_the_scales_own_numbers() -> None:
+def test_setting_column_uses_numbers_of_scale() -> None:
     expected = {
         "baseline": "",
         "eighth-batch": "batch 16",
@@ -67,7 +67,7 @@ def test_settings_are_in_the_scales_own_numbers() -> None:
     assert {variant: setting(scale("demo"), variant) for variant in expected} == expected
 
 
-def test_the_table(table_1: StudyRecord) -> None:
+def test_table_rows(table_1: StudyRecord) -> None:
     heads, rows = cells(table_1)
     assert heads[2:4] == ["paper: linear top-1, %", "ours: kNN top-1, %"]
     decayed, none, fixed, constant = rows
@@ -82,7 +82,7 @@ def test_the_table(table_1: StudyRecord) -> None:
     assert constant[-1] == f"works: holds; does not collapse: holds; {better}"
 
 
-def test_reasons_have_the_figures(table_1: StudyRecord) -> None:
+def test_reasons_contain_figures(table_1: StudyRecord) -> None:
     lines = reasons(table_1)
     assert len(lines) == 2 + 2 + 2 + 3
     assert (

@@ -60,7 +60,7 @@ def copy(finished_study: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(finished_study, tmp_path / "copy"))
 
 
-def test_what_comes_of_it(data: Path, finished_study: Path) -> None:
+def test_results_of_finished_study(data: Path, finished_study: Path) -> None:
     run, other = tiny_runs(data, finished_study, SCALE)
     assert [run.name, other.name] == ["predictor-lr-decayed-seed-0", "no-stop-gradient-seed-0"]
     assert seeds_in(finished_study) == [0] and read_result(other) is None
@@ -78,7 +78,7 @@ def test_what_comes_of_it(data: Path, finished_study: Path) -> None:
     assert {path: path.stat().st_mtime_ns for path in finished_study.rglob("*")} == before
 
 
-def test_what_a_study_in_the_same_folder_may_not_be(
+def test_study_with_other_images_is_rejected(
     data: Path, copy: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """A different number of images is a warning; different classes or images are errors."""
@@ -100,7 +100,7 @@ def test_what_a_study_in_the_same_folder_may_not_be(
     assert "\n" not in str(error.value)
 
 
-def test_a_run_with_other_settings_is_refused(data: Path, copy: Path) -> None:
+def test_run_with_other_settings_is_rejected(data: Path, copy: Path) -> None:
     with pytest.raises(FastSiamError, match=r"-seed-0 contains .*lr: 0\.5 -> 0\.25") as error:
         execute_runs(tiny_runs(data, copy, tiny(epochs=EPOCHS, lr=0.25)), CPU)
     assert "\n" not in str(error.value)
@@ -117,7 +117,7 @@ def test_a_run_with_other_settings_is_refused(data: Path, copy: Path) -> None:
     assert "lr = 0.25" in run.settings_file.read_text()
 
 
-def test_damaged_files_are_named(data: Path, copy: Path) -> None:
+def test_corrupt_files_are_named(data: Path, copy: Path) -> None:
     run = tiny_runs(data, copy, SCALE)[0]
     for name, text, damaged in (
         ("metrics.jsonl", '"z_std"', '"spread"'),
@@ -133,7 +133,7 @@ def test_damaged_files_are_named(data: Path, copy: Path) -> None:
         file.write_text(before)
 
 
-def test_linear_evaluation_beside_knn(data: Path, copy: Path, tmp_path: Path) -> None:
+def test_linear_evaluation_is_separate_stage(data: Path, copy: Path, tmp_path: Path) -> None:
     """Linear evaluation is a separate stage, cached if the scale says so, next to kNN in tables.
 
     The data have moved since training.
@@ -160,7 +160,7 @@ def test_linear_evaluation_beside_knn(data: Path, copy: Path, tmp_path: Path) ->
     assert rows[0].linear == []
 
 
-def test_raw_pixels_are_those_of_the_runs_own_images(data: Path, copy: Path) -> None:
+def test_pixel_baseline_needs_images_of_run(data: Path, copy: Path) -> None:
     run, knn = tiny_runs(data, copy, SCALE)[0], KnnConfig(baselines=True, workers=0, device="cpu")
     for crop in (20, 0):
         evaluate_knn(run.folder, replace(knn, crop=crop), HERE)
@@ -168,7 +168,7 @@ def test_raw_pixels_are_those_of_the_runs_own_images(data: Path, copy: Path) -> 
         assert (record.pixels is not None) == (crop == 0)
 
 
-def test_a_run_that_diverges_is_a_result(data: Path, tmp_path: Path) -> None:
+def test_diverged_run_is_a_result(data: Path, tmp_path: Path) -> None:
     runs = tiny_runs(data, tmp_path, tiny(lr=1e30))[:1]
     process = do_in_process(runs, CPU)
     assert process.returncode == 0 and "diverged: its loss was not finite" in process.stderr
@@ -181,7 +181,7 @@ def test_a_run_that_diverges_is_a_result(data: Path, tmp_path: Path) -> None:
     assert runs[0].log_file.read_text() == before
 
 
-def test_a_failure_ends_the_study_after_what_is_beside_it(data: Path, tmp_path: Path) -> None:
+def test_failed_run_ends_study_after_parallel_runs(data: Path, tmp_path: Path) -> None:
     """One run fails at once. The reported reason comes only from its last attempt's log."""
     good, other = tiny_runs(data, tmp_path, tiny())
     bad = replace(good, folder=tmp_path / "bad")
@@ -193,7 +193,7 @@ def test_a_failure_ends_the_study_after_what_is_beside_it(data: Path, tmp_path: 
     assert good.is_done and not other.folder.exists()
 
 
-def test_a_run_that_cannot_be_prepared_or_leaves_no_result_is_a_failure(
+def test_run_without_result_is_failure(
     data: Path, copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is not retried at once: an unwritable folder stays unwritable."""
@@ -208,9 +208,7 @@ def test_a_run_that_cannot_be_prepared_or_leaves_no_result_is_a_failure(
         execute_runs([bad, run], CPU)
 
 
-def test_a_study_that_is_killed_goes_on_bit_for_bit(
-    data: Path, finished_study: Path, tmp_path: Path
-) -> None:
+def test_killed_study_resumes_bit_for_bit(data: Path, finished_study: Path, tmp_path: Path) -> None:
     """The study's training process notices that the study was killed and saves its state."""
     run, undisturbed = (tiny_runs(data, folder, SCALE)[0] for folder in (tmp_path, finished_study))
     last = checkpoint.last(run.folder)
@@ -230,7 +228,7 @@ def test_a_study_that_is_killed_goes_on_bit_for_bit(
     assert read_result(run) == read_result(undisturbed)
 
 
-def test_a_second_signal_kills_the_runs(data: Path, tmp_path: Path) -> None:
+def test_second_signal_kills_runs(data: Path, tmp_path: Path) -> None:
     work = Forked(study, tiny_runs(data, tmp_path, SCALE)[:1], CPU)
     process = _process_of_the_run(work)
     os.kill(process, signal.SIGSTOP)  # the run cannot react to signals
@@ -246,7 +244,7 @@ def test_a_second_signal_kills_the_runs(data: Path, tmp_path: Path) -> None:
         os.kill(process, 0)
 
 
-def test_runs_side_by_side_share_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parallel_runs_share_cores_and_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr("fastsiam.kernels.cores.cores", lambda: 8)
     assert slots(CPU, []) == [{}]

@@ -36,7 +36,7 @@ def verdict_of(kind: ClaimKind, results: Results, other: Results = REFERENCE) ->
     )
 
 
-def test_an_interval_is_students() -> None:
+def test_interval_uses_student_t() -> None:
     three = interval([1.0, 2.0, 3.0])
     assert three is not None and three.mean == 2
     assert three.high - 2 == pytest.approx(4.303 / sqrt(3), abs=1e-3)
@@ -113,7 +113,7 @@ CASES: tuple[tuple[Results, dict[ClaimKind, Outcome]], ...] = (
 """Results of a row, and the outcome of each claim about it against ``REFERENCE``."""
 
 
-def test_verdicts() -> None:
+def test_verdicts_of_every_kind() -> None:
     """For ``unstable``, the reference's loss changes by 0.1 between log lines."""
     for results, verdicts in CASES:
         for kind, outcome in verdicts.items():
@@ -121,7 +121,7 @@ def test_verdicts() -> None:
             assert verdict_of(kind, results, other).outcome == outcome, (kind, results)
 
 
-def test_beside_a_reference_that_learns_nothing_nothing_fails() -> None:
+def test_fails_needs_reference_that_learns() -> None:
     lost = (result(0, diverged=True), result(1, diverged=True))
     for reference in (row(20, 20, 20), row(20, 23, 20.1), row(15, 16, 14), lost):
         verdict = verdict_of("fails", row(20, 21, 22), reference)
@@ -140,12 +140,12 @@ def test_seeds_that_diverged_in_both_rows_are_not_compared() -> None:
     assert with_lost == verdict_of("fails", results, reference) and with_lost.outcome == HOLDS
 
 
-def test_a_reference_that_diverged_has_no_roughness() -> None:
+def test_diverged_reference_seed_is_left_out_of_roughness() -> None:
     smooth, lost = losses(0.1, 0.1, 0.1), replace(losses(0.1, 0.1, 0.9)[2], diverged=True)
     assert verdict_of("unstable", losses(0.2, 0.2, 0.2), (*smooth[:2], lost)).outcome == HOLDS
 
 
-def test_holm() -> None:
+def test_holm_correction() -> None:
     assert holm([0.01, 0.04, 0.03]) == pytest.approx({0.01: 0.03, 0.03: 0.06, 0.04: 0.06})
     assert holm([0.9, 0.5]) == {0.5: 1.0, 0.9: 1.0} and holm([]) == {}
 
@@ -160,7 +160,7 @@ def test_comparisons_are_corrected_for_their_number() -> None:
     assert verdict.outcome == OPEN and "corrected" in verdict.reason
 
 
-def test_the_same_runs_work_in_every_study() -> None:
+def test_verdict_of_same_runs_is_independent_of_study() -> None:
     """The verdict does not depend on the study's other rows or its number of claims."""
     runs, verdicts = row(28, 32, 27), []
     for name, variant in (("predictor", "baseline"), ("batch", "baseline"), ("byol", "simsiam")):

@@ -22,7 +22,7 @@ from tests.conftest import skip, write_images
 HEIGHT, WIDTH = 130, 201
 
 
-def test_every_decoder_that_can_decodes_all_images(
+def test_every_available_decoder_decodes_all_images(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = write_images(tmp_path / "images", classes=1, each=2)
@@ -41,7 +41,7 @@ def test_every_decoder_that_can_decodes_all_images(
     tasks["PIL"].run()  # the bytes are in memory: reading is not timed
 
 
-def test_originals_are_always_decoded(little: BenchConfig) -> None:
+def test_decoding_of_originals_is_always_measured(little: BenchConfig) -> None:
     """The baseline always reads original files and needs their decoding speed as its ceiling."""
     with session(replace(little, stored=("beton", "pixels256"))) as bench_session:
         rows = decode.rows(bench_session, bench_session.images(8))
@@ -60,7 +60,7 @@ def decoded(data: bytes, box: tuple[int, int, int, int]) -> tuple[int, NDArray[n
     return left, out[: 3 * rows * width].reshape(rows, width, 3)
 
 
-def test_crop_and_skip_makes_pillows_pixels() -> None:
+def test_crop_and_skip_equals_pillow() -> None:
     """The first and last columns may differ: their chroma is upsampled without a neighbour."""
     try:
         decode.crop_and_skip()

@@ -20,7 +20,7 @@ from tests.bench.made import bench
 pytest.importorskip("lightly", reason="needs lightly: pip install lightly")
 
 
-def test_ours_and_lightlys_are_measured_in_one_run(tmp_path: Path) -> None:
+def test_fastsiam_and_lightly_are_measured_in_one_run(tmp_path: Path) -> None:
     file = tmp_path / "out.json"
     result = bench(
         "methods", "--methods", "simclr", "--variants", "eager,authors", "--recipe", "demo",
@@ -39,7 +39,7 @@ def test_ours_and_lightlys_are_measured_in_one_run(tmp_path: Path) -> None:
     assert theirs.config["precision"] == "fp32" and not theirs.config["channels_last"]
 
 
-def test_lightlys_step_is_the_same_training(little: BenchConfig) -> None:
+def test_lightly_step_gives_same_weights(little: BenchConfig) -> None:
     """Both start from the same weights, train on the same batches and end with the same weights."""
     with session(little) as bench_session:
         config = bench_session.train_config(8, **VARIANTS["plain"])

@@ -78,7 +78,7 @@ PEERS = [slow(name) if name == "ffcv-plain" else name for name in peers.PEERS]
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("peer", PEERS)
-def test_two_views_of_every_image_drawn_anew(peer: str, device: str, folder: str) -> None:
+def test_peer_yields_two_new_views_of_every_image(peer: str, device: str, folder: str) -> None:
     if reason := peers.PEERS[peer].missing:
         by_hand = peer in ("spdl", "slipstream")
         (pytest.skip if by_hand else skip)(f"needs {peer}: {reason}")
@@ -98,7 +98,7 @@ def test_two_views_of_every_image_drawn_anew(peer: str, device: str, folder: str
     assert IMAGES - 4 <= sum(first) <= IMAGES + 4
 
 
-def test_images_are_converted_for_ffcv_alone(
+def test_images_are_converted_only_for_ffcv(
     little: BenchConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cases, "compare", lambda session, rows: rows)
@@ -109,7 +109,7 @@ def test_images_are_converted_for_ffcv_alone(
             assert bool([*bench_session.folder.rglob("*.beton")]) == (peer == "ffcv-plain")
 
 
-def test_slipstream_is_left_out_if_its_preset_blurs_another_share(folder: str) -> None:
+def test_slipstream_is_rejected_for_other_blur_probability(folder: str) -> None:
     """slipstream itself need not be installed."""
     job: Any = SimpleNamespace(
         folder=folder, augment=AugmentConfig.alike(blur_p=0.0), device=torch.device("cpu")
@@ -118,9 +118,7 @@ def test_slipstream_is_left_out_if_its_preset_blurs_another_share(folder: str) -
         STARTERS["slipstream"](job)
 
 
-def test_spdls_threads_have_one_thread_of_torch_each(
-    folder: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_spdl_threads_use_one_torch_thread(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """DataLoader workers also have one thread; SPDL itself need not be installed."""
     for name in ("spdl.io", "spdl.pipeline"):
         monkeypatch.setitem(sys.modules, name, MagicMock())
@@ -134,7 +132,7 @@ def test_spdls_threads_have_one_thread_of_torch_each(
         torch.set_num_threads(before)
 
 
-def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(STARTERS) == set(peers.PEERS)
 
     def find(name: str) -> ModuleSpec | None:

@@ -15,7 +15,7 @@ from tests.bench.made import bench
 
 
 @pytest.mark.parametrize("pipeline", ["torchvision", "native"])
-def test_a_trace_has_named_ranges(pipeline: str, little: BenchConfig, tmp_path: Path) -> None:
+def test_trace_has_named_ranges(pipeline: str, little: BenchConfig, tmp_path: Path) -> None:
     out = tmp_path / "trace.json"
     result = bench(
         "profile", "--pipeline", pipeline, "--data", little.data, "--recipe", "demo",
@@ -39,7 +39,7 @@ def test_a_trace_has_named_ranges(pipeline: str, little: BenchConfig, tmp_path: 
     assert "| backward" in result.stdout and "aten::convolution_backward" in result.stdout
 
 
-def test_gaps_are_those_of_the_gpu() -> None:
+def test_gaps_count_idle_gpu_time() -> None:
     def kernel(start: float, end: float, cat: str = "kernel") -> dict[str, Any]:
         return {"ts": start, "dur": end - start, "cat": cat}
 

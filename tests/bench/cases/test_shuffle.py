@@ -12,7 +12,7 @@ from fastsiam.bench.session import session
 from fastsiam.bench.tables import table
 
 
-def test_windows_are_measured_beside_a_full_shuffle(
+def test_windows_are_compared_with_full_shuffle(
     little: BenchConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without ``--data``, the default data of ``train`` is measured."""
@@ -26,7 +26,7 @@ def test_windows_are_measured_beside_a_full_shuffle(
     assert "largest class per batch, mean" in table(records)
 
 
-def test_without_data_it_is_as_many_images_as_imagenets(
+def test_imagenet_size_is_simulated_without_data(
     little: BenchConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shuffle, "_IMAGES", 5000)

@@ -18,7 +18,7 @@ from fastsiam.bench.records import Sample
 from fastsiam.bench.session import session
 
 
-def test_files_that_stay_in_the_cache_are_not_cold(
+def test_files_still_in_page_cache_are_not_cold(
     little: BenchConfig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     still_cached = iter([0.05, 0.06])
@@ -44,7 +44,9 @@ def test_files_that_stay_in_the_cache_are_not_cold(
     assert line in capsys.readouterr().err
 
 
-def test_the_clock_starts_with_the_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_startup_time_counts_from_process_start(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """Times count from the start of the process and exclude the slower GPU memory query."""
     facts = {"imports": 101.0, "first_batch": 102.0, "first_epoch_over": 103.0, "later_epoch": 0.5}
     fake: Any = SimpleNamespace(

@@ -21,7 +21,7 @@ def config_of(little: BenchConfig, variant: str) -> TrainConfig:
     return replace(config, data=DataConfig(data=little.data, pipeline="memory", workers=0))
 
 
-def test_the_authors_step_is_the_same_training(little: BenchConfig) -> None:
+def test_authors_step_gives_same_weights(little: BenchConfig) -> None:
     """The authors' loop and fastsiam's, both in float32, give the same weights."""
     config = config_of(little, "authors")
     setup = training_setup(config)
@@ -36,7 +36,7 @@ def test_the_authors_step_is_the_same_training(little: BenchConfig) -> None:
         authors_step(training_setup(with_settings(config, encoder_momentum=0.99)))
 
 
-def test_settings_are_told_as_they_are_used(
+def test_recorded_settings_are_resolved(
     little: BenchConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     setup = training_setup(config_of(little, "eager"))

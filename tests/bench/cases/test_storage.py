@@ -30,7 +30,7 @@ def job(shards: Path, cache: Path, **changes: Any) -> Job:
     return Job(**base | changes)
 
 
-def test_an_epoch_is_of_a_loader_that_was_just_opened(tmp_path: Path) -> None:
+def test_every_epoch_opens_new_loader(tmp_path: Path) -> None:
     storage.pack(sorted(write_images(tmp_path / "images").rglob("*.jpg")), tmp_path / "shards")
     cache = tmp_path / "cache"
     store = open_split(DataConfig(data=str(tmp_path / "shards")), "train")
@@ -72,7 +72,7 @@ def test_other_libraries_yield_every_image(
     assert task.facts()["version"]
 
 
-def test_objects_come_after_the_latency(tmp_path: Path) -> None:
+def test_local_server_adds_latency_and_hides_other_files(tmp_path: Path) -> None:
     """Only those of the folder: other users of the machine can send requests, too."""
     content = bytes(range(256)) * 4000
     (tmp_path / "there").mkdir()
@@ -91,7 +91,9 @@ def test_objects_come_after_the_latency(tmp_path: Path) -> None:
                 urllib.request.urlopen(bucket + outside, timeout=60)
 
 
-def test_clients_of_s3_find_objects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_s3_clients_find_objects_on_local_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """fastsiam's client lists the objects and fetches them by ETag."""
     pytest.importorskip("obstore", reason="needs obstore: pip install 'fastsiam[cloud]'")
     storage.pack(sorted(write_images(tmp_path / "images").rglob("*.jpg")), tmp_path / "shards")
@@ -107,7 +109,7 @@ def test_clients_of_s3_find_objects(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.slow
-def test_places_are_measured_beside_the_local_disk(little: BenchConfig) -> None:
+def test_remote_storage_is_compared_with_local_disk(little: BenchConfig) -> None:
     pytest.importorskip("obstore", reason="needs obstore: pip install 'fastsiam[cloud]'")
     with session(replace(little, latencies=(0, 3))) as bench_session:
         records = CASES["storage"].measure(bench_session)

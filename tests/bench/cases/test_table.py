@@ -18,7 +18,7 @@ from fastsiam.bench.session import session
 from tests.conftest import ROOT
 
 
-def test_every_case_measures() -> None:
+def test_every_case_has_module_help_and_options() -> None:
     for name, case in CASES.items():
         assert callable(import_module(f"fastsiam.bench.cases.{name}").measure)
         assert case.help and set(case.options) <= {f.name for f in fields(BenchConfig)}
@@ -26,7 +26,7 @@ def test_every_case_measures() -> None:
     assert files - {"__init__", "profile"} == set(CASES)  # profile is a separate command
 
 
-def test_every_variant_is_made_of_settings(little: BenchConfig) -> None:
+def test_every_variant_consists_of_settings(little: BenchConfig) -> None:
     with session(little) as bench_session:
         for settings in VARIANTS.values():
             config = bench_session.train_config(8, **{"compile": "on"} | settings).to_dict()
@@ -34,7 +34,7 @@ def test_every_variant_is_made_of_settings(little: BenchConfig) -> None:
             assert {k: used[k] for k in settings} == settings
 
 
-def test_what_measures_nothing_imports_nothing_that_measures() -> None:
+def test_tables_and_report_do_not_import_torch() -> None:
     """Neither the tables nor the report import torch or runners; the tables do not need numpy."""
     code = (
         "import sys, fastsiam.bench.config, fastsiam.bench.cases; print(*sys.modules); "
@@ -82,21 +82,21 @@ MEASURED: dict[str, tuple[str, Callable[[dict[str, Record]], bool]]] = {
 
 @pytest.mark.ffcv
 @pytest.mark.parametrize("case", MEASURED)
-def test_what_a_case_measures(case: str, little: BenchConfig) -> None:
+def test_records_of_every_case(case: str, little: BenchConfig) -> None:
     with session(little) as bench_session:
         records = {one.name: one for one in CASES[case].measure(bench_session)}
     names, holds = MEASURED[case]
     assert list(records) == names.split("; ") and holds(records)
 
 
-def test_two_ranks_share_the_work(little: BenchConfig) -> None:
+def test_sweep_over_ranks(little: BenchConfig) -> None:
     with session(replace(little, over="ranks", values=(1, 2))) as bench_session:
         one, two = CASES["sweep"].measure(bench_session)
     assert (one.facts["value"], two.facts["value"]) == (1, 2) and two.ratio is not None
     assert two.images % 16 == 0
 
 
-def test_a_sweep_of_the_jpeg_engine_is_dalis(
+def test_jpeg_engine_sweep_measures_only_dali(
     little: BenchConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sweep, "compare", lambda _, rows: [*rows])

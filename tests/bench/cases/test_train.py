@@ -15,7 +15,7 @@ from fastsiam.pipelines.backends import BASELINE
 
 
 @pytest.mark.parametrize("workers", [1, 32])
-def test_training_is_not_faster_than_its_loader(
+def test_training_outlasts_prefetched_batches(
     workers: int, little: BenchConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Simulate a fast GPU and torchvision workers that prefetch two batches each."""

@@ -57,7 +57,7 @@ def killed_at(call: int, run: Path, config: DetectConfig) -> None:
     evaluate_detection(run, config, HERE)
 
 
-def test_detection_of_a_run_that_is_killed_and_resumed_bit_for_bit(
+def test_killed_detection_resumes_bit_for_bit(
     run: Path,
     detection_data: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -118,7 +118,7 @@ def test_detection_of_a_run_that_is_killed_and_resumed_bit_for_bit(
         assert torch.equal(value, again[name]), name
 
 
-def test_a_test_set_without_objects_is_refused_before_the_training(
+def test_test_set_without_objects_is_rejected(
     run: Path, detection_data: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(detection_data / "voc", tmp_path / "voc")
@@ -128,7 +128,7 @@ def test_a_test_set_without_objects_is_refused_before_the_training(
         detect.preflight(run, replace(QUICK, data=str(tmp_path / "voc")))
 
 
-def test_masks_of_coco(run: Path, detection_data: Path) -> None:
+def test_coco_record_has_mask_scores(run: Path, detection_data: Path) -> None:
     pytest.importorskip("pycocotools")
     record = evaluate_detection(
         run, replace(QUICK, data=str(detection_data / "coco"), task="coco", untrained=True), HERE
@@ -141,7 +141,7 @@ def test_masks_of_coco(run: Path, detection_data: Path) -> None:
 
 
 @pytest.mark.slow  # starts two processes
-def test_two_ranks_make_the_figures_of_one_record(run: Path, detection_data: Path) -> None:
+def test_two_ranks_write_one_record(run: Path, detection_data: Path) -> None:
     flags = _options(replace(QUICK, data=str(detection_data / "voc"), gpus=2))
     results = fastsiam_on_ranks(2, "eval", "detect", str(run), *flags)
     assert "AP50" in results[0].stdout and not results[1].stdout

@@ -68,7 +68,7 @@ def coco_set(folder: Path, *objects: dict[str, Any]) -> Path:
     return folder
 
 
-def test_voc_counts_pixels_from_one(tmp_path: Path) -> None:
+def test_voc_boxes_are_shifted_to_count_from_zero(tmp_path: Path) -> None:
     """A box around the entire image is (1, 1, w, h) in VOC and (0, 0, w, h) here."""
     voc(tmp_path, ("dog", 0, 1, 1, 60, 40), ("cat", 1, 5, 6, 5, 6), ("cow", 0, 0, 2.5, 61, 40.0))
     opened = open_detection("voc07", tmp_path, "val")
@@ -91,7 +91,7 @@ def test_voc_counts_pixels_from_one(tmp_path: Path) -> None:
     assert [x.image_id for x in open_detection("voc07", tmp_path, "val").pictures] == [0, 1, 2]
 
 
-def test_coco_has_corners_and_labels_without_gaps(tmp_path: Path) -> None:
+def test_coco_boxes_become_corners_and_labels_contiguous(tmp_path: Path) -> None:
     """Crowds and objects with zero area, such as COCO's annotation 918, are left out."""
     runs = {"size": [40, 60], "counts": [100, 300, 2000]}
     objects = [
@@ -110,7 +110,7 @@ def test_coco_has_corners_and_labels_without_gaps(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("task", ["voc07", "coco"])
-def test_measures_of_what_is_there(task: Task, detection_data: Path) -> None:
+def test_ap_counts_thresholds_below_iou(task: Task, detection_data: Path) -> None:
     """Detect a share of each object's width; AP counts the IoU thresholds below that share."""
     pytest.importorskip("pycocotools")
     assert len(open_detection("voc07", detection_data / "voc/VOCdevkit", "train")) == 6
@@ -151,7 +151,7 @@ BAD_VOC: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("case", BAD_VOC)
-def test_one_line_names_the_file_of_voc(case: str, tmp_path: Path) -> None:
+def test_corrupt_voc_file_is_named_in_one_line(case: str, tmp_path: Path) -> None:
     break_it, message = BAD_VOC[case]
     voc(tmp_path, ("dog", 0, 1, 1, 9, 9))
     break_it(tmp_path)
@@ -179,7 +179,7 @@ BAD_MASKS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("crowd", [0, 1])
-def test_pycocotools_gets_no_mask_that_does_not_fit(crowd: int, tmp_path: Path) -> None:
+def test_invalid_masks_are_rejected_before_pycocotools(crowd: int, tmp_path: Path) -> None:
     """pycocotools does not check masks: most of these would be filled from arbitrary memory."""
     message = r"^[^\n]*instances_val2017\.json .*annotation 918: [^\n]*$"
     for mask in BAD_MASKS.values():
@@ -188,7 +188,7 @@ def test_pycocotools_gets_no_mask_that_does_not_fit(crowd: int, tmp_path: Path) 
             open_detection("coco", data, "val")
 
 
-def test_masks_that_fit_are_as_pycocotools_has_them(tmp_path: Path) -> None:
+def test_masks_equal_pycocotools(tmp_path: Path) -> None:
     """Plain and compressed run lengths; an object without a mask counts as missed."""
     tools = pytest.importorskip("pycocotools.mask")
     covered = np.asfortranarray(np.random.default_rng(0).random((40, 60)) < 0.3, np.uint8)
@@ -205,7 +205,7 @@ def test_masks_that_fit_are_as_pycocotools_has_them(tmp_path: Path) -> None:
     assert 0 < coco_scores(opened, [detections], "segm")["AP"] < 100
 
 
-def test_what_pycocotools_needs_at_the_end_is_there(tmp_path: Path) -> None:
+def test_fields_required_by_pycocotools_are_filled_in(tmp_path: Path) -> None:
     """Fields that pycocotools needs are filled in: a positive id, the area and iscrowd."""
     odd: list[tuple[Any, Any]] = [(0, 1), (1, 1), ("a7", "b")]
     for ids in odd:
@@ -221,7 +221,7 @@ def test_what_pycocotools_needs_at_the_end_is_there(tmp_path: Path) -> None:
         assert coco_scores(opened, [detections])["AP"] == pytest.approx(100)
 
 
-def test_one_line_names_the_file_of_coco(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_corrupt_coco_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = coco_set(tmp_path) / "annotations/instances_val2017.json"
     original = path.read_text()
     for text in ("{", "[]", original.replace('"height": 40, ', "")):

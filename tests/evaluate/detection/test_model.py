@@ -32,7 +32,7 @@ def targets() -> list[dict[str, Tensor]]:
 
 
 @pytest.mark.parametrize("kind", ["c4", "fpn"])
-def test_every_weight_is_trained_and_boxes_are_float32_under_autocast(kind: str) -> None:
+def test_autocast_trains_every_weight_with_float32_boxes(kind: str) -> None:
     """bfloat16 would shift anchors and boxes by pixels. Detections lie within their image."""
     model = tiny(3, kind=kind, masks=True, dtype=torch.bfloat16).train()
     stages = {"anchors": model.rpn.anchor_generator, "deltas": model.roi_heads.box_predictor}
@@ -72,7 +72,7 @@ def test_every_weight_is_trained_and_boxes_are_float32_under_autocast(kind: str)
     assert {loss.dtype for loss in losses.values()} == {torch.float32}
 
 
-def test_c4_is_the_third_stage_for_proposals_and_the_fourth_for_boxes() -> None:
+def test_c4_splits_network_after_third_stage() -> None:
     """Check the modules one by one: strides, the extra BN, pooling, anchors."""
     model = tiny().eval()
     x = torch.rand(1, 3, 64, 96)
@@ -94,7 +94,7 @@ def test_c4_is_the_third_stage_for_proposals_and_the_fourth_for_boxes() -> None:
 
 @pytest.mark.parametrize(("stem", "stride"), [("imagenet", 16), ("cifar", 4)])
 @pytest.mark.parametrize("width", [96, 107])
-def test_anchors_are_a_stride_apart(stem: str, stride: int, width: int) -> None:
+def test_anchors_are_one_stride_apart(stem: str, stride: int, width: int) -> None:
     """This includes image sides not divisible by the stride. Anchor sides are not rounded."""
     model = tiny(stem=stem)
     images = ImageList(torch.zeros(1, 3, 64, width), [(64, width)])
@@ -109,7 +109,7 @@ def test_anchors_are_a_stride_apart(stem: str, stride: int, width: int) -> None:
     assert torch.allclose((anchors[:, 2:] - anchors[:, :2])[:15], torch.tensor(sides))
 
 
-def test_aligned_cuts_have_no_half_pixel_shift() -> None:
+def test_roi_pooling_has_no_half_pixel_shift() -> None:
     """Pooling a ramp over the columns at stride 16 gives the ramp at the samples' centres."""
     model = tiny()
     ramp = torch.arange(8.0).expand(1, 1, 8, 8)
@@ -119,12 +119,12 @@ def test_aligned_cuts_have_no_half_pixel_shift() -> None:
     assert torch.allclose(cut[0, 0, 7], centres, atol=1e-5)
 
 
-def test_masks_begin_as_detectron2s() -> None:
+def test_mask_head_is_initialised_as_in_detectron2() -> None:
     predictor = tiny(masks=True).roi_heads.mask_predictor
     assert predictor.mask_fcn_logits.weight.std().item() == pytest.approx(0.001, rel=0.2)
     assert not predictor.mask_fcn_logits.bias.any() and not predictor.conv5_mask.bias.any()
 
 
-def test_other_networks_are_refused() -> None:
+def test_networks_other_than_resnets_are_rejected() -> None:
     with pytest.raises(FastSiamError, match="detection supports the ResNets"):
         build_detector(nn.Linear(2, 2), DetectConfig(), classes=2, mean=MEAN, std=MEAN)

@@ -38,7 +38,7 @@ def ap50(truth: DetectionSet, predictions: list[Detections], rule: Rule = "area"
     return voc_scores(truth, predictions, rule)["AP50"]
 
 
-def test_voc_by_hand() -> None:
+def test_voc_ap_matches_manual_computation() -> None:
     """Three objects; right, wrong, right: recall 1/3, 1/3, 2/3 and precision 1, 1/2, 2/3."""
     truth = truth_of(picture(1, [BOX, FAR]), picture(2, [BOX]))
     predictions = [detections(1, [BOX, OTHER, FAR], [0.9, 0.8, 0.7])]
@@ -51,7 +51,7 @@ def test_voc_by_hand() -> None:
     assert ap50(truth, [detections(1, [(10, 10, 20.01, 30)], [0.5])]) == 100
 
 
-def test_difficult_objects_and_classes_without_objects() -> None:
+def test_difficult_objects_and_empty_classes_are_ignored() -> None:
     truth = truth_of(picture(1, [BOX, FAR], difficult=[1]))
     predictions = [detections(1, [BOX, FAR, FAR, OTHER], [0.5, 0.9, 0.8, 0.9], [0, 0, 0, 1])]
     assert ap50(truth, predictions) == ap50(truth, predictions, "11 points") == 100
@@ -89,7 +89,7 @@ def random_case(seed: int) -> tuple[DetectionSet, list[Detections]]:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_voc_is_what_a_slow_implementation_says(seed: int) -> None:
+def test_voc_ap_equals_slow_implementation(seed: int) -> None:
     """The slow implementation matches one detection at a time."""
     truth, predictions = random_case(seed)
     rules: tuple[Rule, ...] = ("11 points", "area")

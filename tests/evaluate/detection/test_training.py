@@ -50,7 +50,7 @@ def alike(first: Sequence[Sample], second: Sequence[Sample]) -> bool:
     )
 
 
-def test_each_pass_shows_every_image_once_in_another_order() -> None:
+def test_each_epoch_has_every_image_once_in_new_order() -> None:
     first, second = (
         [draw_position(7, position, 10, (1,)).image for position in range(start, start + 10)]
         for start in (0, 10)
@@ -61,7 +61,7 @@ def test_each_pass_shows_every_image_once_in_another_order() -> None:
     assert draw_position(8, 0, 10**6, (1,)) != draw_position(7, 0, 10**6, (1,))
 
 
-def test_the_protocols_rates() -> None:
+def test_learning_rates_follow_protocol() -> None:
     """MoCo's VOC: 100 warm-up steps, drops at 18,000 and 22,000 of 24,000, or in proportion."""
     schedule = PROTOCOL["voc07"]
     rates = [schedule.rate(0.02, step) for step in (0, 50, 100, 17_999, 18_000, 22_000)]
@@ -71,7 +71,7 @@ def test_the_protocols_rates() -> None:
     assert schedule.sides == tuple(range(480, 801, 32))
 
 
-def test_what_is_not_the_protocols_is_said() -> None:
+def test_differences_from_protocol_are_listed() -> None:
     assert differences(DetectConfig(), {}) == []
     assert differences(DetectConfig(task="coco", trials=1), {"backbone": "resnet50"}) == []
     config = DetectConfig(steps=240, short_side="96-128", trials=2)
@@ -81,7 +81,7 @@ def test_what_is_not_the_protocols_is_said() -> None:
     ]  # fmt: skip
 
 
-def test_settings_that_cannot_be_are_refused() -> None:
+def test_invalid_settings_are_rejected() -> None:
     for bad in (
         {"short_side": "800-480"}, {"short_side": "x"}, {"batch_size": 3, "gpus": 2},
         {"short_side": "900", "long_side": 800},
@@ -91,14 +91,14 @@ def test_settings_that_cannot_be_are_refused() -> None:
     assert DetectConfig(short_side="480-800").sides == PROTOCOL["voc07"].sides
 
 
-def test_a_batch_is_a_function_of_seed_and_step(data: DetectionSet) -> None:
+def test_batch_depends_only_on_seed_and_step(data: DetectionSet) -> None:
     all_batches, later = batches(data, 0, 5), batches(data, 3, 5)
     assert len(later) == 2 and all(map(alike, all_batches[3:], later))
     first, second = (batches(data, 0, 5, Place(rank, 2, HERE.device)) for rank in (0, 1))
     assert all(map(alike, all_batches, map(list.__add__, first, second)))
 
 
-def test_objects_follow_their_image(detection_data: Path) -> None:
+def test_boxes_and_masks_are_resized_and_flipped_with_image(detection_data: Path) -> None:
     """Boxes still enclose their masks after resizing and flipping; image sides are as requested."""
     pytest.importorskip("pycocotools")
     data = open_detection("coco", detection_data / "coco", "train")
@@ -118,7 +118,7 @@ def test_objects_follow_their_image(detection_data: Path) -> None:
     assert flips == {False, True}
 
 
-def test_images_without_objects_are_not_trained_on(data: DetectionSet) -> None:
+def test_images_without_objects_are_skipped(data: DetectionSet) -> None:
     """Boxes are clipped to the image; boxes that vanish when the image shrinks are left out."""
     images = images_of(data)
     assert images.used == [0, 1, 2, 3, 4, 5]
@@ -133,7 +133,7 @@ def test_images_without_objects_are_not_trained_on(data: DetectionSet) -> None:
     assert target["boxes"][0].tolist() == [0, 0, 32, 32]
 
 
-def test_every_weight_is_trained_and_the_loss_falls(data: DetectionSet) -> None:
+def test_every_weight_is_trained_and_loss_falls(data: DetectionSet) -> None:
     """Weight decay does not apply to BN."""
     trainer, batch = training(), batches(data, 0, 1)[0]
     before = {name: value.clone() for name, value in trainer.network.named_parameters()}
@@ -147,7 +147,7 @@ def test_every_weight_is_trained_and_the_loss_falls(data: DetectionSet) -> None:
     assert len(rest["params"]) == 2 * len(norms)
 
 
-def test_precise_batch_norm_is_the_mean_over_batches(data: DetectionSet) -> None:
+def test_precise_bn_averages_statistics_over_batches(data: DetectionSet) -> None:
     """Recompute the first BN on batches with different statistics; weights do not change."""
     trainer = training()
     first: Any = trainer.network.get_submodule("backbone.bn1")
@@ -167,7 +167,7 @@ def test_precise_batch_norm_is_the_mean_over_batches(data: DetectionSet) -> None
     assert first.momentum == 0.1 and torch.equal(before, first.weight)
 
 
-def test_detections_are_in_the_images_own_pixels(data: DetectionSet) -> None:
+def test_detections_are_in_original_pixels(data: DetectionSet) -> None:
     tools = pytest.importorskip("pycocotools.mask")
     trainer = training(replace(CONFIG, short_side="96", long_side=100), masks=True)
     heads: Any = trainer.network.roi_heads
@@ -184,7 +184,7 @@ def test_detections_are_in_the_images_own_pixels(data: DetectionSet) -> None:
 
 
 @pytest.mark.slow  # a minute of training
-def test_a_detector_learns(tmp_path: Path) -> None:
+def test_detector_learns(tmp_path: Path) -> None:
     steps = 150
     config = replace(CONFIG, steps=steps, warmup=10, batch_size=4)
     trainer, data = training(config), squares(tmp_path, 8)

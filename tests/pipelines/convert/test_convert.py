@@ -24,7 +24,7 @@ from tests.sources import VAL_WNIDS, WNIDS, encoded, imagenet, jpeg, picture, ro
 from tests.tiers import rest_slow
 
 
-def test_a_folder_with_two_splits(images: Path, tmp_path: Path) -> None:
+def test_folder_with_two_splits_is_converted(images: Path, tmp_path: Path) -> None:
     train, val = run("folder", images, tmp_path / "out")
     assert [train.path.name, val.path.name] == ["train.beton", "val.beton"]
     for split in ("train", "val"):
@@ -43,7 +43,7 @@ def test_a_folder_with_two_splits(images: Path, tmp_path: Path) -> None:
     assert find_problems(tmp_path / "out") == []
 
 
-def test_a_conversion_goes_beside_its_source(
+def test_default_output_is_next_to_source(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However the source is named. So ``--data`` with its folder still means the originals."""
@@ -60,7 +60,7 @@ def test_a_conversion_goes_beside_its_source(
         default_output(Path("/"))
 
 
-def test_limit_keeps_the_balance_and_the_seed_chooses(tmp_path: Path) -> None:
+def test_limit_keeps_class_balance_and_depends_on_seed(tmp_path: Path) -> None:
     write_images(tmp_path / "images", classes=2, each=30)
     write_images(tmp_path / "more", classes=1, each=40)
     shutil.move(tmp_path / "more" / "class0", tmp_path / "images" / "class9")
@@ -74,7 +74,7 @@ def test_limit_keeps_the_balance_and_the_seed_chooses(tmp_path: Path) -> None:
     assert names[0] != names[1] and names[0] == sorted(names[0])
 
 
-def test_a_part_may_have_no_images(tmp_path: Path) -> None:
+def test_part_may_have_no_images(tmp_path: Path) -> None:
     """If the split has too few, or all are bad. An empty part belongs to the data set as well."""
     train = write_images(tmp_path / "images" / "train", classes=2, each=2)
     write_images(tmp_path / "images" / "val", classes=1, each=1)
@@ -96,7 +96,7 @@ def test_a_part_may_have_no_images(tmp_path: Path) -> None:
             open_store(out / f"{empty}-of-00002.beton", "train")
 
 
-def test_parts_are_one_data_set(images: Path, tmp_path: Path) -> None:
+def test_parts_form_one_data_set(images: Path, tmp_path: Path) -> None:
     """As converted by a SLURM array; then merged into one file."""
     source, out = images / "train", tmp_path / "parts"
     for number in (2, 1):
@@ -140,14 +140,14 @@ def test_parts_are_one_data_set(images: Path, tmp_path: Path) -> None:
         ({"parts": 3, "part": "1/3"}, "choose one of --part and --parts"),
     ],
 )
-def test_settings_that_make_no_sense(options: dict[str, Any], message: str) -> None:
+def test_invalid_settings_are_rejected(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ConvertConfig(**options)
 
 
 @pytest.mark.alone
 @pytest.mark.parametrize("count", rest_slow([25_000, 100_000]))
-def test_memory_does_not_grow_with_the_data(count: int, tmp_path: Path) -> None:
+def test_memory_is_bounded_for_large_data(count: int, tmp_path: Path) -> None:
     """Parent and worker need less memory per image than its bytes, without the mapped tar."""
     few, many = (tmp_path / name / "t.tar" for name in ("few", "many"))
     before, after = peaks_of_images(5_000, few), peaks_of_images(count, many)
@@ -178,7 +178,7 @@ def peaks_of_images(count: int, path: Path) -> tuple[int, ...]:
     return tuple(1024 * int(kilobytes) for kilobytes in result.stdout.split()[-2:])
 
 
-def test_what_training_cannot_tell_any_more_is_told_before(tmp_path: Path) -> None:
+def test_lossy_image_rules_are_reported_before_conversion(tmp_path: Path) -> None:
     folder = tmp_path / "images"
     folder.mkdir()
     (folder / "a.jpg").write_bytes(rotated_jpeg(0))
@@ -197,7 +197,9 @@ def test_what_training_cannot_tell_any_more_is_told_before(tmp_path: Path) -> No
     assert messages_of("second", part="2/2") == ""
 
 
-def test_the_official_archives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_imagenet_archives_are_converted_without_options(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without options: found in the data root, converted next to it and read from there."""
     root, out = tmp_path / "my data", tmp_path / "my data-beton"
     monkeypatch.setenv("FASTSIAM_DATA", str(root))
@@ -218,7 +220,7 @@ def test_the_official_archives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert ": intact; " in fastsiam("convert", "verify", str(out), "--decode").stdout
 
 
-def test_the_demos_images(
+def test_demo_images_are_converted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     for name, each in (("TRAIN", 2), ("VAL", 1)):

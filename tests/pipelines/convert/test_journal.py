@@ -48,7 +48,7 @@ def convert_slowly(arguments: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize("number", rest_slow([signal.SIGKILL, signal.SIGTERM]))
-def test_killed_and_started_again_it_goes_on(
+def test_interrupted_conversion_resumes_with_same_bytes(
     number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SIGKILL hits only the parent. Ctrl-C and a scheduler's SIGTERM hit the workers too.
@@ -94,7 +94,7 @@ def resumed(source: Path, out: Path, **options: Any) -> str:
     return message
 
 
-def test_what_is_resumed_and_what_starts_over(
+def test_when_conversion_resumes_or_restarts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writer, "BLOCK_BYTES", 10_000)
@@ -134,7 +134,7 @@ def test_what_is_resumed_and_what_starts_over(
     assert find_problems(tmp_path / "source") == []
 
 
-def test_two_at_once_do_not_disturb_each_other(images: Path, tmp_path: Path) -> None:
+def test_concurrent_conversion_is_rejected(images: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
     with (out / "train.beton.journal").open("w") as journal:

@@ -35,7 +35,7 @@ def _forked_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DASK_DISTRIBUTED__WORKER__MULTIPROCESSING_METHOD", "fork")
 
 
-def test_the_parts_are_those_that_are_made_by_hand(images: Path, tmp_path: Path) -> None:
+def test_parts_option_writes_same_files_as_part_option(images: Path, tmp_path: Path) -> None:
     """An error ends only its part, existing parts are not converted again, dask is not recorded."""
     bad = images / "train" / "class0" / "004.jpg"
     bad.write_bytes(bad.read_bytes()[:300])
@@ -61,7 +61,7 @@ def test_the_parts_are_those_that_are_made_by_hand(images: Path, tmp_path: Path)
 
 
 @pytest.mark.parametrize(("whom", "times"), rest_slow([("os.getppid()", 1), ("os.getpid()", 9)]))
-def test_dask_restarts_a_part_that_is_killed(
+def test_dask_retries_killed_part(
     whom: str,
     times: int,
     tmp_path: Path,
@@ -87,9 +87,7 @@ def test_dask_restarts_a_part_that_is_killed(
 
 
 @pytest.mark.parametrize("number", rest_slow([signal.SIGINT, signal.SIGTERM]))
-def test_a_signal_ends_all_and_the_same_command_resumes(
-    number: signal.Signals, tmp_path: Path
-) -> None:
+def test_signal_stops_all_parts_and_command_resumes(number: signal.Signals, tmp_path: Path) -> None:
     write_images(tmp_path / "images", classes=2, each=1, side=900)
     for image in list((tmp_path / "images").rglob("*.jpg")):
         for copy in range(1, 30):
@@ -106,7 +104,7 @@ def test_a_signal_ends_all_and_the_same_command_resumes(
     assert len(open_store(tmp_path / "out", "train")) == 60
 
 
-def test_workers_are_told_where_the_data_are(
+def test_dask_workers_get_absolute_paths(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They may have been started with another FASTSIAM_DATA, or without one."""
@@ -121,7 +119,7 @@ def test_workers_are_told_where_the_data_are(
     assert words == ["convert", "imagenet", "--source", str(images.parent), "--out", out]
 
 
-def test_dask_that_is_not_there_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_dask_scheduler_is_one_line_error(monkeypatch: pytest.MonkeyPatch) -> None:
     import dask
     import distributed
 

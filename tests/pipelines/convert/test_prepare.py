@@ -30,7 +30,7 @@ from tests.sources import encoded, gray_jpeg, insert_junk, jpeg, picture, rotate
         jpeg(0) + b"padding after the end",
     ],
 )
-def test_a_plain_jpeg_keeps_its_bytes(data: bytes) -> None:
+def test_plain_jpeg_keeps_its_bytes(data: bytes) -> None:
     for config in (ConvertConfig(), ConvertConfig(max_side=40, short_side=30)):
         record = prepare(memoryview(data), None, config)
         assert record.data == data and record.how == "unchanged" and record.mode == JPEG
@@ -54,7 +54,7 @@ BEST = encoded(picture(0), "JPEG", quality=100, subsampling=0)
         (BEST, "re-encoded: resized", {"max_side": 400, "short_side": 15}, (20, 15)),
     ],
 )
-def test_others_look_the_same(
+def test_other_images_are_reencoded_faithfully(
     data: bytes, done: str, options: dict[str, int], size: tuple[int, int]
 ) -> None:
     """They are encoded once, or not at all if only an EXIF rotation is removed."""
@@ -77,14 +77,14 @@ def test_others_look_the_same(
         (encoded(Image.new("RGB", (65_520, 1)), "PNG"), "a side above 65,500"),
     ],
 )
-def test_what_is_refused(data: bytes, words: str) -> None:
+def test_invalid_images_are_rejected(data: bytes, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         prepare(data, None, ConvertConfig())
 
 
 @pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize("progressive", [False, True])
-def test_a_damaged_jpeg_is_bad_if_pillow_refuses_it(
+def test_corrupt_jpeg_is_rejected_if_pillow_rejects_it(
     progressive: bool, compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whether its header, tables or code are corrupt. JPEGs that Pillow reads keep their bytes."""

@@ -14,7 +14,7 @@ from tests.conversions import find_problems, run, stub_raising
 from tests.processes import fastsiam
 
 
-def test_damage_inside_a_jpeg_is_found_by_decoding(
+def test_corruption_inside_jpeg_is_detected_by_decoding(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By a conversion, and by verify --decode in files of versions that kept such images."""
@@ -37,7 +37,7 @@ def test_damage_inside_a_jpeg_is_found_by_decoding(
     assert "class0/001.jpg" in result.stderr and "NOT intact (1 fault)" in result.stdout
 
 
-def test_verify_holds_files_against_the_manifest(
+def test_verify_compares_files_with_manifest(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It also says in one line if there is nothing to verify."""

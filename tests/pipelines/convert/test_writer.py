@@ -21,7 +21,7 @@ from tests.processes import Forked, fastsiam
 from tests.sources import encoded, jpeg, picture
 
 
-def test_an_existing_file_is_never_overwritten(images: Path, tmp_path: Path) -> None:
+def test_existing_file_is_never_overwritten(images: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     run("folder", images, out)
     before = (out / "train.beton").read_bytes()
@@ -34,7 +34,7 @@ def test_an_existing_file_is_never_overwritten(images: Path, tmp_path: Path) -> 
     assert sorted(os.listdir(out)) == ["manifest.json", "train.beton", "val.beton"]
 
 
-def test_a_full_disk_is_one_line_and_no_half_file(tmp_path: Path) -> None:
+def test_full_disk_is_one_line_error_without_partial_file(tmp_path: Path) -> None:
     """A file size limit simulates a full disk. Without it, the conversion resumes."""
     write_images(tmp_path / "images", classes=2, each=100, side=80)
     out = tmp_path / "out"
@@ -48,7 +48,7 @@ def test_a_full_disk_is_one_line_and_no_half_file(tmp_path: Path) -> None:
     assert find_problems(out) == []
 
 
-def test_what_the_disk_does_not_take_is_not_done(
+def test_failed_fsync_leaves_conversion_unfinished(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The operating system may report a write error only at fsync."""
@@ -97,7 +97,7 @@ BAD = {
 """Bad images of every kind, and a pattern for the reported reason."""
 
 
-def test_bad_images_are_all_listed_and_can_be_left_out(tmp_path: Path) -> None:
+def test_all_bad_images_are_listed_and_can_be_skipped(tmp_path: Path) -> None:
     folder = write_images(tmp_path / "images", classes=2, each=6)
     for name, (data, _) in BAD.items():
         (folder / "class1" / name).write_bytes(data)
@@ -122,7 +122,7 @@ def test_bad_images_are_all_listed_and_can_be_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["train.beton.partial", "manifest.json"])
-def test_a_folder_in_the_place_of_a_file(name: str, images: Path, tmp_path: Path) -> None:
+def test_folder_in_place_of_file_is_error(name: str, images: Path, tmp_path: Path) -> None:
     (tmp_path / "out" / name).mkdir(parents=True)
     with pytest.raises(DataError, match=r"^cannot write .*: Is a directory; check the path"):
         run("folder", images, tmp_path / "out")

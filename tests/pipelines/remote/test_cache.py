@@ -105,7 +105,7 @@ def bytes_of(folder: Path) -> int:
     return sum(path.stat().st_size for path in files(folder) if not path.suffix)
 
 
-def test_what_was_read_once_needs_no_server(tmp_path: Path, server: Server) -> None:
+def test_cached_ranges_need_no_server(tmp_path: Path, server: Server) -> None:
     disk_cache = cache_of(tmp_path, 100)
     ranges = [(0, 10), (CHUNK - 5, CHUNK + 5), (SIZE - 3, SIZE), (7, 7), (3 * CHUNK, SIZE + 9)]
     expected = [content("a")[start:stop] for start, stop in ranges]
@@ -121,7 +121,7 @@ def test_what_was_read_once_needs_no_server(tmp_path: Path, server: Server) -> N
     assert read(disk_cache, server, 1, 2) == [2]  # a chunk that could not be fetched was not kept
 
 
-def test_another_version_of_an_object_is_another(tmp_path: Path, server: Server) -> None:
+def test_object_versions_are_cached_separately(tmp_path: Path, server: Server) -> None:
     disk_cache = cache_of(tmp_path, 100)
     versions = [RemoteFile(RemotePath("s3", "b", key), Facts(size, time, etag))._version
                 for key in "ab" for size in (1, 2) for time in (1, 2) for etag in "xy"]  # fmt: skip
@@ -131,7 +131,7 @@ def test_another_version_of_an_object_is_another(tmp_path: Path, server: Server)
         assert read(disk_cache, server, 0, etag=etag) == []
 
 
-def test_what_was_not_used_for_longest_makes_room(tmp_path: Path, server: Server) -> None:
+def test_least_recently_used_chunk_is_evicted(tmp_path: Path, server: Server) -> None:
     disk_cache = cache_of(tmp_path, 5)
     for number in range(4):
         read(disk_cache, server, number)
@@ -140,7 +140,7 @@ def test_what_was_not_used_for_longest_makes_room(tmp_path: Path, server: Server
     assert read(disk_cache, server, 0, 4, 5) == [] and read(disk_cache, server, 1) == [1]
 
 
-def test_it_never_holds_more_than_it_may(tmp_path: Path, server: Server) -> None:
+def test_cache_never_exceeds_its_limit(tmp_path: Path, server: Server) -> None:
     disk_cache = cache_of(tmp_path, 5)
     for start in range(0, 20, 3):
         read(disk_cache, server, *range(start, start + 3))
@@ -152,14 +152,14 @@ def test_it_never_holds_more_than_it_may(tmp_path: Path, server: Server) -> None
     assert not files(tmp_path / "tiny")
 
 
-def test_a_chunk_of_another_length_is_fetched_again(tmp_path: Path, server: Server) -> None:
+def test_truncated_chunk_is_fetched_again(tmp_path: Path, server: Server) -> None:
     disk_cache = cache_of(tmp_path, 10)
     read(disk_cache, server, 0, 1)
     os.truncate(files(tmp_path)[0], 100)
     assert read(disk_cache, server, 0, 1) == [0] and read(disk_cache, server, 0, 1) == []
 
 
-def test_a_full_disk_ends_keeping_and_not_the_run(
+def test_full_disk_disables_caching_with_one_warning(
     tmp_path: Path, server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
     with small_disk(tmp_path / "disk", 1) as disk:
@@ -176,7 +176,7 @@ def test_a_full_disk_ends_keeping_and_not_the_run(
         assert read(later, server, 0, 1, 5) == []
 
 
-def test_a_folder_that_cannot_be_written(
+def test_read_only_cache_is_read_with_one_warning(
     tmp_path: Path, server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
     read(cache_of(tmp_path / "cache", 100), server, 1)
@@ -204,7 +204,7 @@ def work(folder: Path, most: int, seed: int, rounds: int) -> None:
         )
 
 
-def test_processes_share_it(tmp_path: Path) -> None:
+def test_processes_share_cache(tmp_path: Path) -> None:
     """Each reads the right bytes, whatever the others evict meanwhile under different limits."""
     processes = [
         Forked(work, tmp_path / "cache", 6 + 6 * (seed % 2), seed, 15) for seed in range(3)
@@ -229,7 +229,7 @@ def fetch_all(folder: Path) -> None:
     print(len(read(disk_cache, server, *range(21))))
 
 
-def test_processes_fetch_a_chunk_once(tmp_path: Path) -> None:
+def test_processes_fetch_each_chunk_once(tmp_path: Path) -> None:
     """The process that comes second waits for the first."""
     processes = [Forked(fetch_all, tmp_path) for _ in range(2)]
     assert sum(int(one.wait(120).stdout) for one in processes) == 21
@@ -247,7 +247,7 @@ def killed_writing(folder: Path) -> None:
     read(disk_cache, server, 1)
 
 
-def test_what_a_killed_process_leaves_is_not_read(
+def test_partial_chunk_of_killed_process_is_not_read(
     tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Half a chunk, and a claim to it, which other processes respect for a while."""
@@ -260,7 +260,7 @@ def test_what_a_killed_process_leaves_is_not_read(
     assert not [path for path in files(tmp_path) if path.suffix == ".part"]
 
 
-def test_a_process_that_is_stopped_while_it_adds_a_chunk_is_not_waited_for(
+def test_lock_of_stopped_process_does_not_block_reads(
     tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cache, "_PATIENCE", 0.1)
@@ -270,7 +270,7 @@ def test_a_process_that_is_stopped_while_it_adds_a_chunk_is_not_waited_for(
     assert read(disk_cache, server, 1) == [1] and read(disk_cache, server, 1) == []
 
 
-def test_memory_is_bounded_if_the_disk_is_slower_than_the_network(
+def test_memory_is_bounded_if_disk_is_slower_than_network(
     tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Chunks that have been fetched but not yet written to disk are in memory."""
@@ -294,7 +294,7 @@ def test_memory_is_bounded_if_the_disk_is_slower_than_the_network(
 # Ranges that the cache does not keep.
 
 
-def test_a_range_that_could_not_be_fetched_ahead_is_requested_again(server: Server) -> None:
+def test_failed_prefetch_is_requested_again(server: Server) -> None:
     path, ranges = RemotePath("s3", "bucket", "a"), [(0, 9), (5, CHUNK)]
     server.is_down = True
     there = RemoteFile(path, Facts(SIZE, 0, "x"))
@@ -310,7 +310,7 @@ def test_a_range_that_could_not_be_fetched_ahead_is_requested_again(server: Serv
     assert not file._ahead.bytes
 
 
-def test_what_is_not_kept_is_fetched_once(tmp_path: Path, server: Server) -> None:
+def test_uncached_prefetched_range_is_fetched_once(tmp_path: Path, server: Server) -> None:
     """Also across the boundary of two chunks, one of which may be cached."""
     disk_cache = cache_of(tmp_path, 100)
     assert read(disk_cache, server, 4) == [4]
@@ -340,7 +340,7 @@ def web(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     reconnect()
 
 
-def test_a_second_epoch_needs_no_server(web: Path, loaders: Loaders) -> None:
+def test_second_epoch_needs_no_server(web: Path, loaders: Loaders) -> None:
     """The first epoch reads all full batches. Batches equal those of data on a disk."""
     expected = batches("torchvision", str(web / "train.tar"), 0, 1)
     with web_server(web) as address:
@@ -350,7 +350,7 @@ def test_a_second_epoch_needs_no_server(web: Path, loaders: Loaders) -> None:
     assert same([*first_epoch, *loader.epoch(1)], expected)
 
 
-def test_a_full_shuffle_of_more_than_fits_keeps_nothing(
+def test_full_shuffle_larger_than_cache_caches_nothing(
     web: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     here = open_split(DataConfig(data=str(web / "train.tar")), "train")

@@ -43,7 +43,7 @@ PLACED = ("shards", "tar of tars", "tar", "converted", "parts")
 @pytest.mark.parametrize(
     ("form", "at"), [*((form, "s3") for form in PLACED), ("shards", "web"), ("parts", "web")]
 )
-def test_every_form_is_what_it_is_on_a_disk(
+def test_remote_data_equal_local_data(
     form: str, at: str, cloud: str, images: Path, tmp_path: Path
 ) -> None:
     """In a bucket, and on a web server, which has no listings, so the address names the files."""
@@ -67,7 +67,7 @@ def test_every_form_is_what_it_is_on_a_disk(
 @pytest.mark.parametrize(
     "name", ["torchvision", "native", pytest.param("dali", marks=NEEDS["dali"])]
 )
-def test_views_are_those_of_a_disk(name: str, data: str, shards: Path) -> None:
+def test_remote_views_equal_local_views(name: str, data: str, shards: Path) -> None:
     """Two epochs, the first from its second step, and central crops."""
     epochs, crops = [], []
     for address in (str(shards), data):
@@ -80,7 +80,7 @@ def test_views_are_those_of_a_disk(name: str, data: str, shards: Path) -> None:
 
 
 @pytest.mark.parametrize("begun", [False, True])
-def test_a_forked_process_is_refused(
+def test_reading_after_fork_is_rejected(
     begun: bool, data: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """obstore would wait forever in it and in its child, also for a request of the parent."""
@@ -100,7 +100,7 @@ def test_a_forked_process_is_refused(
     assert all(read_all(store))
 
 
-def test_the_index_is_kept_and_made_anew_when_an_object_changes(
+def test_index_is_rebuilt_when_object_changes(
     cloud: str, data: str, shards: Path, tmp_path: Path
 ) -> None:
     first = opened(data)
@@ -112,7 +112,7 @@ def test_the_index_is_kept_and_made_anew_when_an_object_changes(
     assert opened(data).stamp() != first.stamp()
 
 
-def test_parquet_is_converted(cloud: str, images: Path, tmp_path: Path) -> None:
+def test_remote_parquet_is_converted(cloud: str, images: Path, tmp_path: Path) -> None:
     """pyarrow reads it in order, by row groups."""
     pytest.importorskip("pyarrow", reason="needs pyarrow: pip install 'fastsiam[convert]'")
     rows = [(d, name, int(name[5])) for name, d in folder_members(images / "train")]
@@ -123,7 +123,7 @@ def test_parquet_is_converted(cloud: str, images: Path, tmp_path: Path) -> None:
     assert_same(opened(str(tmp_path / "there")), opened(str(tmp_path / "here")))
 
 
-def test_no_more_is_kept_than_the_bound(data: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prefetched_bytes_are_bounded(data: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The oldest prefetched images are dropped, and read when they are needed."""
     store = opened(data)
     monkeypatch.setattr(file, "MOST_AHEAD", int(store.sizes()[:4].sum()))
@@ -142,7 +142,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("scheme", OTHERS)
-def test_objects_of_other_clouds(
+def test_azure_and_gcs_objects_are_read(
     scheme: str, cloud: str, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A web server stands in for them: it answers like they do, but has no listings."""

@@ -45,7 +45,7 @@ def faults_in(log: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("workers", rest_slow([2, 0]))
-def test_a_run_over_a_bad_line_is_the_run_from_a_disk(
+def test_run_over_faulty_connection_equals_local_run(
     workers: int,
     s3: str,
     bad_line: dict[str, str],
@@ -64,7 +64,7 @@ def test_a_run_over_a_bad_line_is_the_run_from_a_disk(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("pipeline", ["torchvision", "memory"])
-def test_commands_over_a_bad_line(
+def test_commands_over_faulty_connection(
     pipeline: str,
     s3: str,
     bad_line: dict[str, str],
@@ -96,7 +96,7 @@ def test_commands_over_a_bad_line(
     assert_no_secret(tmp_path / "there", tmp_path / "cache")
 
 
-def test_a_loader_process_of_remote_data_is_killed(
+def test_killed_loader_process_of_remote_data(
     data: str, small: TrainConfig, tmp_path: Path
 ) -> None:
     """A fork server started it. The error is still one line, and the run resumes."""

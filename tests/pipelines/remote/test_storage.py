@@ -33,7 +33,7 @@ from tests.sources import folder_members, parquet, tar
         ("status: 412", FileLostError, "overwritten"),
     ],
 )
-def test_what_is_not_repeated(text: str, kind: type[FastSiamError], said: str) -> None:
+def test_permanent_errors_are_not_retried(text: str, kind: type[FastSiamError], said: str) -> None:
     """The error message leaves out the library's text, which may contain a signature."""
     requested_keys: list[str] = []
 
@@ -46,7 +46,7 @@ def test_what_is_not_repeated(text: str, kind: type[FastSiamError], said: str) -
     assert "SIGNATURE" not in str(caught.value) and requested_keys == ["a.tar"]
 
 
-def test_what_obstore_does_not_repeat(
+def test_truncated_answers_are_retried(
     data: str, cloud: str, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Half of the listings, and of the objects of a server without ETags, are truncated."""
@@ -71,7 +71,7 @@ def test_what_obstore_does_not_repeat(
         assert {"cuts", "whole"} <= set((tmp_path / log).read_text().split())
 
 
-def test_versions_are_told_by_etag_or_by_time() -> None:
+def test_versions_are_compared_by_etag_or_time() -> None:
     def same(one: tuple[int, int, str], other: tuple[int, int, str]) -> bool:
         return storage.is_same(Facts(*one), Facts(*other))
 
@@ -85,7 +85,7 @@ def wait_for_ever(address: str) -> None:
         open_store(place(address), "train").read(0)
 
 
-def test_ctrl_c_ends_a_program_that_waits(cloud: str, data: str, tmp_path: Path) -> None:
+def test_sigint_ends_pending_requests(cloud: str, data: str, tmp_path: Path) -> None:
     """At once, although pending requests would be retried for two minutes."""
     with faulty_proxy(cloud, tmp_path / "log", stalls=1) as address:
         environment = {"AWS_ENDPOINT_URL": address, "FASTSIAM_CLOUD_STALL": "60"}
@@ -96,7 +96,7 @@ def test_ctrl_c_ends_a_program_that_waits(cloud: str, data: str, tmp_path: Path)
     assert result.returncode == 0 and not result.stderr, result.stderr
 
 
-def test_a_program_ends_with_requests_under_way(cloud: str, shards: Path, tmp_path: Path) -> None:
+def test_program_exits_with_pending_requests(cloud: str, shards: Path, tmp_path: Path) -> None:
     """Otherwise obstore's threads would use the interpreter while it shuts down."""
     program = (
         "import sys; from fastsiam.pipelines.remote import RemoteFile, RemotePath\n"
@@ -135,13 +135,13 @@ def web(cloud: str, images: Path, tmp_path: Path) -> Path:
         ("s3://bucket/a/../b", "s3://bucket/a/../b contains . or .., which URLs do not"),
     ],
 )
-def test_addresses_that_are_refused(address: str, said: str) -> None:
+def test_invalid_addresses_are_rejected(address: str, said: str) -> None:
     with pytest.raises(DataError) as caught:
         DataConfig(data=address)
     assert said in str(caught.value) and "PASSWORD" not in str(caught.value)
 
 
-def test_addresses_may_be_encoded() -> None:
+def test_percent_encoded_addresses_are_parsed() -> None:
     """Characters that would change the address stay encoded: a run's address is parsed again."""
     for text, key in (("a%20b/%c3%A9.tar", "a b/é.tar"), ("a%3fb%25%23c.tar", "a%3fb%25%23c.tar")):
         address = place(f"https://host/{text}")
@@ -149,7 +149,7 @@ def test_addresses_may_be_encoded() -> None:
     assert str(place("s3://bucket/a%20b.tar")) == "s3://bucket/a%20b.tar"
 
 
-def test_what_is_not_there_or_not_given(cloud: str, data: str, web: Path) -> None:
+def test_missing_objects_and_buckets_are_reported(cloud: str, data: str, web: Path) -> None:
     assert f"no data at {data}/none: name a folder" in error_of(f"{data}/none")
     assert "s3://no-such-bucket/x does not exist: check" in error_of("s3://no-such-bucket/x")
     assert f"{data}/train-0003.tar does not exist" in error_of(f"{data}/train-{{0000..0003}}.tar")
@@ -168,7 +168,7 @@ def test_what_is_not_there_or_not_given(cloud: str, data: str, web: Path) -> Non
 @pytest.mark.parametrize(
     ("what", "said"), [("stalls", "the connection failed"), ("errors", "the server answers 503")]
 )
-def test_patience_ends(
+def test_retries_end_after_time_limit(
     what: str, said: str, cloud: str, web: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a server that always fails."""
@@ -185,7 +185,7 @@ def test_patience_ends(
     assert said in str(caught.value)
 
 
-def test_an_object_that_changes_while_it_is_read(cloud: str, web: Path) -> None:
+def test_object_overwritten_during_reading_is_error(cloud: str, web: Path) -> None:
     with web_server(web) as address:
         store = open_store(place(f"{address}/photos.tar"), "train")
         first = bytes(store.read(0))
@@ -198,7 +198,9 @@ def test_an_object_that_changes_while_it_is_read(cloud: str, web: Path) -> None:
             store.read(2)
 
 
-def test_what_is_read_from_disks_alone(cloud: str, images: Path, tmp_path: Path) -> None:
+def test_formats_read_only_from_local_disks_are_rejected(
+    cloud: str, images: Path, tmp_path: Path
+) -> None:
     message = "the only remote data that are read in place: copy it to a local disk"
     pytest.importorskip("pyarrow", reason="needs pyarrow: pip install 'fastsiam[convert]'")
     assert message in error_of(upload(cloud, images, "loose"))
@@ -208,13 +210,13 @@ def test_what_is_read_from_disks_alone(cloud: str, images: Path, tmp_path: Path)
     assert f"fastsiam convert parquet --source {data} --out DIR" in error_of(data)
 
 
-def test_without_obstore(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_obstore_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     reconnect()
     monkeypatch.setattr(storage, "find_spec", lambda name: None)
     assert "pip install 'fastsiam[cloud]'" in error_of("s3://bucket/photos")
 
 
-def test_profiles_of_aws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_aws_profiles_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("boto3", reason="needs boto3: pip install 'fastsiam[cloud]'")
     for name in ("AWS_ACCESS_KEY_ID", "AWS_REGION", "AWS_PROFILE", "AWS_ENDPOINT_URL"):
         monkeypatch.delenv(name, raising=False)

@@ -23,7 +23,7 @@ from tests.processes import Forked
 from tests.sources import encoded, huge_tar, imagenet_train_tar, jpeg, tar, tar_bytes
 
 
-def test_more_shards_than_files_may_be_open(tmp_path: Path) -> None:
+def test_open_file_limit_is_raised_for_many_shards(tmp_path: Path) -> None:
     """The limit is raised for them, and for files that are opened later."""
     for i in range(80):
         tar(tmp_path / f"train-{i:04d}.tar", [(f"{i}.jpg", jpeg(0)), (f"{i}.cls", b"0")])
@@ -40,7 +40,7 @@ def count_with_few_files(folder: Path, limit: int) -> None:
     print(len(store) * len(set(more)) // 60)
 
 
-def test_the_index_is_built_once(
+def test_index_is_built_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tar(tmp_path / "t.tar", [(f"a/{i}.jpg", jpeg(i)) for i in range(3)])
@@ -65,7 +65,7 @@ def test_the_index_is_built_once(
     assert len(ArchiveStore([path])) == 1
 
 
-def test_a_tar_without_images_is_searched_once(
+def test_tar_without_images_is_scanned_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For example annotations next to a folder's images, which are read instead."""
@@ -78,7 +78,7 @@ def test_a_tar_without_images_is_searched_once(
         ArchiveStore([path])
 
 
-def test_of_processes_one_builds_the_index(tmp_path: Path) -> None:
+def test_concurrent_processes_build_one_index(tmp_path: Path) -> None:
     """It uses worker processes, which it forks while it holds the lock."""
     path = imagenet_train_tar(
         tmp_path / "t.tar", [(f"n{i % 5:08d}/{i}.jpg", jpeg(i)) for i in range(40)]
@@ -107,7 +107,7 @@ def index_slowly(folder: Path) -> None:
     print(len(ArchiveStore([folder / "t.tar"])))
 
 
-def test_a_folder_that_takes_no_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_index_falls_back_to_user_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tar(tmp_path / "data" / "t.tar", [("a/0.jpg", jpeg(0))])
     (tmp_path / "data" / ".t.fastsiam-index").mkdir()  # root may write, but not over a folder
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -115,14 +115,14 @@ def test_a_folder_that_takes_no_index(tmp_path: Path, monkeypatch: pytest.Monkey
     assert len(list((tmp_path / "cache" / "fastsiam").glob("*.index"))) == 1
 
 
-def test_numbers_of_webdataset_shards(tmp_path: Path) -> None:
+def test_webdataset_numeric_labels(tmp_path: Path) -> None:
     """Samples are identified by the name up to its first dot. Some numbers have no images."""
     members = [("0.v1.jpg", jpeg(0)), ("0.cls", b"-1"), ("1.jpg", jpeg(1)), ("1.cls", b"20")]
     store = ArchiveStore([tar(tmp_path / "t.tar", [*members, ("1.json", b"{}")])])
     assert store.labels.tolist() == [-1, 20] and store.classes == tuple(map(str, range(21)))
 
 
-def test_a_size_that_an_index_cannot_hold_is_unknown(tmp_path: Path) -> None:
+def test_size_too_large_for_index_is_unknown(tmp_path: Path) -> None:
     wide = encoded(Image.new("RGB", (2**16, 2)), "PNG")
     store = ArchiveStore([tar(tmp_path / "t.tar", [("a/0.png", wide), ("a/1.jpg", jpeg(1))])])
     dimensions = store.dimensions()
@@ -143,14 +143,14 @@ def test_a_size_that_an_index_cannot_hold_is_unknown(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_which_members_are_read(
+def test_tar_members_that_are_read(
     members: list[tuple[str, bytes]], images: dict[str, bytes], tmp_path: Path
 ) -> None:
     store = ArchiveStore([tar(tmp_path / "t.tar", members)])
     assert {store.name(i): store.read(i) for i in range(len(store))} == images
 
 
-def test_what_is_hidden_is_skipped(tmp_path: Path) -> None:
+def test_hidden_members_are_skipped(tmp_path: Path) -> None:
     """Images, tars, and links to images, which are rejected if they are not hidden."""
     members = [(".a/0.jpg", jpeg(0)), ("b/.c/1.tar", b""), ("b/2.tar", tar_bytes([("2.jpg", b"")]))]
     path = tar(tmp_path / "t.tar", members)
@@ -162,6 +162,6 @@ def test_what_is_hidden_is_skipped(tmp_path: Path) -> None:
     assert [store.name(i) for i in range(len(store))] == ["2/2.jpg"]
 
 
-def test_what_is_no_image_may_have_any_size(tmp_path: Path) -> None:
+def test_other_members_may_exceed_4_gib(tmp_path: Path) -> None:
     store = ArchiveStore([huge_tar(tmp_path / "t.tar", "a/weights.bin")])
     assert len(store) == 1 and store.decode(0).size

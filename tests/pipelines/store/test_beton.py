@@ -53,7 +53,7 @@ def ffcv() -> Iterator[Callable[..., Any]]:
 
 
 @pytest.mark.ffcv
-def test_ffcv_reads_our_files(ffcv: Callable[..., Any], tmp_path: Path) -> None:
+def test_ffcv_reads_converted_files(ffcv: Callable[..., Any], tmp_path: Path) -> None:
     """With FFCV's plain decoders and without fastsiam; with the OS page cache and FFCV's own.
 
     A conversion keeps the bytes of gray JPEGs: libjpeg-turbo converts them to RGB on request.
@@ -76,7 +76,7 @@ def test_ffcv_reads_our_files(ffcv: Callable[..., Any], tmp_path: Path) -> None:
 
 
 @pytest.mark.ffcv
-def test_we_read_files_of_ffcvs_own_writer(ffcv: Callable[..., Any], tmp_path: Path) -> None:
+def test_files_of_ffcv_writer_are_read(ffcv: Callable[..., Any], tmp_path: Path) -> None:
     """Raw pixels and JPEGs, with either page cache."""
     pixels = [np.asarray(picture(i, width=20 + i)) for i in range(24)]
     np.savez(tmp_path / "pixels.npz", *pixels)
@@ -95,7 +95,7 @@ def test_we_read_files_of_ffcvs_own_writer(ffcv: Callable[..., Any], tmp_path: P
         assert_near(batches(name, path, 0, 1, batch=4, workers=2), expected)
 
 
-def test_a_foreign_file_with_other_fields(tmp_path: Path) -> None:
+def test_file_with_other_fields_is_read(tmp_path: Path) -> None:
     """With a float field, two labels, the image not first, and the table in another order."""
     data = [encoded(picture(i)) for i in range(3)]
     row = np.dtype([("f0", "<f8"), ("f1", "<i8"), ("f2", IMAGE), ("f3", "<i8")], align=True)
@@ -136,7 +136,7 @@ def test_a_foreign_file_with_other_fields(tmp_path: Path) -> None:
         assert str(caught.value).isprintable()
 
 
-def test_every_flipped_bit_outside_the_records_is_found(tmp_path: Path) -> None:
+def test_flipped_bits_outside_records_are_detected(tmp_path: Path) -> None:
     """In header, fields, metadata, annex and table: the file is rejected when it is opened."""
     path = converted(tmp_path)
     store = BetonStore(path)

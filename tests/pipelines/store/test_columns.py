@@ -42,7 +42,7 @@ def table(image: str = "photo", rows: int = 6) -> Any:
 
 
 @pytest.mark.parametrize("write", [saved, write_hub_splits])
-def test_columns_are_taken_by_name(write: Callable[..., Path], tmp_path: Path) -> None:
+def test_columns_are_selected_by_name(write: Callable[..., Path], tmp_path: Path) -> None:
     root = write(tmp_path / "two", {"train": table()})
     stores: list[Store] = []
     for names, first in ((PHOTO, 0), (MASK, 100), (PHOTO, 0)):  # cached indexes are not mixed up
@@ -58,7 +58,7 @@ def test_columns_are_taken_by_name(write: Callable[..., Path], tmp_path: Path) -
     assert places.classes == ("site 0", "site 1") and places.labels.tolist() == [0, 1] * 3
 
 
-def test_one_of_several_columns_has_to_be_named(tmp_path: Path) -> None:
+def test_ambiguous_or_invalid_columns_are_rejected(tmp_path: Path) -> None:
     root = saved(tmp_path / "two", {"train": table()})
     there = "the columns are photo, mask, species, genus, place, weight"
     for names, message in (
@@ -73,7 +73,7 @@ def test_one_of_several_columns_has_to_be_named(tmp_path: Path) -> None:
         assert "\n" not in str(caught.value)
 
 
-def test_data_without_columns_refuse_their_names(images: Path) -> None:
+def test_column_options_without_columns_are_rejected(images: Path) -> None:
     with pytest.raises(DataError, match=r"has no columns: leave out --image-column, or pass "):
         open_store(images, "train", columns=ColumnNames("photo"))
     with pytest.raises(DataError, match="leave out --image-column and --label-column"):

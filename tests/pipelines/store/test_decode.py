@@ -133,7 +133,7 @@ REFUSED: dict[str, tuple[bytes, str]] = {
 
 
 @pytest.mark.parametrize("kind", DECODED)
-def test_pixels(kind: str) -> None:
+def test_pixels_of_every_mode_and_bit_depth(kind: str) -> None:
     """Each bit depth has its own range. Channels beyond the colours are dropped."""
     data, expected = DECODED[kind]
     for alpha in ("drop", "white"):
@@ -144,7 +144,7 @@ def test_pixels(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_what_is_refused_with_the_way_out(
+def test_unsupported_images_are_rejected_with_advice(
     kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     data, words = REFUSED[kind]
@@ -157,7 +157,7 @@ def test_what_is_refused_with_the_way_out(
 @pytest.mark.parametrize(
     ("form", "mode"), [("PNG", "RGBA"), ("PNG", "LA"), ("WEBP", "RGBA"), ("PNG", "P")]
 )
-def test_transparency_is_dropped_or_laid_over_a_colour(form: str, mode: str) -> None:
+def test_transparency_is_dropped_or_composited(form: str, mode: str) -> None:
     image = Image.fromarray(RGBA)
     if mode == "P":
         image = image.convert("RGB").quantize(16)
@@ -178,7 +178,7 @@ def test_transparency_is_dropped_or_laid_over_a_colour(form: str, mode: str) -> 
     ("form", "orientation"),
     [*(("JPEG", number) for number in range(1, 9)), ("PNG", 6), ("WEBP", 5), ("TIFF", 6)],
 )
-def test_orientation_is_applied_on_request(form: str, orientation: int) -> None:
+def test_exif_orientation_is_applied_on_request(form: str, orientation: int) -> None:
     from PIL import ImageOps
 
     exif = Image.Exif()
@@ -195,7 +195,7 @@ def test_orientation_is_applied_on_request(form: str, orientation: int) -> None:
         )
 
 
-def test_a_transparent_value_of_16_bits_is_laid_over_a_colour() -> None:
+def test_transparent_16_bit_value_is_composited() -> None:
     """GDAL marks missing pixels like this. Other values with the same high byte are opaque."""
     data = encoded(Image.fromarray(ALL_16_BITS), "PNG", transparency=0x1234)
     assert probe(data).flags & Flags.TRANSPARENT
@@ -206,7 +206,7 @@ def test_a_transparent_value_of_16_bits_is_laid_over_a_colour() -> None:
         assert np.array_equal(np.asarray(decoded), gray(expected))
 
 
-def test_the_first_page_or_frame_is_taken() -> None:
+def test_first_page_or_frame_is_decoded() -> None:
     pages = [picture(n) for n in range(3)]
     for form in ("TIFF", "GIF", "WEBP", "PNG"):
         data = encoded(pages[0], form, save_all=True, append_images=pages[1:], lossless=True)
@@ -215,9 +215,7 @@ def test_the_first_page_or_frame_is_taken() -> None:
         assert np.array_equal(np.asarray(decode(data)), np.asarray(first.convert("RGB")))
 
 
-def test_conversion_applies_the_rules_and_training_warns_of_others(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_conversion_applies_image_rules(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = tmp_path / "images"
     put(folder / "a.jpg", rotated_jpeg(0))
     put(folder / "b.png", encoded(Image.fromarray(RGBA), "PNG"))

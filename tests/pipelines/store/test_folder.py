@@ -18,7 +18,7 @@ from tests.processes import fastsiam
 from tests.sources import jpeg, put, tar
 
 
-def test_the_way_out_of_a_broken_image_is_one(tmp_path: Path) -> None:
+def test_advice_for_corrupt_image_works_in_shell(tmp_path: Path) -> None:
     """The command in its message can be pasted into a shell."""
     data = tmp_path / "it's mine"
     write_images(data / "train", classes=1, each=3)
@@ -37,7 +37,7 @@ def test_the_way_out_of_a_broken_image_is_one(tmp_path: Path) -> None:
         open_store(tmp_path / "more.tar", "train").decode(0)
 
 
-def test_links_that_lead_back_and_pipes_are_left_out(
+def test_circular_links_and_pipes_are_skipped(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """So are broken links to images, which a warning counts."""
@@ -65,7 +65,7 @@ def test_links_that_lead_back_and_pipes_are_left_out(
 # Lists of files in CSV.
 
 
-def test_splits_labels_and_names_of_columns(images: Path) -> None:
+def test_csv_list_has_splits_labels_and_columns(images: Path) -> None:
     names = ColumnNames("file", "kind")
     rows = [[f"train/class0/00{i}.jpg", i % 3 - 1, "Train"] for i in range(6)]
     rows += [["val/class1/000.jpg", 5, "validation"], ["val/class1/001.jpg", 0, "test"]]
@@ -80,7 +80,7 @@ def test_splits_labels_and_names_of_columns(images: Path) -> None:
     assert store.labels.tolist() == [0, -1, 1] and store.classes == ("a", "b")
 
 
-def test_csv_as_spreadsheets_write_it(images: Path) -> None:
+def test_csv_with_bom_spaces_and_blank_lines(images: Path) -> None:
     (images / "a.csv").write_text(
         "\ufeffpath, label\r\n\r\ntrain/class0/000.jpg, oak\r\n", encoding="utf-8"
     )

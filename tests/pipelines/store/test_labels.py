@@ -13,7 +13,7 @@ from fastsiam.pipelines.store import open_store
 from tests.sources import VAL_WNIDS, WNIDS, imagenet, tar_bytes
 
 
-def test_the_official_archives_with_the_devkit_or_kaggles_list(tmp_path: Path) -> None:
+def test_imagenet_archives_with_devkit_or_kaggle_list(tmp_path: Path) -> None:
     imagenet(tmp_path)
     for place in (tmp_path, tmp_path / "ILSVRC2012_img_train.tar"):
         train, val = open_store(place, "train"), open_store(place, "val")
@@ -41,7 +41,7 @@ def test_the_official_archives_with_the_devkit_or_kaggles_list(tmp_path: Path) -
     assert [val.classes[label] for label in val.labels] == list(VAL_WNIDS)
 
 
-def test_a_flat_validation_folder_gets_labels_too(tmp_path: Path) -> None:
+def test_flat_imagenet_validation_folder_gets_labels(tmp_path: Path) -> None:
     imagenet(tmp_path / "kaggle")
     for name in ("train", "val"):
         archive = tmp_path / "kaggle" / f"ILSVRC2012_img_{name}.tar"

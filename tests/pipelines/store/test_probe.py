@@ -27,14 +27,14 @@ from tests.sources import encoded, jpeg, picture, rotated_jpeg
         (encoded(picture(0).convert("RGBA"), "WEBP"), Flags.NOT_JPEG),
     ],
 )
-def test_sizes_and_oddities(data: bytes, flags: int) -> None:
+def test_probe_finds_size_and_flags(data: bytes, flags: int) -> None:
     header = probe(memoryview(data))
     with Image.open(io.BytesIO(data)) as image:
         assert (header.width, header.height) == image.size
     assert header.flags == flags
 
 
-def test_a_thumbnail_does_not_end_an_image() -> None:
+def test_thumbnail_end_marker_is_ignored() -> None:
     """The thumbnail in the EXIF data has its own end marker."""
     body = jpeg(0)
     segment = b"Exif\x00\x00" + jpeg(1)
@@ -57,14 +57,14 @@ def test_a_thumbnail_does_not_end_an_image() -> None:
         ),
     ],
 )
-def test_bad_headers_say_why(data: bytes, reason: str) -> None:
+def test_invalid_headers_are_rejected_with_reason(data: bytes, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         probe(data)
 
 
 @pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize("progressive", [False, True])
-def test_what_stands_in_the_midst_of_the_code(
+def test_markers_inside_entropy_data_are_detected(
     progressive: bool, compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Valid markers are the end, restarts and, in a progressive image, further scans."""

@@ -72,7 +72,7 @@ def test_layouts(case: str, tmp_path: Path) -> None:
             assert bytes(store.read(i)) == content
 
 
-def test_a_file_has_the_validation_images_of_its_own_data(tmp_path: Path) -> None:
+def test_file_has_validation_images_of_same_data(tmp_path: Path) -> None:
     for i, name in enumerate(["cats-train-0", "cats_val", "dogs-test", "dogs-train", "mice-train"]):
         tar(tmp_path / f"{name}.tar", [(f"a/{name}.jpg", jpeg(i))])
     for training, validation in (("cats-train-0", "cats_val"), ("dogs-train", "dogs-test")):
@@ -82,7 +82,7 @@ def test_a_file_has_the_validation_images_of_its_own_data(tmp_path: Path) -> Non
         open_store(tmp_path / "mice-train.tar", "val")
 
 
-def test_sources_are_what_was_converted_or_their_error(images: Path, tmp_path: Path) -> None:
+def test_sources_of_converted_and_incomplete_data(images: Path, tmp_path: Path) -> None:
     """Whatever is next to them: incomplete parts, or a conversion of fewer images."""
     run("folder", images, tmp_path / "few", limit=2)
     few = (tmp_path / "few" / "train.beton").read_bytes()
@@ -116,7 +116,7 @@ def test_sources_are_what_was_converted_or_their_error(images: Path, tmp_path: P
         (["cat/0.jpg", "train/0.jpg", "val/0.jpg"], ""),
     ],
 )
-def test_folders_that_may_be_classes_or_splits_are_named(
+def test_ambiguous_split_folders_cause_warning(
     files: list[str], words: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     for name in files:
@@ -126,7 +126,7 @@ def test_folders_that_may_be_classes_or_splits_are_named(
     assert caplog.messages == [f"{tmp_path} {words}"] * bool(words)
 
 
-def test_the_system_is_not_asked_about_each_image_of_a_folder(
+def test_listing_folder_does_not_stat_each_image(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each ``stat`` takes time on a network file system. Links are followed, loops are skipped."""

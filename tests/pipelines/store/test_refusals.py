@@ -291,7 +291,7 @@ def refused(path: Path, words: str) -> str:
 
 
 @pytest.mark.parametrize(("build", "words"), CASES.values(), ids=CASES)
-def test_what_cannot_be_opened_is_one_line(build: Build, words: str, tmp_path: Path) -> None:
+def test_unreadable_data_is_one_line_error(build: Build, words: str, tmp_path: Path) -> None:
     (tmp_path / "here").mkdir()
     message = refused(build(tmp_path / "here"), words)
     assert str(tmp_path / "here") in message
@@ -307,12 +307,12 @@ def test_what_cannot_be_opened_is_one_line(build: Build, words: str, tmp_path: P
         (listing("path,split", [["x", "none"]]), "no row whose split is val or .*, only 'none'"),
     ],
 )
-def test_a_split_that_is_not_there(build: Build, words: str, tmp_path: Path) -> None:
+def test_missing_split_is_rejected(build: Build, words: str, tmp_path: Path) -> None:
     with pytest.raises(NoSplitError, match=words):
         open_store(build(tmp_path), "val")
 
 
-def test_paths_alone_are_refused(tmp_path: Path) -> None:
+def test_tables_with_paths_instead_of_bytes_are_rejected(tmp_path: Path) -> None:
     """If only some images lack bytes, the data set opens, and reading such an image fails."""
     import pyarrow as pa
     from pyarrow import parquet as pq
@@ -330,7 +330,7 @@ def test_paths_alone_are_refused(tmp_path: Path) -> None:
         store.read(1)
 
 
-def test_compressed_parquet_is_converted(tmp_path: Path) -> None:
+def test_compressed_parquet_must_be_converted(tmp_path: Path) -> None:
     """Compressed images have no offset in the file, so they can only be read in order."""
     root = write_compressed_parquet(images(tmp_path), tmp_path / "old ones")
     command = "fastsiam convert parquet --source '.*old ones' --out DIR, and pass --data DIR"
@@ -338,7 +338,7 @@ def test_compressed_parquet_is_converted(tmp_path: Path) -> None:
     assert_same_images(open_store(root, "train", sources=True), FolderStore(tmp_path / "images"))
 
 
-def test_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_pyarrow_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, real = images(tmp_path), builtins.__import__
     roots = [
         write_saved_dataset(folder, tmp_path / "saved"),
@@ -361,7 +361,7 @@ GONE = r"cannot read .*: No such file or directory; check the path$"
 
 
 @pytest.mark.parametrize(("of", "method"), [(Path, "exists"), (os, "scandir"), (Path, "glob")])
-def test_a_folder_that_cannot_be_looked_into(
+def test_unlistable_folder_is_reported(
     of: Any, method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_images(tmp_path / "train", classes=1, each=1)
@@ -369,13 +369,15 @@ def test_a_folder_that_cannot_be_looked_into(
     assert str(tmp_path) in refused(tmp_path, f": {os.strerror(errno.EIO)}; ")
 
 
-def test_too_many_levels_of_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_deeply_nested_folders_are_rejected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     put(tmp_path / "x.parquet")
     monkeypatch.setattr(Path, "rglob", Mock(side_effect=RecursionError))  # as Python 3.11 does
     refused(tmp_path, r"too many levels of folders to search .* pass the folder of these files")
 
 
-def test_files_that_are_gone(tmp_path: Path) -> None:
+def test_deleted_files_are_reported(tmp_path: Path) -> None:
     """A missing archive is an error when a resumed run checks it, an image file when it is read."""
     folder = images(tmp_path)
     packed = tar(tmp_path / "t.tar", folder_members(folder))
@@ -398,7 +400,7 @@ def test_files_that_are_gone(tmp_path: Path) -> None:
 # Malicious names and contents.
 
 
-def test_names_of_members_are_no_paths(tmp_path: Path) -> None:
+def test_member_names_cannot_escape_folder(tmp_path: Path) -> None:
     """Neither reading nor converting writes to such paths. Hidden members are skipped."""
     source, out = tmp_path / "a" / "b", tmp_path / "a" / "out"
     names = ["../../evil/0.jpg", "/tmp/fastsiam-evil/1.jpg", "c/../../../evil/./2.jpg"]

@@ -59,7 +59,7 @@ def data_sets(draw: st.DrawFn) -> tuple[Images, list[int]]:
 @settings(max_examples=3, deadline=None, derandomize=True, database=None,
           suppress_health_check=list(HealthCheck))  # fmt: skip
 @given(data_sets())
-def test_every_store_returns_what_was_put_in(form: str, data_set: tuple[Images, list[int]]) -> None:
+def test_every_store_returns_stored_images(form: str, data_set: tuple[Images, list[int]]) -> None:
     images, positions = data_set
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name, "images")
@@ -158,7 +158,7 @@ def assert_picked(store: Store, positions: np.ndarray) -> None:
     assert select_images(store, np.arange(len(store))) is store
 
 
-def test_cifars_pixels_are_picked_too(tmp_path: Path) -> None:
+def test_cifar_store_locates_pixels(tmp_path: Path) -> None:
     store = open_store(cifar(tmp_path / "cifar-10-python.tar.gz"), "train")
     assert isinstance(store, CifarStore)
     assert_picked(store, np.array([23, 0, 0, 7, 11, 2]))
@@ -169,7 +169,7 @@ def test_cifars_pixels_are_picked_too(tmp_path: Path) -> None:
     ]
 
 
-def test_blocks_are_neighbours_in_one_file(tmp_path: Path) -> None:
+def test_blocks_are_contiguous_in_one_file(tmp_path: Path) -> None:
     file = np.repeat([1, 0], [100, 10])
     offset = np.concatenate([np.arange(100)[::-1], np.arange(10)])
     block = blocks(file, offset)

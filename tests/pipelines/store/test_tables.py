@@ -16,7 +16,7 @@ from tests.sources import jpeg, put, tar
 from tests.tables import Row, dataset
 
 
-def test_a_file_without_labels_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_file_without_labels_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     rows = dataset([(jpeg(i), None, i) for i in range(2)], "ab")
     rows.to_parquet(tmp_path / "train-0.parquet")
     rows.remove_columns("label").to_parquet(tmp_path / "train-1.parquet")
@@ -26,7 +26,7 @@ def test_a_file_without_labels_is_named(tmp_path: Path, caplog: pytest.LogCaptur
     assert warnings == [f"the images in {tmp_path} are unlabelled: {without}"]
 
 
-def test_one_parquet_file(images: Path, tmp_path: Path) -> None:
+def test_single_parquet_file_and_its_validation_split(images: Path, tmp_path: Path) -> None:
     root = write_hub_dataset(images / "train", tmp_path / "hub", validation=images / "val") / "data"
     assert len(open_store(root / "train-00001-of-00002.parquet", "train")) == 12
     assert len(open_store(root / "train-00001-of-00002.parquet", "val")) == 12
@@ -36,7 +36,7 @@ def test_one_parquet_file(images: Path, tmp_path: Path) -> None:
         open_store(alone, "val")
 
 
-def test_folders_that_are_called_like_files(tmp_path: Path) -> None:
+def test_folders_named_like_parquet_files(tmp_path: Path) -> None:
     """Spark gives such names to the folders of parts that it writes."""
     rows = dataset([(jpeg(i), None, i % 2) for i in range(3)], "ab")
     for name in ("train.parquet/0.parquet", "train.parquet/1.parquet", "val.parquet/0.parquet"):
@@ -49,7 +49,7 @@ def test_folders_that_are_called_like_files(tmp_path: Path) -> None:
     assert open_store(tmp_path / "x", "train").name(0) == "a.tar/0.jpg"
 
 
-def test_images_that_are_alike_are_found(tmp_path: Path) -> None:
+def test_dictionary_encoded_images_are_read(tmp_path: Path) -> None:
     """A dictionary stores identical images once."""
     import pyarrow as pa
     from pyarrow import parquet as pq
@@ -61,7 +61,7 @@ def test_images_that_are_alike_are_found(tmp_path: Path) -> None:
     assert [bytes(store.read(i)) for i in range(21)] == data
 
 
-def test_an_image_column_is_found_by_its_type(tmp_path: Path) -> None:
+def test_image_column_is_found_by_type(tmp_path: Path) -> None:
     rows: list[Row] = [(jpeg(i), None, 0) for i in range(3)]
     one = dataset(rows, ["a"], image="picture")
     one.save_to_disk(tmp_path / "one")
@@ -75,7 +75,7 @@ def test_an_image_column_is_found_by_its_type(tmp_path: Path) -> None:
     assert bytes(open_store(tmp_path / "two", "train").read(1)) == jpeg(1)
 
 
-def test_a_row_group_is_never_in_memory_as_a_whole(tmp_path: Path) -> None:
+def test_row_group_is_never_fully_in_memory(tmp_path: Path) -> None:
     """Neither when its images are located, nor when they are read in order."""
     import pyarrow as pa
     from pyarrow import parquet as pq
@@ -119,7 +119,7 @@ def write_table(path: Path, **columns: object) -> None:
     "beside", ["features.parquet", "bytes.parquet", "emb/x.parquet", "notes.tar"]
 )
 @pytest.mark.parametrize("where", ["", "train"])
-def test_image_files_beside_tables_and_tars_without_images_are_the_data(
+def test_image_files_are_read_if_tables_and_tars_have_none(
     where: str, beside: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     for name in ("cat/0.jpg", "dog/deep/1.jpg"):
@@ -146,7 +146,7 @@ def test_image_files_beside_tables_and_tars_without_images_are_the_data(
     assert len(open_store(tmp_path / "hub", "train")) == 3
 
 
-def test_labels_of_other_types(tmp_path: Path) -> None:
+def test_label_columns_of_every_type(tmp_path: Path) -> None:
     import pyarrow as pa
 
     images = [{"bytes": jpeg(i), "path": None} for i in range(3)]
@@ -166,7 +166,7 @@ def test_labels_of_other_types(tmp_path: Path) -> None:
     assert open_store(tmp_path / "x", "train", sources=True).labels.tolist() == [-1, -1, -1]
 
 
-def test_bare_bytes_and_damage_in_parquet(tmp_path: Path) -> None:
+def test_binary_column_and_corruption_in_parquet(tmp_path: Path) -> None:
     data = [jpeg(i, quality=95) for i in range(200)]
     path = tmp_path / "a" / "x.parquet"
     write_table(path, jpg=data)
