@@ -12,7 +12,7 @@ from fastsiam.bench.config import GpuConfig
 from fastsiam.bench.expected import EXPECTED, Found, table
 from fastsiam.bench.gpu import stages
 from fastsiam.bench.records import Record
-from tests.bench.made import build_record
+from tests.bench.sample_records import build_record
 from tests.conftest import ROOT
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from fastsiam.bench.finding import finding
 from fastsiam.bench.records import Record
-from tests.bench.made import build_record
+from tests.bench.sample_records import build_record
 
 
 def one(case: str, name: str, speed: int, **more: Any) -> Record:

@@ -17,7 +17,7 @@ from fastsiam.bench.config import GpuConfig
 from fastsiam.bench.gpu import Outcome, Stage, perform, read_outcomes, stages
 from fastsiam.bench.records import read, write
 from fastsiam.errors import DataError
-from tests.bench.made import build_record, wait_for_text
+from tests.bench.sample_records import build_record, wait_for_text
 from tests.commands import parse
 from tests.conftest import ROOT
 from tests.processes import Forked, fastsiam

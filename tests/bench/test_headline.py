@@ -18,7 +18,7 @@ from fastsiam.config.recipes import RECIPES
 from fastsiam.environment import environment
 from fastsiam.errors import FastSiamError
 from fastsiam.run import checkpoint as checkpoints
-from tests.bench.made import wait_for_text
+from tests.bench.sample_records import wait_for_text
 from tests.configs import with_settings
 from tests.conftest import write_images
 from tests.processes import Forked

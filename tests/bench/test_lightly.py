@@ -18,7 +18,7 @@ from fastsiam.config.recipes import RECIPES
 from fastsiam.errors import BackendError, FastSiamError
 from fastsiam.evaluate.command import evaluate_knn
 from fastsiam.interchange import load_pretrained
-from tests.bench.made import bench
+from tests.bench.sample_records import bench
 from tests.configs import with_settings
 from tests.conftest import write_images
 from tests.tiers import rest_slow

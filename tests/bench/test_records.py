@@ -11,7 +11,7 @@ import pytest
 from fastsiam.bench.records import read, write
 from fastsiam.bench.tables import table
 from fastsiam.errors import DataError
-from tests.bench.made import build_record
+from tests.bench.sample_records import build_record
 
 
 def test_record_has_ratios_config_and_environment(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from fastsiam.bench.records import Record, write
 from fastsiam.bench.report import renew, write_report
 from fastsiam.bench.tables import caption, table
 from fastsiam.errors import DataError
-from tests.bench.made import build_record
+from tests.bench.sample_records import build_record
 from tests.conftest import ROOT
 
 IMAGES = 100

@@ -20,7 +20,7 @@ from fastsiam.bench.records import read
 from fastsiam.bench.session import _how, run, session
 from fastsiam.errors import BackendError, FastSiamError
 from fastsiam.pipelines.backends import BACKENDS
-from tests.bench.made import bench, build_record, wait_for_text
+from tests.bench.sample_records import bench, build_record, wait_for_text
 from tests.processes import Forked, fastsiam
 
 

@@ -29,7 +29,7 @@ from fastsiam.pipelines.backends import BACKENDS, Backend
 from fastsiam.run.checkpoint import last
 from fastsiam.run.log import read_metrics
 from fastsiam.train.command import train_here
-from tests.bench.made import wait_for_text
+from tests.bench.sample_records import wait_for_text
 from tests.commands import parse
 from tests.configs import with_settings
 from tests.processes import Forked

@@ -23,7 +23,7 @@ from fastsiam.pipelines.cuts import cut_centres
 from fastsiam.pipelines.job import Images, Job, run_in_threads
 from fastsiam.views.batch import EvalBatch, EvalLoader
 from fastsiam.views.photometric.reference import normalize
-from tests.forms import FORMS
+from tests.data_formats import FORMS
 from tests.pipelines.cases import NEEDS, central, levels
 from tests.pipelines.dali_cases import KINDS
 from tests.sources import picture

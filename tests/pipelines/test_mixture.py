@@ -24,7 +24,7 @@ from fastsiam.pipelines.store import MixedStore, Store, open_store, select_image
 from fastsiam.pipelines.store.base import in_order
 from fastsiam.pipelines.subsets import open_training
 from tests.conftest import write_images
-from tests.forms import FORMS
+from tests.data_formats import FORMS
 from tests.pipelines.cases import SMALL, WITH_IMAGES, batches, equal, first, same
 from tests.sources import jpeg, put, rotated_jpeg, tar
 

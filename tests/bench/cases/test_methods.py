@@ -15,7 +15,7 @@ from fastsiam.bench.config import VARIANTS, BenchConfig
 from fastsiam.bench.records import read
 from fastsiam.bench.session import session
 from fastsiam.config import DataConfig
-from tests.bench.made import bench
+from tests.bench.sample_records import bench
 
 pytest.importorskip("lightly", reason="needs lightly: pip install lightly")
 

@@ -11,7 +11,7 @@ import pytest
 from fastsiam.bench.cases.profile import gpu_use
 from fastsiam.bench.config import BenchConfig
 from fastsiam.bench.records import read
-from tests.bench.made import bench
+from tests.bench.sample_records import bench
 
 
 @pytest.mark.parametrize("pipeline", ["torchvision", "native"])

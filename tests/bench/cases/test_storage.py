@@ -19,8 +19,8 @@ from fastsiam.bench.session import session
 from fastsiam.bench.tables import table
 from fastsiam.config import DataConfig
 from fastsiam.pipelines import open_split
-from tests.clouds import read_all, reconnect
 from tests.conftest import write_images
+from tests.object_storage import read_all, reconnect
 from tests.pipelines.cases import SMALL
 
 

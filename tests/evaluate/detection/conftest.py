@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.evaluate.detection.made import make_detection_set
+from tests.evaluate.detection.generated_set import make_detection_set
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,7 @@ from PIL import Image
 from fastsiam.errors import BackendError, DataError, NoSplitError
 from fastsiam.evaluate.detection import Detections, Task, coco_scores, open_detection, voc_scores
 from fastsiam.evaluate.detection.datasets import VOC_CLASSES
-from tests.evaluate.detection.made import CLASSES, run_lengths
+from tests.evaluate.detection.generated_set import CLASSES, run_lengths
 
 NAMES = "VOCdevkit/VOC2007/ImageSets/Main/test.txt"
 ANNOTATION = "VOCdevkit/VOC2007/Annotations/2008_000012.xml"

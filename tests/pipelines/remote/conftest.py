@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.clouds import environment, reconnect, s3_server, upload
 from tests.conftest import write_images
-from tests.forms import write_shards
+from tests.data_formats import write_shards
+from tests.object_storage import environment, reconnect, s3_server, upload
 
 
 @pytest.fixture(scope="session")

@@ -24,9 +24,9 @@ from fastsiam.pipelines import open_split
 from fastsiam.pipelines.remote import RemoteFile, RemotePath, cache, file, storage
 from fastsiam.pipelines.remote.cache import Cache, Chunk
 from fastsiam.pipelines.remote.storage import Facts
-from tests.clouds import read_all, reconnect, web_server
 from tests.conftest import write_images
 from tests.disks import fill, read_only, small_disk
+from tests.object_storage import read_all, reconnect, web_server
 from tests.pipelines.cases import batches, same
 from tests.pipelines.conftest import Loaders
 from tests.processes import Forked

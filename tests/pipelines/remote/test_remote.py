@@ -15,9 +15,9 @@ from fastsiam.config.urls import place
 from fastsiam.errors import WorkerError
 from fastsiam.pipelines import Store, open_store
 from fastsiam.pipelines.remote import file, storage
-from tests.clouds import BUCKET, read_all, reconnect, upload, web_server
 from tests.conversions import run
-from tests.forms import FORMS
+from tests.data_formats import FORMS
+from tests.object_storage import BUCKET, read_all, reconnect, upload, web_server
 from tests.pipelines.cases import NEEDS, batches, central, same
 from tests.sources import folder_members, parquet, put
 

@@ -9,8 +9,8 @@ import pytest
 
 from fastsiam.config import TrainConfig
 from fastsiam.run import checkpoint as checkpoints
-from tests.clouds import KEY, SECRET, environment, faulty_proxy, reconnect, upload
 from tests.configs import flags, with_settings
+from tests.object_storage import KEY, SECRET, environment, faulty_proxy, reconnect, upload
 from tests.processes import fastsiam
 from tests.tiers import rest_slow
 from tests.train.runs import history, killed, kills_a_worker, resumed_after, trained

@@ -16,7 +16,7 @@ from fastsiam.errors import DataError, FastSiamError, FileLostError, NoSplitErro
 from fastsiam.pipelines import open_store
 from fastsiam.pipelines.remote import storage
 from fastsiam.pipelines.remote.storage import Facts
-from tests.clouds import KEY, SECRET, faulty_proxy, read_all, reconnect, upload, web_server
+from tests.object_storage import KEY, SECRET, faulty_proxy, read_all, reconnect, upload, web_server
 from tests.processes import Forked, python, wait_until
 from tests.sources import folder_members, parquet, tar
 

@@ -27,7 +27,7 @@ from fastsiam.pipelines.store.beton import (
 from tests import read_with_ffcv
 from tests.conftest import write_images
 from tests.conversions import find_problems
-from tests.forms import write_converted
+from tests.data_formats import write_converted
 from tests.pipelines.cases import PAGES, assert_near, batches
 from tests.sources import encoded, gray_jpeg, jpeg, picture
 

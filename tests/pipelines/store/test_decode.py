@@ -17,7 +17,7 @@ from fastsiam.errors import DataError
 from fastsiam.pipelines import open_split, open_store
 from fastsiam.pipelines.store.decode import ImageRules, decode
 from fastsiam.pipelines.store.probe import Flags, probe
-from tests.forms import write_converted
+from tests.data_formats import write_converted
 from tests.sources import encoded, picture, put, rotated_jpeg
 
 ALL_16_BITS = np.arange(65536, dtype=np.uint16).reshape(256, 256)

@@ -13,7 +13,7 @@ from fastsiam.errors import DataError
 from fastsiam.pipelines.store import FolderStore, open_store
 from fastsiam.train.image_list import names_of
 from tests.conftest import write_images
-from tests.forms import write_list
+from tests.data_formats import write_list
 from tests.processes import fastsiam
 from tests.sources import jpeg, put, tar
 

@@ -30,7 +30,7 @@ from fastsiam.pipelines.store import (
 from fastsiam.pipelines.store.base import BLOCK_IMAGES, blocks
 from fastsiam.pipelines.store.decode import decode
 from tests.conftest import write_images
-from tests.forms import FORMS
+from tests.data_formats import FORMS
 from tests.pipelines.dali_cases import KINDS
 from tests.sources import cifar
 

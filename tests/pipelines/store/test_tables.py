@@ -10,7 +10,7 @@ import pytest
 from fastsiam.errors import DataError, NoSplitError
 from fastsiam.pipelines.store import BetonStore, open_store
 from tests.conversions import run
-from tests.forms import write_hub_dataset
+from tests.data_formats import write_hub_dataset
 from tests.processes import python
 from tests.sources import jpeg, put, tar
 from tests.tables import Row, dataset

@@ -23,7 +23,7 @@ from fastsiam.pipelines.store import ArchiveStore, BetonStore, FolderStore, open
 from fastsiam.pipelines.store.index import ROW, file_facts, keep, pack_texts
 from tests.conftest import write_images
 from tests.conversions import assert_same_images, run, stub_raising
-from tests.forms import (
+from tests.data_formats import (
     FORMS,
     write_compressed_parquet,
     write_converted,
