@@ -33,7 +33,7 @@ def choice(root: Path, device: torch.device = CPU, *, free: float = 0.0, model: 
     return str(choose_pipeline(store, device=device, free=free, model=model))
 
 
-def test_memory_if_all_images_fit_beside_the_model(images: Path) -> None:
+def test_memory_is_chosen_if_images_and_model_fit(images: Path) -> None:
     size = 24 * EACH
     message = "pipeline memory: 24 images take 41 kB of 87 kB on the CPU"
     assert choice(images, free=130_000) == message
@@ -51,7 +51,7 @@ TOO_LARGE = (
 
 @pytest.mark.dali
 @pytest.mark.ffcv
-def test_what_decodes_images_that_do_not_fit(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_choice_if_images_do_not_fit(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """DALI if the GPU has few cores and DALI can be loaded; torchvision if kernels are missing."""
     for source in (images, readable("ffcv", images / "train")):
         assert choice(source) == f"pipeline native: {TOO_LARGE}"
@@ -73,7 +73,7 @@ def test_what_decodes_images_that_do_not_fit(images: Path, monkeypatch: pytest.M
     assert choice(images) == f"pipeline torchvision: {TOO_LARGE}; no C++ compiler found"
 
 
-def test_sizes_by_headers_of_all_or_of_a_sample(
+def test_decoded_size_is_estimated_from_headers(
     images: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A store that is read in groups is sampled from a few of them."""
@@ -120,7 +120,7 @@ def test_sizes_by_headers_of_all_or_of_a_sample(
         ),
     ],
 )
-def test_memory_within_a_containers_limits(
+def test_free_memory_respects_cgroup_limits(
     files: dict[str, str], free: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, text in files.items():
@@ -131,7 +131,7 @@ def test_memory_within_a_containers_limits(
     assert environment.free_bytes(CPU) == free
 
 
-def test_a_machines_ranks_share_its_memory(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_share_memory_of_machine(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = open_store(images, "train")
     monkeypatch.setattr(environment, "host_memory", lambda: (int(24 * EACH / 0.4 * 1.5), 0))
     for ranks, fits in (("1", True), ("2", False)):

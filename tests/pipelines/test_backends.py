@@ -23,7 +23,7 @@ from tests.processes import python
 
 @pytest.mark.dali
 @pytest.mark.ffcv
-def test_every_pipeline_has_its_row_and_is_ready_here() -> None:
+def test_every_pipeline_is_listed_and_ready() -> None:
     assert tuple(BACKENDS) == get_args(Pipeline)
     assert all(name == backend.name for name, backend in BACKENDS.items())
     assert BACKENDS[CEILING].decoder is None
@@ -41,7 +41,7 @@ def test_every_pipeline_has_its_row_and_is_ready_here() -> None:
     assert broken.installed and not missing.installed
 
 
-def test_the_table_loads_neither_torch_nor_a_package() -> None:
+def test_table_imports_neither_torch_nor_packages() -> None:
     script = (
         "import sys; import fastsiam.pipelines; from fastsiam.pipelines.backends import BACKENDS\n"
         "print([m for m in sys.modules if m.split('.')[0] in "
@@ -52,7 +52,7 @@ def test_the_table_loads_neither_torch_nor_a_package() -> None:
 
 
 @pytest.mark.ffcv
-def test_only_who_needs_a_beton_refuses_other_stores(images: Path) -> None:
+def test_only_ffcv_rejects_stores_other_than_beton(images: Path) -> None:
     folder = open_store(images / "train", "train")
     converted = open_store(readable("ffcv", images / "train"), "train")
     for backend in BACKENDS.values():
@@ -64,7 +64,9 @@ def test_only_who_needs_a_beton_refuses_other_stores(images: Path) -> None:
     assert [name for name, backend in BACKENDS.items() if backend.needs_beton] == ["ffcv"]
 
 
-def test_what_memory_refuses(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_rejects_wrong_sizes_and_too_many_images(
+    images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An image whose size differs from its header; too many images, before any is decoded."""
     with monkeypatch.context() as patch:
         decoded = Headers.decoded
@@ -81,7 +83,7 @@ def test_what_memory_refuses(images: Path, monkeypatch: pytest.MonkeyPatch) -> N
         opened("memory", images / "train")
 
 
-def test_settings_without_effect_are_named(
+def test_settings_without_effect_cause_warning(
     images: Path, loaders: Loaders, caplog: pytest.LogCaptureFixture
 ) -> None:
     warn_once.cache_clear()
@@ -96,7 +98,7 @@ def test_settings_without_effect_are_named(
 
 
 @pytest.mark.parametrize("name", OPTIONAL)
-def test_a_package_that_cannot_be_loaded_is_said(
+def test_broken_package_is_named_with_install_command(
     name: str, images: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = readable(name, images / "train")

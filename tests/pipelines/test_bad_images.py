@@ -98,7 +98,7 @@ def in_place(order: Sequence[int], bad: Sequence[int] = BAD) -> list[int]:
         pytest.param("ffcv", "beton", marks=pytest.mark.ffcv),
     ],
 )
-def test_others_are_shown_in_the_place_of_bad_ones(name: str, kind: str, folder: Path) -> None:
+def test_bad_images_are_replaced(name: str, kind: str, folder: Path) -> None:
     """The replacement is half an epoch away and has its own draws. Other images are unchanged.
 
     Two ranks show the same images. So does a run that starts at any step with the list: listed
@@ -131,7 +131,7 @@ def test_others_are_shown_in_the_place_of_bad_ones(name: str, kind: str, folder:
 
 
 @pytest.mark.parametrize("name", ["torchvision", "memory"])
-def test_an_image_that_goes_bad_later_was_good_before(name: str, folder: Path) -> None:
+def test_image_is_replaced_only_since_it_became_bad(name: str, folder: Path) -> None:
     """The list records since when an image is bad. Earlier epochs still show it."""
     originals = load(name, folder, 0, 1, 2)
     bad_images = BadImages(IMAGES)
@@ -145,7 +145,7 @@ def test_an_image_that_goes_bad_later_was_good_before(name: str, folder: Path) -
     assert same(load(name, folder, 0, 1, 2, bad=BadImages(IMAGES, [entry])), originals[:3] + rest)
 
 
-def test_too_many(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_too_many_bad_images_are_error(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Too many to replace, or to leave out of an evaluation."""
     damage(folder, range(8))
     assert set(range(8)).isdisjoint(order_of(load("torchvision", folder, 0)))
@@ -165,7 +165,7 @@ def test_too_many(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
         list(central("torchvision", folder, bad_images="replace"))
 
 
-def test_what_ranks_find_is_told_to_all() -> None:
+def test_ranks_share_bad_images() -> None:
     """If two ranks find the same image, the find at the earlier step counts."""
     files_by_rank: list[list[bytes]] = [[], []]
     texts: list[str] = []
@@ -187,7 +187,7 @@ def test_what_ranks_find_is_told_to_all() -> None:
     assert [len(files) for files in files_by_rank] == [1, 1]
 
 
-def test_the_list_in_a_folder(tmp_path: Path) -> None:
+def test_bad_image_list_round_trip(tmp_path: Path) -> None:
     assert read_bad_images(tmp_path) == []
     bad = BadImages(1000, keep=(tmp_path / FILE).write_bytes)  # type: ignore[arg-type]
     bad.note(ImageError("m", index=7, name="a\udcff", reason="b"), epoch=1, step=13)
@@ -198,7 +198,7 @@ def test_the_list_in_a_folder(tmp_path: Path) -> None:
         read_bad_images(tmp_path)
 
 
-def test_central_crops_leave_bad_images_out(folder: Path) -> None:
+def test_central_crops_skip_bad_images(folder: Path) -> None:
     """On every pass, with cached or recomputed crops."""
     beton = readable("ffcv", folder)
     full_batch = next(iter(central("native", beton, batch=24)))
@@ -221,7 +221,7 @@ def test_central_crops_leave_bad_images_out(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", THREADED)
-def test_bad_is_what_pillow_refuses(name: str, tmp_path: Path) -> None:
+def test_bad_images_are_those_pillow_rejects(name: str, tmp_path: Path) -> None:
     """Wherever the image is corrupt, even if a decoder reads only part of it or fills in pixels."""
     root = readable(name, write_images(tmp_path / "images", classes=2, each=12, side=160))
     generator = np.random.default_rng(0)
@@ -275,9 +275,7 @@ BROKEN = r"cannot decode .*class1/003\.jpg"
 
 
 @pytest.mark.parametrize("name", READERS)
-def test_a_broken_image_ends_the_epoch_at_its_step_and_is_named(
-    name: str, images: Path, loaders: Loaders
-) -> None:
+def test_corrupt_image_ends_epoch_at_its_step(name: str, images: Path, loaders: Loaders) -> None:
     """Batches before it are loaded, also of central crops. Once it is repaired, all batches are."""
     root = images / "train"
     damages = list(DAMAGES)
@@ -307,7 +305,7 @@ def test_a_broken_image_ends_the_epoch_at_its_step_and_is_named(
 
 
 @pytest.mark.parametrize("name", [n for n in READERS if n.values[0] in BY_FILE])
-def test_a_file_that_went_is_named(name: str, images: Path, loaders: Loaders) -> None:
+def test_deleted_file_is_named(name: str, images: Path, loaders: Loaders) -> None:
     loader = loaders(name, images / "train")
     (images / "train" / "class2" / "001.jpg").unlink()
     with pytest.raises(DataError, match=r"cannot read .*class2/001\.jpg"):

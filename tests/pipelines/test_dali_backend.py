@@ -22,7 +22,7 @@ from tests.views.cases import UNEQUAL
 pytestmark = pytest.mark.dali
 
 
-def test_an_error_mixes_nothing_up(
+def test_next_epoch_is_correct_after_error(
     images: Path, loaders: Loaders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ctrl-C or a CUDA error at any point while a batch is passed to DALI."""
@@ -44,7 +44,7 @@ def test_an_error_mixes_nothing_up(
 
 @pytest.mark.usefixtures("trusting")
 @pytest.mark.parametrize("prefetch", [1, 3])
-def test_what_only_dali_refuses_is_decoded_by_pil(
+def test_images_dali_rejects_are_decoded_by_pil(
     prefetch: int, images: Path, loaders: Loaders, caplog: pytest.LogCaptureFixture
 ) -> None:
     """DALI loses that batch and those in flight behind it. All arrive, in order; one warning."""
@@ -63,7 +63,7 @@ def test_what_only_dali_refuses_is_decoded_by_pil(
 
 
 @pytest.mark.usefixtures("trusting")
-def test_what_dali_and_pil_refuse_is_named(images: Path, loaders: Loaders) -> None:
+def test_images_dali_and_pil_reject_are_named(images: Path, loaders: Loaders) -> None:
     """The error names the image and is distinguished from other DALI errors."""
     root, originals = images / "train", list[bytes]()
     loader = loaders(GRAPH, root, batch=4, prefetch=3)
@@ -85,7 +85,7 @@ def test_what_dali_and_pil_refuse_is_named(images: Path, loaders: Loaders) -> No
         assert same(list(loader.epoch(0)), expected)
 
 
-def test_a_broken_image_is_said_in_one_voice(images: Path) -> None:
+def test_dali_prints_nothing_about_corrupt_image(images: Path) -> None:
     """DALI's own error output does not reach the user."""
     change_image("dali", images / "train", 11, lambda data: data[:-20])
     result = Forked(print_the_error, images).wait()
@@ -100,7 +100,7 @@ def print_the_error(data: Path) -> None:
         print(error)
 
 
-def test_views_of_different_sides(real_images: Path, loaders: Loaders) -> None:
+def test_views_of_different_sizes(real_images: Path, loaders: Loaders) -> None:
     """Close to PIL's except at edges. DALI's graph has one decoder and gets each image once."""
     store = open_store(real_images, "train")
     augment = UNEQUAL.changed(scale_min=0.3, scale_max=1.0)
@@ -120,7 +120,7 @@ def test_views_of_different_sides(real_images: Path, loaders: Loaders) -> None:
     assert sum(len(data) for name, data in fed if name == "encoded") == 200
 
 
-def test_every_kind_of_image_is_cropped_as_pil_does(tmp_path: Path, loaders: Loaders) -> None:
+def test_crops_of_every_image_kind_are_close_to_pil(tmp_path: Path, loaders: Loaders) -> None:
     """In every format, within one level except at the edges, so the decoding is exact."""
     for number, make in enumerate(KINDS.values()):
         for i in range(8):

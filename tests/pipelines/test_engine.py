@@ -112,7 +112,7 @@ def cut_batches(draw: st.DrawFn) -> tuple[ListStore, dict[int, Cuts], int]:
     suppress_health_check=[HealthCheck.too_slow],
 )
 @given(cut_batches())
-def test_crops_are_pillows(batch: tuple[ListStore, dict[int, Cuts], int]) -> None:
+def test_crops_equal_pillow(batch: tuple[ListStore, dict[int, Cuts], int]) -> None:
     store, cuts, workers = batch
     index = np.arange(len(store))
     engine = Engine(store, workers=workers)
@@ -144,7 +144,7 @@ def odd(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def test_an_image_that_becomes_another_is_refused(tmp_path: Path) -> None:
+def test_image_that_changes_size_is_rejected(tmp_path: Path) -> None:
     store = ListStore([jpeg(0), encoded(picture(1), "PNG")])
     engine = Engine(store, workers=1)
     engine.read(np.arange(2))
@@ -162,14 +162,14 @@ def test_an_image_that_becomes_another_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [n for n in WITH_IMAGES if n.values != ("ffcv",)])
-def test_an_image_whose_header_pillow_alone_reads(name: str, tmp_path: Path) -> None:
+def test_image_with_header_only_pillow_reads(name: str, tmp_path: Path) -> None:
     root = write_images(tmp_path / "images", each=4)
     change_image(name, root, 5, lambda data: b"\xff\xd8\xff\x00" + data[2:])
     assert_near(batches(name, root, batch=6), batches("torchvision", root, batch=6))
 
 
 @pytest.mark.parametrize("prefetch", [1, 2, 4])
-def test_crops_stay_what_they_are_until_the_next_are_asked_for(
+def test_crops_are_valid_until_next_batch_is_requested(
     prefetch: int, odd: Path, loaders: Loaders
 ) -> None:
     """However many batches are prefetched meanwhile, into the remaining buffers."""
@@ -181,7 +181,7 @@ def test_crops_stay_what_they_are_until_the_next_are_asked_for(
         assert torch.equal(crops[0], expected[number])
 
 
-def test_a_cancelled_batch_lets_its_memory_go() -> None:
+def test_cancelled_batch_does_not_write_to_memory() -> None:
     """Nothing is written after the cancel, whatever the threads were doing."""
     store = ListStore([encoded(picture(i, width=900, height=700), "PNG") for i in range(8)])
     engine = Engine(store, workers=2)
@@ -199,7 +199,7 @@ def test_a_cancelled_batch_lets_its_memory_go() -> None:
     engine.close()
 
 
-def test_batches_are_made_without_libjpeg(odd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_without_libjpeg(odd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = batches("native", odd, 0, 1)
     monkeypatch.setattr(headers, "decoder", lambda: 0)
     assert same(batches("native", odd, 0, 1), expected)
@@ -208,9 +208,7 @@ def test_batches_are_made_without_libjpeg(odd: Path, monkeypatch: pytest.MonkeyP
     assert known.read_images(both, lambda: memoryview(bytearray(1 << 20))) == {}
 
 
-def test_kernels_are_missed_when_a_loader_is_opened(
-    odd: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_kernels_are_reported_on_open(odd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not at the first batch, when the run has started."""
 
     monkeypatch.setattr(headers, "decoder", Mock(side_effect=BackendError("no compiler")))

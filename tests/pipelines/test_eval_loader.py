@@ -49,7 +49,7 @@ def equal(one: EvalBatch, other: EvalBatch) -> bool:
     return all(torch.equal(getattr(one, f), getattr(other, f)) for f in EvalBatch.__slots__)
 
 
-def test_central_cuts_equal_pil_for_images_of_any_size() -> None:
+def test_central_crops_equal_pil_for_any_size() -> None:
     """Shrunk, enlarged, narrower than the crop, long and thin; noise and black-and-white images."""
     random = np.random.default_rng(0)
     for largest in (3, 20, 150, 700) * 25:
@@ -79,7 +79,9 @@ def odd(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("kind", ["folder", "converted", "pixels"])
 @pytest.mark.parametrize(("resize", "side"), [(20, 16), (12, 17)])
-def test_odd_images_equal_pils(resize: int, side: int, kind: str, odd: Path) -> None:
+def test_central_crops_of_unusual_images_equal_pil(
+    resize: int, side: int, kind: str, odd: Path
+) -> None:
     root = odd.with_name(kind)
     if not root.exists():
         root = FORMS[kind](odd, root)
@@ -96,7 +98,7 @@ def photographs(real_images: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.mark.dali
 @pytest.mark.parametrize(("resize", "side"), [(256, 224), (400, 224), (96, 96)])
-def test_what_dali_resizes_is_near_pils(resize: int, side: int, photographs: Path) -> None:
+def test_dali_resize_is_close_to_pil(resize: int, side: int, photographs: Path) -> None:
     """The GPU graph, run on the CPU: within one level, except at the edges of shrunk images."""
     from fastsiam.pipelines.dali_backend import central_crops
 
@@ -113,7 +115,7 @@ def test_what_dali_resizes_is_near_pils(resize: int, side: int, photographs: Pat
 
 @pytest.mark.dali
 @pytest.mark.ffcv
-def test_the_engine_makes_the_crops_except_for_dali_on_a_gpu(images: Path) -> None:
+def test_engine_makes_central_crops_except_for_dali_on_gpu(images: Path) -> None:
     """So the other tests here use one pipeline. At resize 95, crops have a border."""
     store = open_store(images / "train", "train")
     for name in get_args(Pipeline):
@@ -129,7 +131,7 @@ def test_the_engine_makes_the_crops_except_for_dali_on_a_gpu(images: Path) -> No
 
 
 @pytest.mark.parametrize("keep", [0, 2**30])
-def test_every_pass_is_the_same(keep: int, images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_pass_is_equal(keep: int, images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also after abandoned passes. Cached crops are not computed again."""
     monkeypatch.setattr(module, "_KEEP_BYTES", keep)
     root = images / "train"
@@ -146,7 +148,7 @@ def test_every_pass_is_the_same(keep: int, images: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("world", [2, 1, 5])
-def test_ranks_share_the_chosen_images(world: int, images: Path) -> None:
+def test_ranks_share_chosen_images(world: int, images: Path) -> None:
     root = images / "train"
     chosen = np.array([0, 1, 5, 11, 12, 20, 23])
     everything = next(iter(central("native", root, batch=24)))
@@ -177,7 +179,7 @@ def test_ranks_take_batches_in_turn(images: Path) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["native", pytest.param("dali", marks=NEEDS["dali"])])
-def test_images_on_the_gpu(name: str, photographs: Path) -> None:
+def test_central_crops_on_gpu_are_close_to_cpu(name: str, photographs: Path) -> None:
     """They equal the CPU's, except that nvJPEG rounds its transform and colours differently."""
     settings = {"resize": 256, "side": 224, "batch": 32}
     host = central(name, photographs, **settings)
@@ -197,7 +199,7 @@ def test_images_on_the_gpu(name: str, photographs: Path) -> None:
 @pytest.mark.gpu
 @pytest.mark.dali
 @pytest.mark.parametrize(("resize", "side"), [(256, 224), (72, 96)])
-def test_dali_resizes_on_the_gpu_as_pil_does(resize: int, side: int, photographs: Path) -> None:
+def test_dali_resize_on_gpu_is_close_to_pil(resize: int, side: int, photographs: Path) -> None:
     """Raw pixels, which need no decoding: within one level, except near edges.
 
     The engine computes crops with a border, bit for bit.
@@ -212,7 +214,7 @@ def test_dali_resizes_on_the_gpu_as_pil_does(resize: int, side: int, photographs
 
 
 @pytest.mark.gpu
-def test_a_gpu_that_is_behind_loses_no_crops(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_gpu_gets_all_crops(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pinned memory must not be reused before it has been copied."""
     monkeypatch.setattr(module, "_KEEP_BYTES", 0)
     host, device = (

@@ -40,7 +40,7 @@ def mixtures(draw: st.DrawFn) -> Mixture:
 
 @settings(max_examples=40, deadline=None, derandomize=True, database=None)
 @given(mixtures(), st.integers(0, 2**32), st.integers(0, 50), st.integers(1, 3))
-def test_every_epoch_has_the_shares_and_shows_all_images_of_a_data_set_alike(
+def test_epochs_have_exact_shares_and_use_images_equally(
     mixture: Mixture, seed: int, start: int, epochs: int
 ) -> None:
     images, seen = len(mixture), np.zeros(len(mixture), np.int64)
@@ -61,7 +61,7 @@ def test_every_epoch_has_the_shares_and_shows_all_images_of_a_data_set_alike(
         )
 
 
-def test_a_repeated_image_is_drawn_other_views_and_ranks_share_the_order() -> None:
+def test_repeated_image_gets_new_views() -> None:
     """The default weights are the data sets' sizes, with which each image is shown once."""
     numbers = Mixture(np.repeat([0, 1, 2], [7, 500, 33]), (7, 500, 33)).epoch(3, 9)
     assert np.array_equal(np.sort(numbers), np.arange(540))
@@ -88,7 +88,7 @@ def halves(images: Path, tmp_path: Path) -> list[Path]:
     return roots
 
 
-def test_stores_of_every_kind_are_read_as_one(images: Path, tmp_path: Path) -> None:
+def test_mixed_store_reads_stores_of_every_kind(images: Path, tmp_path: Path) -> None:
     folder = images / "train"
     stores: list[Store] = [
         open_store(write(folder, tmp_path / name.replace(" ", "-")), "train")
@@ -113,7 +113,7 @@ def test_stores_of_every_kind_are_read_as_one(images: Path, tmp_path: Path) -> N
     assert all(blocks[a:b].min() > blocks[:a].max() for a, b in pairwise(first[1:]))
 
 
-def test_each_data_set_checks_its_own_files(tmp_path: Path) -> None:
+def test_each_data_set_checks_its_files(tmp_path: Path) -> None:
     """Even if together they have more files than a single data set checks."""
     names = [tmp_path / "one" / "0.tar", *(tmp_path / "many" / f"{i}.tar" for i in range(17))]
     tars = [tar(path, [("a/0.jpg", jpeg(0))]) for path in names]
@@ -125,7 +125,7 @@ def test_each_data_set_checks_its_own_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [one for one in WITH_IMAGES if one.values != ("ffcv",)])
-def test_every_pipeline_shows_a_mixture_as_it_shows_one_folder(
+def test_mixture_yields_same_views_as_one_folder(
     name: Pipeline, images: Path, halves: list[Path]
 ) -> None:
     two: Any = {"data": str(halves[0]), "mixed_with": (str(halves[1]),), "weights": "3,1"}
@@ -144,7 +144,7 @@ def test_every_pipeline_shows_a_mixture_as_it_shows_one_folder(
 
 
 @pytest.mark.parametrize("name", ["native", "torchvision", "memory"])
-def test_a_converted_data_set_keeps_its_orientation_alone(name: Pipeline, tmp_path: Path) -> None:
+def test_exif_rules_do_not_apply_to_converted_data_set(name: Pipeline, tmp_path: Path) -> None:
     """``--exif`` applies to the other data sets of a mixture, whichever data set is first."""
     plain = write_images(tmp_path / "plain", classes=1)
     for i in range(8):
@@ -158,14 +158,14 @@ def test_a_converted_data_set_keeps_its_orientation_alone(name: Pipeline, tmp_pa
 
 
 @pytest.mark.ffcv
-def test_ffcv_refuses_a_mixture_and_offers_no_conversion(halves: list[Path]) -> None:
+def test_ffcv_rejects_mixture_without_suggesting_conversion(halves: list[Path]) -> None:
     """A conversion would contain only the first data set."""
     data = DataConfig(data=str(halves[0]), mixed_with=(str(halves[1]),))
     with pytest.raises(DataError, match=r"reads one \.beton .* choose --pipeline native$"):
         BACKENDS["ffcv"].check(open_training(data)[0])
 
 
-def test_what_is_held_out_is_of_each_data_set(halves: list[Path]) -> None:
+def test_holdout_applies_to_each_data_set(halves: list[Path]) -> None:
     data = DataConfig(data=str(halves[0]), mixed_with=(str(halves[1]),), holdout="25%")
     store, train_positions, held_out = open_training(data)
     parts = [open_training(part) for part in data.parts]
@@ -174,7 +174,7 @@ def test_what_is_held_out_is_of_each_data_set(halves: list[Path]) -> None:
     assert [store.name(i) for i in held_out.tolist()] == names
 
 
-def test_weights_are_one_number_for_each_data_set() -> None:
+def test_invalid_weights_are_rejected() -> None:
     for weights in ("1", "1,2,3", "1,0", "1,-1", "a,b", "1,nan"):
         with pytest.raises(ValueError, match=r"weights must (be|have)"):
             DataConfig(data="a", mixed_with=("b",), weights=weights)  # type: ignore[arg-type]

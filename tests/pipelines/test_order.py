@@ -64,7 +64,7 @@ def test_ranks_and_subsets_share_one_order(
     np.testing.assert_array_equal(epoch_of(replace(order), epoch), indices)
 
 
-def test_an_epoch_is_shuffled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_epoch_is_shuffled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Even if several loaders take turns, or epochs alternate."""
     shuffle = Mock(wraps=full_shuffle)
     monkeypatch.setattr("fastsiam.pipelines.order.full_shuffle", shuffle)
@@ -75,7 +75,7 @@ def test_an_epoch_is_shuffled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert shuffle.call_count == 3 * len(turns)
 
 
-def test_bad_images_of_a_mixture_are_replaced_by_good_ones() -> None:
+def test_bad_images_of_mixture_are_replaced() -> None:
     """A small data set with a large weight would repeat a bad image many times in a row."""
     mixture = Mixture(np.repeat([0, 1], [98, 2]), (0.5, 0.5))
     bad = BadImages(100, [BadImage(0, 99, "", "", 0)])
@@ -84,7 +84,7 @@ def test_bad_images_of_a_mixture_are_replaced_by_good_ones() -> None:
     assert {98} < set(indices.tolist()) <= set(range(99))
 
 
-def test_a_draw_that_is_noted_here_is_a_draw_for_ever() -> None:
+def test_order_is_pinned() -> None:
     """Resumed runs and published subsets depend on it."""
     order = Order(images=20, batch=5, seed=7, rank=0, world=1)
     assert order.indices(0, 0).tolist() == [1, 13, 8, 15, 10]
@@ -98,7 +98,7 @@ def test_a_draw_that_is_noted_here_is_a_draw_for_ever() -> None:
         Order(images=20, batch=0, seed=0)
 
 
-def test_no_stream_draws_what_another_does() -> None:
+def test_random_streams_are_distinct() -> None:
     """For the first images, epochs and views, wherever the stream is in the key."""
     images = np.arange(50)
     keys = [rng.keys(7, rng.Stream.SHARE, images), rng.keys(7, 0, rng.Stream.LIMIT, images)]
@@ -113,7 +113,7 @@ def test_no_stream_draws_what_another_does() -> None:
 # The shuffle within a window.
 
 
-def test_a_block_is_read_within_a_shuffle_of_places() -> None:
+def test_window_shuffle_keeps_blocks_together() -> None:
     """A block's images are shown within its length plus the window's, wrapping around the epoch."""
     window, images = 1000, 20 * BLOCK_IMAGES
     indices = Window(window, in_order(images)).epoch(0, 0)
@@ -124,7 +124,7 @@ def test_a_block_is_read_within_a_shuffle_of_places() -> None:
         assert images - gaps.max() <= window + BLOCK_IMAGES + window // 10  # for crowding
 
 
-def test_any_image_may_come_at_any_time() -> None:
+def test_window_shuffle_is_uniform_over_epochs() -> None:
     """Over many epochs, an image's position has the mean and spread of a full shuffle."""
     images, epochs = 2048, 300
     window = Window(256, in_order(images))
@@ -134,7 +134,7 @@ def test_any_image_may_come_at_any_time() -> None:
     assert np.abs(place.std(0) / deviation - 1).max() < 0.15
 
 
-def test_a_shuffle_that_is_noted_here_is_a_shuffle_for_ever() -> None:
+def test_window_shuffle_is_pinned() -> None:
     window = Window(6, np.arange(20) // 4)
     assert window.epoch(7, 0).tolist() == [
         14, 3, 2, 13, 15, 5, 12, 4, 6, 10, 7, 11, 8, 9, 18, 16, 17, 0, 19, 1,

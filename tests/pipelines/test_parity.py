@@ -77,7 +77,7 @@ def expected_of(root: Path, augment: AugmentConfig) -> list[Batch]:
 
 
 @pytest.mark.parametrize(("name", "kind"), PAIRS)
-def test_same_images_and_pixels(name: str, kind: str, all_kinds: Path) -> None:
+def test_images_and_pixels_equal_torchvision(name: str, kind: str, all_kinds: Path) -> None:
     root = source(kind, all_kinds)
     for augment in (CROPS, VIEWS, UNEQUAL):
         loaded = batches(name, root, 1, augment=augment, **HOW)
@@ -86,7 +86,7 @@ def test_same_images_and_pixels(name: str, kind: str, all_kinds: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [*THREADED, "memory"])
-def test_exif_and_alpha_are_applied_alike(name: str, all_kinds: Path) -> None:
+def test_exif_and_alpha_rules_equal_torchvision(name: str, all_kinds: Path) -> None:
     rules: Any = {"exif": "apply", "alpha": "white"}
     source = all_kinds
     if name == "ffcv":

@@ -90,7 +90,7 @@ SITUATIONS: tuple[dict[str, Any], ...] = (
 
 
 @pytest.mark.parametrize("name", READERS)
-def test_an_epoch_is_torchvisions(
+def test_epoch_equals_torchvision(
     name: str, folder: Path, batches_of: Callable[..., list[Batch]]
 ) -> None:
     """Each image once, with its label, name, draws and two different views; also in subsets."""
@@ -131,7 +131,9 @@ def test_an_epoch_is_torchvisions(
 
 
 @pytest.mark.parametrize("name", [*PIPELINES, WAYS[0]])
-def test_batches_have_the_promised_form(name: str, folder: Path, loaders: Loaders) -> None:
+def test_batches_have_documented_shapes_and_dtypes(
+    name: str, folder: Path, loaders: Loaders
+) -> None:
     for augment, dtype, sides in (
         (SMALL, torch.float32, [16, 16]),
         (UNEQUAL, torch.bfloat16, [24, 12, 24, 12, 12]),
@@ -157,7 +159,7 @@ def test_batches_have_the_promised_form(name: str, folder: Path, loaders: Loader
     ("world", "skip", "workers", "left"), [(1, 2, 2, 0), (2, 1, 2, 2), (4, 0, 0, 1)]
 )
 @pytest.mark.parametrize("name", [*PIPELINES, *WAYS])
-def test_ranks_share_an_epoch_from_any_step_on(
+def test_ranks_share_epoch_from_any_step(
     name: str,
     world: int,
     skip: int,
@@ -183,7 +185,7 @@ def test_ranks_share_an_epoch_from_any_step_on(
 
 
 @pytest.mark.ffcv
-def test_ffcv_reads_the_pages_of_the_images_that_are_picked(tmp_path: Path) -> None:
+def test_ffcv_reads_pages_of_selected_images(tmp_path: Path) -> None:
     (tmp_path / "images" / "noise").mkdir(parents=True)
     for number in range(4):
         pixels = np.random.default_rng(number).integers(0, 256, (1500, 1500, 3), dtype=np.uint8)
@@ -198,7 +200,7 @@ def test_ffcv_reads_the_pages_of_the_images_that_are_picked(tmp_path: Path) -> N
 
 @pytest.mark.ffcv
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_page_cache_that_cannot_read_is_an_error(images: Path, loaders: Loaders) -> None:
+def test_failed_ffcv_page_cache_is_error(images: Path, loaders: Loaders) -> None:
     """FFCV's reader threads die, and FFCV waits for their pages forever."""
     loader = loaders(PAGES, images / "train", workers=2)
     path = readable("ffcv", images / "train") / "train.beton"
@@ -208,7 +210,7 @@ def test_a_page_cache_that_cannot_read_is_an_error(images: Path, loaders: Loader
 
 
 @pytest.mark.parametrize("name", READERS)
-def test_one_epoch_of_a_loader_at_a_time(name: str, folder: Path, loaders: Loaders) -> None:
+def test_loader_runs_one_epoch_at_a_time(name: str, folder: Path, loaders: Loaders) -> None:
     """Another loader and an evaluation may run meanwhile. An epoch that was replaced raises."""
     one, other = (loaders(name, folder, workers=2) for _ in range(2))
     for a, b, c in zip(one.epoch(0), other.epoch(0), central(name, folder), strict=True):

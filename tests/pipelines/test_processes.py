@@ -25,7 +25,7 @@ def _twice(number: int) -> int:
     return 2 * number
 
 
-def test_a_signal_while_the_workers_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_signal_while_workers_start_kills_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """It ends the command without an error of the pool, and workers are killed."""
 
     before = multiprocessing.active_children()
@@ -48,7 +48,7 @@ def _fork_two(folder: str, forks: bool) -> None:
         list(run([f"{folder}/a", f"{folder}/b"]))
 
 
-def test_workers_end_with_their_parent(tmp_path: Path) -> None:
+def test_workers_exit_with_parent(tmp_path: Path) -> None:
     """Whatever ends the parent, even if a fork server starts the workers, as for remote data."""
     processes = []
     for number, forks in ((signal.SIGKILL, True), (signal.SIGTERM, True), (signal.SIGKILL, False)):
@@ -71,7 +71,7 @@ def _signalled(number: int) -> int:
 
 
 @pytest.mark.parametrize("forks", [True, False])
-def test_workers_leave_signals_of_a_whole_job_to_their_parent(forks: bool) -> None:
+def test_workers_ignore_signals_meant_for_parent(forks: bool) -> None:
     """A terminal sends SIGINT and SIGHUP to all processes of a command; SLURM sends SIGUSR1."""
     numbers = [signal.SIGINT, signal.SIGHUP, signal.SIGUSR1]
     with process_pool(1, _signalled, forks=forks) as run:
@@ -82,13 +82,13 @@ def _die(number: int) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_a_worker_that_is_killed_is_one_line() -> None:
+def test_killed_worker_is_error_with_advice() -> None:
     error = pytest.raises(WorkerError, match=r"a worker process died .*: lower --workers, or give")
     with error, process_pool(2, _die) as run:
         list(run(range(5)))
 
 
-def test_ctrl_c_while_the_server_imports(tmp_path: Path) -> None:
+def test_sigint_while_fork_server_imports(tmp_path: Path) -> None:
     """The fork server ignores the signal: only the command reports that it stops."""
     (tmp_path / "slow.py").write_text("import time; print('importing', flush=True); time.sleep(2)")
     script = (
@@ -123,7 +123,7 @@ def _slow_to_leave(folder: Path) -> None:
             time.sleep(60)
 
 
-def test_a_second_ctrl_c_ends_a_conversion_at_once(tmp_path: Path) -> None:
+def test_second_sigint_ends_conversion_immediately(tmp_path: Path) -> None:
     process = Forked(_slow_to_leave, tmp_path)
     for mark in ("begun", "leaving"):
         wait_until(process, (tmp_path / mark).exists)
@@ -132,7 +132,7 @@ def test_a_second_ctrl_c_ends_a_conversion_at_once(tmp_path: Path) -> None:
     assert process.wait(30).returncode == 128 + signal.SIGINT
 
 
-def test_nohup_is_heeded() -> None:
+def test_ignored_signals_stay_ignored() -> None:
     before = {number: signal.signal(number, signal.SIG_IGN) for number in STOPS}
     try:
         with stoppable("on"):

@@ -17,7 +17,7 @@ from tests.conftest import write_images
 LABELS = np.random.default_rng(0).permutation(np.repeat(np.arange(4), [1300, 1201, 732, 4]))
 
 
-def test_every_class_gives_its_share() -> None:
+def test_subset_has_same_share_of_every_class() -> None:
     for percent, counts in {
         1: [13, 12, 7, 1], 10: [130, 120, 73, 1], 100: [1300, 1201, 732, 4]
     }.items():  # fmt: skip
@@ -37,7 +37,7 @@ def test_every_class_gives_its_share() -> None:
             choose(LABELS, percent=wrong, seed=0)
 
 
-def test_a_cache_of_data_that_are_here_is_of_no_use(
+def test_cache_for_local_data_causes_warning(
     images: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     open_split(DataConfig(data=str(images), cache=str(tmp_path / "cache")), "train")
@@ -45,7 +45,7 @@ def test_a_cache_of_data_that_are_here_is_of_no_use(
     assert not (tmp_path / "cache").exists()
 
 
-def test_a_sample_keeps_the_proportions() -> None:
+def test_sample_keeps_class_proportions() -> None:
     positions = sample(LABELS, size=300, seed=0)
     assert len(np.unique(positions)) == 300 and (np.diff(positions) > 0).all()
     counts = np.bincount(LABELS[positions], minlength=4)
@@ -73,7 +73,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_list_of_names(folder: Path) -> None:
+def test_subset_is_read_from_list_of_names(folder: Path) -> None:
     """Full names, file names, blank lines, Windows line endings and a duplicate."""
     store = open_store(folder / "images", "train")
     lines = ["n02_5.JPEG", "", "class1/002.jpg\r", "  class0/n01_5.JPEG ", "n01_5.JPEG", ""]
@@ -108,7 +108,7 @@ def parts(root: Path, holdout: str = "10%") -> tuple[list[str], list[str]]:
     return names_of(open_split(data, "train")), names_of(open_split(data, "val"))
 
 
-def test_a_share_of_each_class_is_held_out(photos: Path) -> None:
+def test_holdout_takes_share_of_each_class(photos: Path) -> None:
     every = names_of(open_store(photos, "train"))
     for holdout, each in (("10%", 2), ("12.5%", 2), ("50%", 10), ("1%", 1), ("99.9%", 19)):
         left, held_out = parts(photos, holdout)
@@ -128,7 +128,7 @@ def test_a_share_of_each_class_is_held_out(photos: Path) -> None:
             open_split(DataConfig(data=str(photos), holdout=holdout), "test")  # type: ignore[arg-type]
 
 
-def test_the_same_are_held_out_for_ever(photos: Path) -> None:
+def test_holdout_is_pinned(photos: Path) -> None:
     """Resumed runs and records of evaluations depend on it."""
     assert parts(photos)[1] == [
         "class0/001.jpg", "class0/007.jpg", "class1/007.jpg",
@@ -136,7 +136,7 @@ def test_the_same_are_held_out_for_ever(photos: Path) -> None:
     ]  # fmt: skip
 
 
-def test_a_class_of_one_image_keeps_it(tmp_path: Path) -> None:
+def test_class_with_one_image_is_not_held_out(tmp_path: Path) -> None:
     write_images(tmp_path / "few", classes=2, each=1)
     assert len(hold_out(open_store(tmp_path / "few", "train"), percent=50)) == 0
     with pytest.raises(DataError, match=r"no class of .*few has two: remove --holdout, or sort"):

@@ -14,7 +14,7 @@ from fastsiam.pipelines.survey import survey
 from tests.sources import picture, rotated_jpeg
 
 
-def test_what_options_affect_is_said(images: Path) -> None:
+def test_survey_reports_images_affected_by_options(images: Path) -> None:
     folder = images / "train" / "class0"
     (folder / "a.jpg").write_bytes(rotated_jpeg(0))
     picture(1).convert("RGBA").save(folder / "b.png")

@@ -28,7 +28,7 @@ def tuned(most: int, period: Callable[[int], float], *, batches: int = 100) -> W
         (1, lambda workers: 0.1, 1),
     ],
 )
-def test_the_fewest_threads_that_are_as_fast(
+def test_tuner_finds_fewest_sufficient_threads(
     most: int, period: Callable[[int], float], chosen: int
 ) -> None:
     tuner = tuned(most, period)
@@ -36,7 +36,7 @@ def test_the_fewest_threads_that_are_as_fast(
     assert f"loader threads: {chosen};" in str(tuner)
 
 
-def test_pauses_between_epochs_do_not_count() -> None:
+def test_tuner_ignores_pauses_between_epochs() -> None:
     tuner, now = WorkerTuner(4), 0.0
     for number in range(100):
         if number % 7 == 0:

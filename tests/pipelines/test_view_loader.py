@@ -45,7 +45,7 @@ def epoch_of(root: Path, number: int) -> list[Batch]:
     return batches("native", root, number)
 
 
-def test_each_iteration_is_the_next_epoch(root: Path) -> None:
+def test_each_iteration_is_next_epoch(root: Path) -> None:
     with loader_of(root) as loader:
         assert same(list(loader), epoch_of(root, 0)) and len(loader) == len(epoch_of(root, 0))
         next(iter(loader))  # an iteration that is abandoned counts
@@ -55,7 +55,7 @@ def test_each_iteration_is_the_next_epoch(root: Path) -> None:
 
 
 @pytest.mark.parametrize("taken", [0, 1, 2])
-def test_a_state_continues_in_the_middle_of_an_epoch(root: Path, taken: int) -> None:
+def test_state_resumes_mid_epoch(root: Path, taken: int) -> None:
     """In a pickled copy, which keeps the loader's arguments."""
     with loader_of(root) as loader:
         loader.set_epoch(3)
@@ -86,14 +86,14 @@ FLOATING = "dtype must be a floating type of two bytes or more, not torch"
         ({"crop_transform": lambda crops: [crops[0].float()]}, "must return uint8 .*float32"),
     ],
 )
-def test_what_is_refused(how: dict[str, Any], error: str, root: Path) -> None:
+def test_invalid_arguments_are_rejected(how: dict[str, Any], error: str, root: Path) -> None:
     arguments: dict[str, Any] = {"data": root, "augment": SMALL, "batch": BATCH, **how}
     raises_error = pytest.raises((TypeError, ValueError), match=error)
     with raises_error, ViewLoader(**arguments) as loader:
         next(iter(loader))
 
 
-def test_a_group_that_is_initialised_after_the_first_use_counts(
+def test_process_group_initialised_after_first_use(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise, after an early ``len``, each rank would train on all images of every batch."""
@@ -105,7 +105,7 @@ def test_a_group_that_is_initialised_after_the_first_use_counts(
         assert len(loader) == 3 and next(iter(loader)).index.shape == (BATCH // 2,)
 
 
-def test_a_state_of_another_order_is_refused(root: Path, images: Path) -> None:
+def test_state_of_other_order_is_rejected(root: Path, images: Path) -> None:
     state = loader_of(root).state_dict()
     for other, name in (
         (loader_of(root, batch=4), "batch 8, but this one has batch 4"),
@@ -132,7 +132,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("name", "taken"),
     [("native", 0), ("native", 1), ("memory", 1), pytest.param("dali", 1, marks=NEEDS["dali"])],
 )
-def test_a_forked_process_opens_the_images_again(name: str, taken: int, large: Path) -> None:
+def test_forked_process_reopens_images(name: str, taken: int, large: Path) -> None:
     """The threads of the parent's loader do not exist in the child."""
     with ViewLoader(data_of(name, large, workers=2), SMALL, batch=2) as loader:
         steps, passes = len(loader), [iter(loader)]
@@ -147,7 +147,7 @@ def test_a_forked_process_opens_the_images_again(name: str, taken: int, large: P
         assert len([*passes[0]]) == steps - taken
 
 
-def test_a_state_holds_the_bad_images(images: Path) -> None:
+def test_state_includes_bad_images(images: Path) -> None:
     """Otherwise a resumed loader would find them again, and could replace images differently."""
     (images / "train" / "class0" / "000.jpg").write_bytes(b"no image")
     data = DataConfig(data=str(images), bad_images="replace", pipeline="native", workers=1)
@@ -173,7 +173,7 @@ def negative(crops: Crops) -> Any:
 
 
 @pytest.mark.parametrize("name", WITH_IMAGES)
-def test_a_transform_changes_the_crops_before_their_colours(
+def test_crop_transform_runs_before_colour_operations(
     name: str, root: Path, loaders: Loaders
 ) -> None:
     """Without colour operations, the views are the negatives of the untransformed ones."""
@@ -191,7 +191,7 @@ def test_a_transform_changes_the_crops_before_their_colours(
         torch.testing.assert_close(view, -other, atol=2e-5, rtol=0)
 
 
-def test_workers_are_found_while_batches_are_made(
+def test_workers_auto_tunes_while_loading(
     root: Path,
     loaders: Loaders,
     caplog: pytest.LogCaptureFixture,
@@ -220,7 +220,7 @@ def test_workers_are_found_while_batches_are_made(
     )
 
 
-def test_a_loader_says_which_pipeline_it_has(root: Path) -> None:
+def test_loader_reports_its_pipeline(root: Path) -> None:
     """It also accepts positions as a list."""
     chosen: Any = [*range(1, 23, 2)]
     with ViewLoader(root, SMALL, batch=BATCH, chosen=chosen) as loader:
@@ -229,7 +229,7 @@ def test_a_loader_says_which_pipeline_it_has(root: Path) -> None:
         assert {*next(iter(loader)).index.tolist()} < {*chosen}
 
 
-def test_batches_as_other_packages_take_them(root: Path) -> None:
+def test_batch_formats_of_other_libraries(root: Path) -> None:
     batch = epoch_of(root, 0)[0]
     views, targets, names = lightly_batch(batch)
     assert views[1] is batch.view2 and targets is batch.label and len(names) == BATCH
@@ -243,7 +243,7 @@ def test_batches_as_other_packages_take_them(root: Path) -> None:
     assert torch.equal(views[0], batch.view1) and names[0].endswith(".jpg")
 
 
-def test_a_batch_whose_transform_fails_is_not_counted(root: Path) -> None:
+def test_batch_with_failed_transform_is_not_counted(root: Path) -> None:
     indices: list[Tensor] = []
 
     def transform(batch: Batch) -> Tensor:

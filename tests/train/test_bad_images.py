@@ -43,7 +43,7 @@ def config(small: TrainConfig) -> TrainConfig:
     return with_settings(small, pipeline="torchvision", bad_images="replace", knn_every=0)
 
 
-def test_the_run_continues_and_remembers(
+def test_bad_images_are_replaced_and_recorded(
     config: TrainConfig, images: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Later runs keep using the list, even if the files are repaired. `verify` needs it."""
@@ -67,7 +67,7 @@ def test_the_run_continues_and_remembers(
 
 
 @pytest.mark.parametrize("name", WITH_IMAGES)
-def test_resumed_mid_epoch_it_is_the_same_run(
+def test_run_with_bad_images_resumes_bit_for_bit(
     name: str, config: TrainConfig, images: Path, tmp_path: Path
 ) -> None:
     """The result is bitwise equal, even if the files are repaired before the run resumes."""
@@ -88,7 +88,7 @@ def test_resumed_mid_epoch_it_is_the_same_run(
     ]
 
 
-def test_stopped_by_one_it_continues_with_another_instead(
+def test_run_stopped_by_bad_image_resumes_with_replacement(
     config: TrainConfig, images: Path, tmp_path: Path
 ) -> None:
     """The result equals that of a run that replaced bad images from the start."""
@@ -107,7 +107,7 @@ def test_stopped_by_one_it_continues_with_another_instead(
     assert_same_runs(trained(config), reference)
 
 
-def test_a_branch_copies_the_list_and_a_new_run_does_not(
+def test_branch_copies_list_of_bad_images(
     config: TrainConfig, images: Path, tmp_path: Path
 ) -> None:
     """A branch that was killed at its first checkpoint already has its own copy of the list."""
@@ -129,7 +129,7 @@ def test_a_branch_copies_the_list_and_a_new_run_does_not(
     assert read_bad_images(trained(config, max_steps=4)) == []
 
 
-def test_what_follows_a_run_leaves_them_out(
+def test_evaluations_features_and_report_skip_bad_images(
     config: TrainConfig, images: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The monitor, evaluations, features and report skip bad images, also in the validation set."""

@@ -23,7 +23,7 @@ from tests.ranks import fastsiam_on_ranks
 from tests.train.runs import trained
 
 
-def test_a_variant_starts_from_what_fits_of_another(stopped: TrainConfig, tmp_path: Path) -> None:
+def test_variant_is_initialised_from_matching_parts(stopped: TrainConfig, tmp_path: Path) -> None:
     """Variants initialise each other. A predictor that the other variant lacks is new."""
     variants: list[tuple[dict[str, Any], tuple[str, ...], tuple[str, ...]]] = [
         # the projector's output has a bias instead of BN; the predictor is the same
@@ -52,7 +52,7 @@ def refused_runs(small: TrainConfig, tmp_path: Path) -> Iterator[tuple[TrainConf
     yield with_settings(small, extend=9), "needs a run to extend"
 
 
-def test_a_run_that_is_refused_leaves_no_folder(small: TrainConfig, tmp_path: Path) -> None:
+def test_rejected_run_leaves_no_folder(small: TrainConfig, tmp_path: Path) -> None:
     """The launcher fails before or after it starts ranks; with torchrun, rank 0 fails."""
     out = tmp_path / "runs" / "new"
     cases = [*refused_runs(small, tmp_path)]
@@ -68,7 +68,7 @@ def test_a_run_that_is_refused_leaves_no_folder(small: TrainConfig, tmp_path: Pa
     assert message in ranks[0].stderr and not out.parent.exists()
 
 
-def test_training_starts_from_a_files_weights(
+def test_init_loads_weights_of_file(
     stopped: TrainConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first, some = Path(stopped.run.out), tmp_path / "some.pth"
@@ -101,7 +101,7 @@ def test_training_starts_from_a_files_weights(
     preflight(with_settings(stopped, out=tmp_path / "some", init=some), world=1)
 
 
-def test_torchrun_restarts_only_runs_that_can_be_found_and_resumed(
+def test_max_restarts_needs_out_and_resume_auto(
     stopped_copy: TrainConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
@@ -112,7 +112,7 @@ def test_torchrun_restarts_only_runs_that_can_be_found_and_resumed(
     assert check_run(stopped_copy) == 1
 
 
-def test_nobody_restarts_a_run_of_one_process(
+def test_max_restarts_with_one_process_causes_warning(
     small: TrainConfig, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trained(small, max_restarts=1, max_steps=1)
@@ -120,7 +120,7 @@ def test_nobody_restarts_a_run_of_one_process(
 
 
 @pytest.mark.parametrize(("batch", "parts", "most"), [(512, 1, 1024), (32, 1, 256), (32, 4, 64)])
-def test_the_monitor_takes_what_training_has_memory_for(
+def test_knn_batch_fits_memory_of_training(
     batch: int, parts: int, most: int, small: TrainConfig
 ) -> None:
     """On a GPU its batch depends on the images and views per rank; on a CPU it is fixed."""

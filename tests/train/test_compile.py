@@ -60,20 +60,20 @@ def network(request: pytest.FixtureRequest) -> Iterator[None]:
     ids=str,
     indirect=["network"],
 )
-def test_a_compiled_step_is_the_same_step(settings: dict[str, Any], network: None) -> None:
+def test_compiled_step_equals_eager_step(settings: dict[str, Any], network: None) -> None:
     """Losses, gradients, weights and BN statistics of three steps, in float32."""
     eager = results(accumulate=settings.get("accumulate", 1))
     assert_same(results(compile="on", **settings), eager, tolerance=1e-4)
 
 
 @pytest.mark.parametrize("network", ["stem"], indirect=True)
-def test_compiled_steps_in_bfloat16_have_the_losses_of_eager_ones(network: None) -> None:
+def test_compiled_bfloat16_losses_equal_eager(network: None) -> None:
     """They differ by 0.0002. The float32 losses differ from them by 0.006."""
     eager, compiled = (results(precision="bf16", compile=mode)["loss"] for mode in ("off", "on"))
     torch.testing.assert_close(compiled, eager, atol=3e-3, rtol=0)
 
 
-def test_what_is_prepared_is_all_that_is_compiled_and_leaves_no_trace(
+def test_prepare_compiles_everything_and_changes_no_state(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """``prepare`` changes no weights, gradients or random state, also when it warms up CUDA graphs.
@@ -115,9 +115,7 @@ def test_what_is_prepared_is_all_that_is_compiled_and_leaves_no_trace(
     torch.testing.assert_close(one_batch, parts)
 
 
-def test_a_compiled_run_is_resumed_bit_for_bit_and_keeps_what_it_compiled(
-    small: TrainConfig, tmp_path: Path
-) -> None:
+def test_compiled_run_resumes_bit_for_bit_from_cache(small: TrainConfig, tmp_path: Path) -> None:
     """The second half runs in another process, which takes the graphs from the cache."""
     config = with_settings(small, knn_every=0, compile="on")
     reference, halves = tmp_path / "whole", tmp_path / "halves"
@@ -143,9 +141,7 @@ def _train_short(config: TrainConfig) -> None:
     print("all graphs from the cache" if hits and not misses else f"compiled: {dict(counters)}")
 
 
-def test_what_is_compiled_is_kept_beyond_tmp(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_inductor_cache_is_outside_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The cache moves even if torch has set the variable to its own folder under /tmp."""
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
@@ -158,7 +154,7 @@ def test_what_is_compiled_is_kept_beyond_tmp(
             assert cache_folder() == str(tmp_path / ".cache" / "fastsiam" / "torchinductor")
 
 
-def test_graphs_that_cannot_be_recorded_are_refused(
+def test_failed_cuda_graph_capture_is_reported(
     small: TrainConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Compilation itself works here. An error of the device is passed on unchanged."""
@@ -175,7 +171,7 @@ def test_graphs_that_cannot_be_recorded_are_refused(
             step.prepare()
 
 
-def test_what_a_killed_compiler_left_is_removed(
+def test_empty_libraries_of_killed_compiler_are_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Old empty libraries are removed: inductor never recompiles them. New ones may be in use."""
@@ -199,7 +195,7 @@ def _train_without_compiler(config: TrainConfig) -> None:
         trained(config)
 
 
-def test_a_missing_compiler_is_one_line(
+def test_missing_compiler_falls_back_to_eager(
     small: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Training falls back to eager execution, with the same results as an eager run.
@@ -238,7 +234,7 @@ def _compile_error(error: Exception) -> Exception:
     return caught.value
 
 
-def test_a_failed_compilation_is_named_by_its_cause() -> None:
+def test_cause_of_failed_compilation_is_reported() -> None:
     """Generic first lines of torch's messages are skipped."""
     from torch._dynamo.exc import Unsupported
     from torch._inductor.compile_worker.subproc_pool import SubprocException
@@ -262,7 +258,7 @@ def test_a_failed_compilation_is_named_by_its_cause() -> None:
     assert cause_line(RuntimeError("one\ntwo")) == "RuntimeError: one"
 
 
-def test_auto_compiles_long_runs_and_continues_as_the_run_began(
+def test_compile_auto_depends_on_length_and_is_kept(
     small: TrainConfig, stopped: TrainConfig
 ) -> None:
     """The number of steps of this start decides, not the length of the schedule."""

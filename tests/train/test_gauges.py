@@ -34,7 +34,7 @@ def warnings_of(run: Path, waits: list[float]) -> list[str]:
     return [f"{line['step']} {line['name']}: {line['text']}" for line in read_metrics(run)]
 
 
-def test_a_loader_that_becomes_slower(tmp_path: Path) -> None:
+def test_slowing_loader_causes_warning(tmp_path: Path) -> None:
     """A loader that was slow from the start, or for a few log points, gives no warning."""
     steady = [0.9, *(60 * [0.3])]
     assert warnings_of(tmp_path / "steady", [*steady, *(18 * [0.9]), *steady]) == []
@@ -45,13 +45,13 @@ def test_a_loader_that_becomes_slower(tmp_path: Path) -> None:
     )
 
 
-def test_little_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_low_host_memory_causes_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gauges, "host_memory", lambda: (3 * 10**9, 64 * 10**9))
     (warning,) = warnings_of(tmp_path, 3 * [0.02])
     assert warning.startswith("1 memory: the host has 3.0 GB of 64 GB memory left; ")
 
 
-def test_a_disk_without_room_for_checkpoints_is_in_the_log_on_the_screen_and_in_the_report(
+def test_low_disk_space_is_logged_printed_and_reported(
     small: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip

@@ -81,7 +81,7 @@ def file_in(place: Path) -> Path:
 
 
 @pytest.mark.parametrize("container", rest_slow([moved, archive, beton, arrow, parquet], fast=2))
-def test_a_run_continues_in_any_container(
+def test_run_resumes_from_any_container(
     container: Callable[[Path], Path], stopped_copy: TrainConfig, images: Path, finished: Path,
     capfd: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
@@ -114,7 +114,7 @@ def longer(place: Path) -> None:
     place.write_bytes(content + bytes(10240))
 
 
-def test_a_file_of_another_size_is_refused(
+def test_file_of_different_size_is_rejected(
     stopped_copy: TrainConfig, images: Path, finished: Path
 ) -> None:
     """It fails even with the same names, unless the path is new or the run has no file list."""
@@ -143,7 +143,7 @@ def test_a_file_of_another_size_is_refused(
     assert_same_runs(run, finished)
 
 
-def test_names_of_another_kind_are_taken_for_the_same_images_if_there_are_as_many(
+def test_renamed_images_are_accepted_if_count_matches(
     stopped_copy: TrainConfig, images: Path, finished: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Shards number their images and folders name them, so only the count can be compared."""
@@ -159,9 +159,7 @@ def test_names_of_another_kind_are_taken_for_the_same_images_if_there_are_as_man
         trained(stopped_copy, data=shards)
 
 
-def test_data_that_changed_are_refused(
-    stopped_copy: TrainConfig, images: Path, tmp_path: Path
-) -> None:
+def test_changed_data_are_rejected(stopped_copy: TrainConfig, images: Path, tmp_path: Path) -> None:
     """It fails for resumed runs, their branches, and branches from a copied checkpoint."""
     run, config = tmp_path / "run", with_settings(stopped_copy, data=images)
     copied_checkpoint = shutil.copy(checkpoints.last(run), run / "kept.pt")
@@ -185,7 +183,7 @@ def batches(config: TrainConfig, **settings: Any) -> dict[int, Batch]:
     return seen
 
 
-def test_a_run_continues_with_the_images_that_are_left(
+def test_accepted_change_keeps_steps_of_other_images(
     small: TrainConfig, images: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """All other images keep their steps. ``accept`` covers only one change of the data."""
@@ -216,7 +214,7 @@ def test_a_run_continues_with_the_images_that_are_left(
         trained(config)
 
 
-def test_a_run_from_before_there_were_lists(stopped_copy: TrainConfig, images: Path) -> None:
+def test_run_without_image_list_compares_count(stopped_copy: TrainConfig, images: Path) -> None:
     run, image = Path(stopped_copy.run.out), images / "train" / NAME
     (run / FILE).unlink()
     content = image.read_bytes()
@@ -229,7 +227,7 @@ def test_a_run_from_before_there_were_lists(stopped_copy: TrainConfig, images: P
     assert ImageList.load(run) == ImageList(tuple(names_of(open_store(images, "train"))))
 
 
-def test_a_run_leaves_its_holdout_out_and_watches_it(
+def test_holdout_is_excluded_from_training_and_monitored(
     small: TrainConfig, images: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Two of eight images of each class. A run cannot be resumed with another holdout."""
@@ -250,7 +248,7 @@ def test_a_run_leaves_its_holdout_out_and_watches_it(
             trained(config, holdout=other)
 
 
-def test_without_labels_a_share_of_all_is_held_out(
+def test_holdout_of_unlabelled_images(
     small: TrainConfig, images: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "flat").mkdir()
@@ -274,7 +272,7 @@ def shuffled(small: TrainConfig, monkeypatch: pytest.MonkeyPatch) -> TrainConfig
     return with_settings(small, shuffle="window:7", knn_every=0, tracker="none")
 
 
-def test_in_any_container_a_run_keeps_the_shuffle_that_it_began_with(
+def test_window_shuffle_is_kept_in_any_container(
     shuffled: TrainConfig, images: Path, tmp_path: Path
 ) -> None:
     """Containers store the images in different orders, so new runs would shuffle differently."""
@@ -290,7 +288,7 @@ def test_in_any_container_a_run_keeps_the_shuffle_that_it_began_with(
     assert history(turned) != history(reference)
 
 
-def test_a_run_on_a_mixture(
+def test_run_on_mixture_resumes_exactly(
     small: TrainConfig, images: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Half of a folder with three classes, half of one with a single class. It resumes exactly."""
@@ -313,9 +311,7 @@ def test_a_run_on_a_mixture(
         trained(mixed)
 
 
-def test_a_run_and_its_evaluations_take_the_named_columns(
-    small: TrainConfig, tmp_path: Path
-) -> None:
+def test_run_and_evaluations_use_named_columns(small: TrainConfig, tmp_path: Path) -> None:
     """The table has two columns of images. A third of its rows is held out."""
     columns = {"image_column": "photo", "label_column": "species", "holdout": "34%"}
     root = saved(tmp_path / "two", {"train": table(rows=12)})
@@ -338,7 +334,7 @@ def test_a_run_and_its_evaluations_take_the_named_columns(
         trained(photos, image_column="", out=tmp_path / "new")
 
 
-def test_names_are_dropped_before_the_first_step(small: TrainConfig) -> None:
+def test_image_names_are_freed_before_first_step(small: TrainConfig) -> None:
     """The names of millions of images would take gigabytes on every rank."""
 
     def lists() -> int:

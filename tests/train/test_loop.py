@@ -31,7 +31,7 @@ from tests.processes import Forked
 from tests.train.runs import history, trained
 
 
-def test_training_goes_on_while_eigenvalues_are_found(
+def test_training_continues_while_eigenvalues_are_computed(
     small: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The log line of step 2 is written after step 3 and before the line of step 4."""
@@ -56,7 +56,7 @@ def test_training_goes_on_while_eigenvalues_are_found(
     assert may_finish.is_set() and history(run) == expected and len(expected) == 3
 
 
-def test_lines_and_files_of_a_run(
+def test_run_writes_expected_log_lines_and_files(
     small: TrainConfig, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     run = trained(small)
@@ -96,7 +96,7 @@ def test_lines_and_files_of_a_run(
     assert set(events.Tags()["scalars"]) == tags - places
 
 
-def test_collapse_is_judged_by_the_untrained_network(small: TrainConfig, tmp_path: Path) -> None:
+def test_initial_std_is_that_of_untrained_network(small: TrainConfig, tmp_path: Path) -> None:
     """The initial std is measured once, also for a run that is resumed or branched off."""
     config = with_settings(small, head_bn="none", knn_every=0)
     run = trained(config, max_steps=2)
@@ -115,7 +115,7 @@ def test_collapse_is_judged_by_the_untrained_network(small: TrainConfig, tmp_pat
     assert [line["z_std"] for line in read_metrics(run) if line["kind"] == "initial"] == [std]
 
 
-def test_no_evaluation_before_the_first_epoch(small: TrainConfig) -> None:
+def test_knn_first_false_skips_first_evaluation(small: TrainConfig) -> None:
     """This includes a run that restarts because it was killed before its first checkpoint."""
 
     def kinds(run: Path) -> str:
@@ -137,7 +137,7 @@ def test_no_evaluation_before_the_first_epoch(small: TrainConfig) -> None:
         ({"log_every": 100, "knn_every": 1}, 4, 3),  # detected before an evaluation saves
     ],
 )
-def test_a_loss_that_is_not_finite_stops_the_run(
+def test_non_finite_loss_stops_run(
     settings: dict[str, int], at: int, kept: int, small: TrainConfig, tmp_path: Path
 ) -> None:
     """The step is exact however late the check runs, and the last good checkpoint is kept."""
@@ -155,7 +155,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(
 
 
 @pytest.mark.parametrize("stop_gradient", [True, False])
-def test_without_stop_gradient_the_solution_collapses(
+def test_training_without_stop_gradient_collapses(
     stop_gradient: bool, small: TrainConfig, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Fig. 2 of the paper in small: without stop-gradient the loss goes to -1 and the std to 0."""
@@ -174,14 +174,14 @@ def test_without_stop_gradient_the_solution_collapses(
 
 
 @pytest.mark.usefixtures("slow_eigenvalues")
-def test_the_guard_stops_a_run(small: TrainConfig) -> None:
+def test_collapse_guard_stops_run(small: TrainConfig) -> None:
     """It stops although the eigenvalues arrive some steps later."""
     config = with_settings(small, stop_gradient=False, epochs=40, lr=2.0, knn_every=0)
     with pytest.raises(TrainingError, match=r"collapsed at step \d+: std .*usual causes"):
         trained(config, on_collapse="stop", log_every=10)
 
 
-def test_the_guard_knows_that_a_part_of_a_batch_has_few_images(small: TrainConfig) -> None:
+def test_collapse_guard_allows_for_small_micro_batches(small: TrainConfig) -> None:
     """Centred outputs of four images span at most three dimensions, which is not a collapse."""
     config = with_settings(small, batch=16, accumulate=4, knn_every=0, on_collapse="stop")
     run = trained(config, max_steps=1)
@@ -199,7 +199,7 @@ def train_without_stderr(arguments: list[str]) -> None:
     main()
 
 
-def test_a_run_whose_messages_nobody_can_take(small: TrainConfig) -> None:
+def test_run_trains_without_stderr(small: TrainConfig) -> None:
     """stderr is closed (``2>&-``). For a full disk see tests/test_console.py."""
     result = Forked(train_without_stderr, ["train", *flags(small)]).wait(120)
     assert result.returncode == 0 and len(history(Path(small.run.out))) == 12

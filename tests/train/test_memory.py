@@ -14,7 +14,7 @@ from tests.configs import with_settings
 from tests.train.runs import CPU
 
 
-def test_no_less_than_a_step_keeps() -> None:
+def test_estimate_bounds_saved_tensors() -> None:
     """The method's entire forward pass, including heads and loss, on real tensors."""
     config = with_settings(RECIPES["cifar10"](), batch=32, precision="fp32", width=16)
     method = build_method(config.model)
@@ -31,7 +31,7 @@ def test_no_less_than_a_step_keeps() -> None:
     assert really < training_bytes(config, CPU, images=100) < 2 * really
 
 
-def test_what_a_method_keeps_beside_is_counted() -> None:
+def test_estimate_counts_state_of_method() -> None:
     """A frozen encoder adds its weights once. Averages add one row per image."""
     config = with_settings(RECIPES["cifar10"](), batch=32, width=16)
     images = 1_000_000
@@ -44,7 +44,7 @@ def test_what_a_method_keeps_beside_is_counted() -> None:
     assert training_bytes(averaging, CPU, images=images) - plain == images * method.dim * 4
 
 
-def test_what_it_grows_with() -> None:
+def test_estimate_scales_with_settings() -> None:
     def estimate(place: Place = CPU, **settings: object) -> float:
         config = with_settings(
             RECIPES["imagenet"](), **{"batch": 64, "precision": "fp32", **settings}
@@ -71,7 +71,7 @@ def test_what_it_grows_with() -> None:
         ({"backbone": "convnext_tiny", "compile": "on"}, "--activation-memory 0.5 or fewer"),
     ],
 )
-def test_what_is_advised_takes_less(settings: dict[str, object], advice: str) -> None:
+def test_advice_saves_memory(settings: dict[str, object], advice: str) -> None:
     config = with_settings(
         RECIPES["imagenet"](), **{"pipeline": "native", "compile": "off", **settings}
     )
@@ -79,7 +79,7 @@ def test_what_is_advised_takes_less(settings: dict[str, object], advice: str) ->
     assert f"to resume this run, pass {advice}" in str(error)
 
 
-def test_dali_may_prefetch_one_batch_on_a_gpu() -> None:
+def test_prefetch_advice_for_dali_on_gpu() -> None:
     config = with_settings(RECIPES["imagenet"](), pipeline="dali", activation_memory=0.5)
     error = oom_error(torch.OutOfMemoryError(), config, at=1, saved="nothing was saved yet")
     assert "pass --prefetch 1 or fewer --workers;" in str(error)

@@ -46,7 +46,7 @@ def run_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 
 @pytest.mark.parametrize("method", rest_slow(METHODS))
-def test_a_run_is_evaluated_exported_and_described(
+def test_run_of_every_method_is_evaluated_and_exported(
     method: str, run_of: Callable[[str], Path], tmp_path: Path
 ) -> None:
     assert {ALL_CASES[name].method.name for name in METHODS} == set(METHOD_CONFIGS)
@@ -83,7 +83,7 @@ def test_a_run_is_evaluated_exported_and_described(
     assert torch.equal(again.network()(images), pretrained.network()(images))
 
 
-def test_a_run_begins_with_what_is_to_be_doubted(
+def test_run_starts_with_warnings_about_settings(
     small: TrainConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """MoCo warns if all images share BN statistics; not with two groups, or without BN."""
@@ -100,7 +100,7 @@ def test_a_run_begins_with_what_is_to_be_doubted(
 
 
 @pytest.mark.parametrize("method", rest_slow(METHODS, fast=2))
-def test_a_run_starts_from_given_weights(
+def test_init_loads_matching_parts_of_method(
     method: str, run_of: Callable[[str], Path], small: TrainConfig,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
@@ -122,7 +122,7 @@ def test_a_run_starts_from_given_weights(
     assert initial_weights(of(other, small, **zero))[1] == ("backbone",)
 
 
-def test_a_foreign_backbone_is_trained_and_exported(small: TrainConfig, tmp_path: Path) -> None:
+def test_timm_backbone_is_trained_and_exported(small: TrainConfig, tmp_path: Path) -> None:
     pytest.importorskip("timm")
     config = replace(
         small,

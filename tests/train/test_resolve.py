@@ -25,7 +25,7 @@ def settled(run: Path) -> tuple[str, str]:
     return recorded["data"]["pipeline"], checkpoints.load(run).config.data.pipeline
 
 
-def test_settled_once_and_kept(small: TrainConfig, tmp_path: Path) -> None:
+def test_pipeline_is_resolved_once_and_kept(small: TrainConfig, tmp_path: Path) -> None:
     config, run = with_settings(small, pipeline="auto"), tmp_path / "run"
     first = fastsiam("train", *flags(config), "--max-steps", "3").stderr
     assert first.count("pipeline memory: 24 images take 41 kB of ") == 1
@@ -43,7 +43,7 @@ def test_settled_once_and_kept(small: TrainConfig, tmp_path: Path) -> None:
 
 
 @pytest.mark.ffcv
-def test_a_pipeline_that_cannot_read_the_images_is_not_kept(
+def test_pipeline_that_cannot_read_images_is_replaced(
     small: TrainConfig, images: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Evaluations and resumed runs choose another pipeline, unless the user passes this one."""
@@ -61,18 +61,18 @@ def test_a_pipeline_that_cannot_read_the_images_is_not_kept(
     assert "pipeline memory: 24 images" in capfd.readouterr().err
 
 
-def test_the_leader_chooses_for_all_ranks(ranks: Any) -> None:
+def test_rank_0_chooses_pipeline_for_all_ranks(ranks: Any) -> None:
     """Free memory is the minimum over the ranks."""
     (first, line, free), (second, none, _) = ranks("pipelines", 2)
     assert first == second == "ffcv" and (line, none) == ("pipeline ffcv: of rank 0", "")
     assert free == 1000
 
 
-def test_ranks_on_other_processors_agree_on_a_precision(ranks: Any) -> None:
+def test_ranks_on_different_processors_agree_on_precision(ranks: Any) -> None:
     assert ranks("precisions", 2) == [["fp32", "torch.float32"]] * 2
 
 
-def test_the_default_data_are_recorded_by_name(
+def test_path_of_default_data_is_recorded(
     small: TrainConfig, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Later commands use the run's images, whatever the variable is set to by then."""

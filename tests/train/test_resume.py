@@ -59,7 +59,7 @@ def full_run(tmp_path_factory: pytest.TempPathFactory) -> RunOfPipeline:
 
 
 @pytest.mark.parametrize("pipeline", PIPELINES)
-def test_a_killed_run_resumes_bit_for_bit(
+def test_killed_run_resumes_bit_for_bit(
     pipeline: str, small: TrainConfig, full_run: RunOfPipeline
 ) -> None:
     """The run is killed in the middle of an epoch. The next test covers all other steps."""
@@ -71,7 +71,7 @@ def test_a_killed_run_resumes_bit_for_bit(
     assert "12 log lines agree" in verified(run)
 
 
-def test_any_step_can_be_the_last_one_before_a_kill(
+def test_run_killed_at_any_step_resumes(
     small: TrainConfig, tmp_path: Path, full_run: RunOfPipeline
 ) -> None:
     """One run is copied before every step. Each copy is what a kill at that step would leave."""
@@ -179,7 +179,7 @@ SLOW = [*ENDINGS][-4:]
 
 
 @pytest.mark.parametrize("ending", [slow(name) if name in SLOW else name for name in ENDINGS])
-def test_a_run_resumes_whatever_ended_it(
+def test_run_resumes_after_every_kind_of_end(
     ending: str, small: TrainConfig, full_run: RunOfPipeline, capfd: pytest.CaptureFixture[str]
 ) -> None:
     ENDINGS[ending](saving(small))
@@ -192,14 +192,16 @@ def test_a_run_resumes_whatever_ended_it(
     assert (message in capfd.readouterr().err) == (ending == "damaged checkpoint")
 
 
-def test_a_loader_process_is_killed(small: TrainConfig, tmp_path: Path) -> None:
+def test_killed_loader_process_ends_run_resumably(small: TrainConfig, tmp_path: Path) -> None:
     config = with_settings(small, pipeline="torchvision", workers=2, knn_every=0)
     error = resumed_after(config, tmp_path, kills_a_worker())
     assert str(error).startswith("a worker process died (")
     assert str(error).endswith("start the same command again to resume")
 
 
-def test_a_file_changes_its_size(small: TrainConfig, images: Path, tmp_path: Path) -> None:
+def test_file_that_changes_size_ends_run_resumably(
+    small: TrainConfig, images: Path, tmp_path: Path
+) -> None:
     file = readable("ffcv", images) / "train.beton"
     size = file.stat().st_size
     config = with_settings(small, data=file.parent, pipeline="torchvision", knn_every=0)
@@ -212,7 +214,7 @@ def test_a_file_changes_its_size(small: TrainConfig, images: Path, tmp_path: Pat
     assert f"{file} changed while it was read: it had {size:,} bytes" in str(error)
 
 
-def test_lines_that_come_late_are_neither_lost_nor_doubled(
+def test_delayed_log_lines_are_written_once(
     small: TrainConfig, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     """Runs are killed between a log point and its log line, also after the next checkpoint."""
@@ -231,7 +233,7 @@ def test_lines_that_come_late_are_neither_lost_nor_doubled(
         assert history(trained(config, out=run)) == reference
 
 
-def test_kill_9_of_the_whole_program(small: TrainConfig, tmp_path: Path) -> None:
+def test_sigkill_of_program_resumes_bit_for_bit(small: TrainConfig, tmp_path: Path) -> None:
     """After SIGKILL, the same command continues and gives the result of an uninterrupted run."""
     config = with_settings(small, epochs=20, save_every=5, knn_every=10)
     reference, killed = tmp_path / "whole", tmp_path / "killed"
@@ -250,7 +252,9 @@ def test_kill_9_of_the_whole_program(small: TrainConfig, tmp_path: Path) -> None
     assert knn[0] == knn[1] and [line["epoch"] for line in knn[0]] == [0, 10, 20]
 
 
-def test_a_finished_run_stays_finished(small: TrainConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finished_run_only_repeats_missing_evaluation(
+    small: TrainConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A finished run only repeats the last evaluation, if it was killed before logging that."""
     run = trained(small)
     before, state = read_metrics(run), checkpoints.load(run)

@@ -55,7 +55,7 @@ def endless(small: TrainConfig) -> TrainConfig:
         slow((1, signal.SIGHUP, 129)),
     ],
 )
-def test_signals_save_and_leave(
+def test_signals_save_and_exit(
     processes: int, number: int, code: int, endless: TrainConfig, tmp_path: Path
 ) -> None:
     """The signal goes to the launcher, which forwards it, and to the ranks, as from a terminal.
@@ -88,7 +88,7 @@ def _under_nohup(*arguments: str) -> None:
     main()
 
 
-def test_under_nohup_a_closed_terminal_is_nothing(endless: TrainConfig, tmp_path: Path) -> None:
+def test_nohup_ignores_sighup(endless: TrainConfig, tmp_path: Path) -> None:
     run = tmp_path / "run"
     process = Forked(_under_nohup, "train", *flags(with_settings(endless, gpus=2)), session=True)
     for number in (signal.SIGHUP, signal.SIGTERM):
@@ -109,7 +109,9 @@ def enlarge(images: Path) -> None:
         path.hardlink_to(first)
 
 
-def test_twice_in_the_first_evaluation(small: TrainConfig, images: Path, tmp_path: Path) -> None:
+def test_second_sigint_during_first_evaluation_exits(
+    small: TrainConfig, images: Path, tmp_path: Path
+) -> None:
     def threads(process: Forked) -> int:
         return len(os.listdir(f"/proc/{process.pid}/task"))
 
@@ -133,7 +135,7 @@ def test_twice_in_the_first_evaluation(small: TrainConfig, images: Path, tmp_pat
     assert not read_metrics(tmp_path / "run")
 
 
-def test_an_evaluation_is_left_at_its_next_batch(
+def test_signal_ends_evaluation_at_next_batch(
     small: TrainConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The evaluation is repeated when the run resumes, which logs what an undisturbed run would."""
@@ -158,7 +160,7 @@ def test_an_evaluation_is_left_at_its_next_batch(
     assert "3 log lines agree: images and augmentations of steps 1 to 6" in verified(run)
 
 
-def test_trackers_are_told_how_a_run_ended(
+def test_trackers_receive_outcome_of_run(
     small: TrainConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last evaluation is interrupted, then fails, then succeeds."""
@@ -172,7 +174,7 @@ def test_trackers_are_told_how_a_run_ended(
     assert outcomes == ["KILLED", "FAILED", "FINISHED"]
 
 
-def test_ctrl_c_while_a_tracker_closes_says_what_is_saved(
+def test_sigint_while_tracker_closes_prints_what_is_saved(
     small: TrainConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The message of the second signal replaces that of the first."""
@@ -198,7 +200,9 @@ def test_ctrl_c_while_a_tracker_closes_says_what_is_saved(
     )
 
 
-def test_elsewhere_than_in_a_run(stopped_copy: TrainConfig, images: Path) -> None:
+def test_sigint_ends_evaluation_command_without_traceback(
+    stopped_copy: TrainConfig, images: Path
+) -> None:
     """An evaluation exits without a traceback."""
     enlarge(images)
     options = ["--data", str(images), "--workers", "2"]

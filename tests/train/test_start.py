@@ -50,7 +50,7 @@ def cosine(part: float) -> float:
     return (1 + math.cos(math.pi * part)) / 2
 
 
-def test_a_branch_takes_other_optimiser_settings(
+def test_branch_uses_new_optimizer_settings(
     branch: TrainConfig, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Each step has the learning rate of the new settings. No old setting remains."""
@@ -84,9 +84,7 @@ def vars_of(settings: Any) -> dict[str, Any]:
     return {name: getattr(settings, name) for name in settings.__slots__}
 
 
-def test_the_command_of_a_branch_resumes_it_bit_for_bit(
-    branch: TrainConfig, tmp_path: Path
-) -> None:
+def test_command_of_branch_resumes_branch_bit_for_bit(branch: TrainConfig, tmp_path: Path) -> None:
     """It resumes the branch and not the original run, even without config.json."""
     config = with_settings(branch, **OTHER)
     reference = trained(config, out=tmp_path / "whole")
@@ -97,9 +95,7 @@ def test_the_command_of_a_branch_resumes_it_bit_for_bit(
     assert recorded(run) == recorded(reference)
 
 
-def test_an_extended_run_is_exact_when_interrupted(
-    stopped_copy: TrainConfig, tmp_path: Path
-) -> None:
+def test_interrupted_extended_run_is_exact(stopped_copy: TrainConfig, tmp_path: Path) -> None:
     """Extend and interrupt a run, repeat the command, extend it again: as if uninterrupted."""
     run = tmp_path / "run"
     shutil.copytree(run, tmp_path / "whole")
@@ -116,7 +112,7 @@ def test_an_extended_run_is_exact_when_interrupted(
     assert [line[5] for line in history(run)][18:] == pytest.approx(expected)
 
 
-def test_a_finished_run_continues_and_says_how_the_rate_changes(
+def test_extending_finished_run_prints_change_of_rate(
     small: TrainConfig, capfd: pytest.CaptureFixture[str]
 ) -> None:
     run = trained(small)
@@ -139,7 +135,7 @@ def test_a_finished_run_continues_and_says_how_the_rate_changes(
     )
 
 
-def test_a_branch_can_be_longer(branch: TrainConfig, tmp_path: Path) -> None:
+def test_branch_can_be_extended(branch: TrainConfig, tmp_path: Path) -> None:
     for stop in (8, 0):
         trained(branch, extend=5, max_steps=stop)
     assert checkpoints.load(tmp_path / "branch").step == 15
@@ -173,7 +169,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 """Settings for resuming a run that stopped after epoch 2, and the expected error."""
 
 
-def test_what_cannot_continue_is_refused_and_left_alone(
+def test_invalid_resume_is_rejected_and_changes_nothing(
     stopped: TrainConfig, tmp_path: Path
 ) -> None:
     run, new = Path(stopped.run.out), tmp_path / "new" / "run"
@@ -189,7 +185,7 @@ def test_what_cannot_continue_is_refused_and_left_alone(
         assert not new.parent.exists(), message
 
 
-def test_a_branch_that_began_keeps_its_settings(branch: TrainConfig, tmp_path: Path) -> None:
+def test_started_branch_keeps_its_settings(branch: TrainConfig, tmp_path: Path) -> None:
     trained(branch, lr=0.1, max_steps=7)
     message = rf"\(lr: 0.1 -> 0.2\); {WAY.format(run=tmp_path / 'run')}"
     with pytest.raises(CheckpointError, match=message):
@@ -197,7 +193,7 @@ def test_a_branch_that_began_keeps_its_settings(branch: TrainConfig, tmp_path: P
     assert checkpoints.load(tmp_path / "branch").step == 7
 
 
-def test_a_branch_is_not_lost_to_the_run_that_continued(
+def test_branch_is_not_overwritten_by_continued_run(
     stopped_copy: TrainConfig, branch: TrainConfig, tmp_path: Path
 ) -> None:
     last = checkpoints.last(trained(branch, max_steps=8))
@@ -217,7 +213,7 @@ def test_a_branch_is_not_lost_to_the_run_that_continued(
     assert [line[0] for line in history(tmp_path / "branch")] == list(range(7, 13))
 
 
-def test_what_auto_means_is_written_down(
+def test_resolved_precision_is_recorded_and_kept(
     small: TrainConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The resolved precision is kept when the run resumes on another CPU."""
@@ -230,7 +226,7 @@ def test_what_auto_means_is_written_down(
         trained(config, precision="fp32")
 
 
-def test_a_run_of_0_2_with_the_removed_schedule_branches_off(
+def test_run_of_0_2_with_removed_schedule_can_branch(
     stopped_copy: TrainConfig, branch: TrainConfig, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Such a run can be evaluated and exported, but not resumed with another learning rate."""

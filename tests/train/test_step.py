@@ -20,7 +20,7 @@ from tests.processes import Forked
 from tests.train.runs import CPU, assert_same, results
 
 
-def test_recomputed_blocks_give_the_same_step() -> None:
+def test_recomputed_blocks_give_same_step() -> None:
     assert_same(results(activation_memory=0.5), results())
 
 
@@ -46,7 +46,7 @@ def test_recomputing_saves_memory() -> None:
 
 
 @pytest.mark.parametrize("kept", [True, False])
-def test_kept_memory_is_not_handed_out_anew(kept: bool) -> None:
+def test_freed_memory_is_reused_without_page_faults(kept: bool) -> None:
     """Count page faults of the tenth large tensor: almost none if it reuses the ninth's memory."""
     result = Forked(count_faults, kept).wait()
     assert result.returncode == 0, result.stderr
@@ -71,7 +71,7 @@ def count_faults(keep: bool) -> None:
     print(faults() - before, flush=True)
 
 
-def test_what_cannot_work_is_refused_before_anything_starts(small: TrainConfig) -> None:
+def test_invalid_step_settings_are_rejected_before_start(small: TrainConfig) -> None:
     graphs = {"compile": "on", "cuda_graphs": True}
     for settings, world, message in (
         ({"compile": "yes"}, 1, "compile must be one of auto, on, off"),

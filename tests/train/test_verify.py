@@ -43,7 +43,7 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return trained(config, log_every=2, **NOTHING)
 
 
-def test_a_run_agrees_and_is_left_as_it_was(logged: Path) -> None:
+def test_verify_confirms_run_and_changes_nothing(logged: Path) -> None:
     before = {path: path.read_bytes() for path in logged.rglob("*") if path.is_file()}
     text = verified(logged)
     assert f"6 {ALL}, recomputed from seed 0" in text
@@ -51,7 +51,7 @@ def test_a_run_agrees_and_is_left_as_it_was(logged: Path) -> None:
     assert before == {path: path.read_bytes() for path in logged.rglob("*") if path.is_file()}
 
 
-def test_ranks_that_ended_between_log_lines_continue_with_all_their_parts(
+def test_digests_of_all_ranks_survive_stop_between_log_lines(
     small: TrainConfig, images: Path, tmp_path: Path
 ) -> None:
     """Rank 0's checkpoint stores what every rank was trained on since the last log line.
@@ -119,7 +119,7 @@ CHANGES: list[tuple[str, Callable[[Any], None], str]] = [
 """A file of a run, an edit to it (JSON Lines: to the fifth line), and the expected message."""
 
 
-def test_what_was_changed_is_noticed(logged: Path, tmp_path: Path) -> None:
+def test_changed_files_are_detected(logged: Path, tmp_path: Path) -> None:
     for number, (name, edit, message) in enumerate(CHANGES):
         run = shutil.copytree(logged, tmp_path / str(number))
         text = (run / name).read_text()
@@ -140,9 +140,7 @@ def test_what_was_changed_is_noticed(logged: Path, tmp_path: Path) -> None:
         verified(run)
 
 
-def test_a_run_that_was_shown_other_images_is_noticed(
-    small: TrainConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_swapped_images_are_detected(small: TrainConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     """The loader has a planted bug: in one of 12 steps it swaps two images."""
     right = Order.indices
 
@@ -160,7 +158,7 @@ def test_a_run_that_was_shown_other_images_is_noticed(
     assert "1 log line agrees: images and augmentations of steps 9 to 12" in verified(run, step=9)
 
 
-def test_a_step_is_listed_by_its_images(logged: Path) -> None:
+def test_verify_step_lists_its_images(logged: Path) -> None:
     """Step 8, the second of the third epoch, has eight images in the order that was drawn."""
     head, title, *rows = fastsiam("verify", str(logged), "--step", "8").stdout.splitlines()[-10:]
     assert head.startswith(
@@ -173,7 +171,7 @@ def test_a_step_is_listed_by_its_images(logged: Path) -> None:
         verified(logged, step=13)
 
 
-def test_an_old_run_is_verified_from_where_it_continued(small: TrainConfig, tmp_path: Path) -> None:
+def test_run_of_0_2_is_verified_from_resumed_step(small: TrainConfig, tmp_path: Path) -> None:
     with pytest.raises(FastSiamError, match=r"cannot read .*config.json"):
         verified(tmp_path)
     run = shutil.copytree(OLD, tmp_path / "old")

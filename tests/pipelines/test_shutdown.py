@@ -82,7 +82,9 @@ def without_openmp() -> Iterator[None]:
 
 @pytest.mark.usefixtures("without_openmp")
 @pytest.mark.parametrize("name", THREADED)
-def test_what_is_broken_off_ends_its_threads(name: str, images: Path, loaders: Loaders) -> None:
+def test_closed_loader_and_abandoned_evaluation_end_threads(
+    name: str, images: Path, loaders: Loaders
+) -> None:
     """A loader that is closed twice in mid-epoch; an evaluation that is abandoned."""
     crops = central(name, images / "train", batch=2, workers=3)
     next(iter(crops))  # starts the threads that libraries keep
@@ -105,7 +107,7 @@ def test_what_is_broken_off_ends_its_threads(name: str, images: Path, loaders: L
     assert have_ended(new_threads)
 
 
-def test_ctrl_c_while_workers_are_waited_for(
+def test_loader_is_usable_after_sigint(
     images: Path, loaders: Loaders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It leaves torch's iterator half reset, and a notebook may use the same loader again."""
@@ -121,7 +123,7 @@ def test_ctrl_c_while_workers_are_waited_for(
 
 
 @pytest.mark.parametrize("name", THREADED)
-def test_a_forked_process_is_told_that_it_has_no_loader(name: str, images: Path) -> None:
+def test_loader_in_forked_process_is_rejected(name: str, images: Path) -> None:
     """It lacks the loader's threads. DALI's exit handler leaves the parent's pipelines alone."""
     result = Forked(use_in_a_fork, name, images / "train").wait(120)
     assert (result.returncode, result.stderr) == (0, "")
@@ -143,7 +145,7 @@ def use_in_a_fork(name: str, root: Path) -> None:
 
 @pytest.mark.dali
 @pytest.mark.ffcv
-def test_loaders_that_nobody_closed_do_not_keep_the_program(images: Path) -> None:
+def test_program_exits_with_open_loaders(images: Path) -> None:
     """Exceptions skip close(). The interpreter and workers must still exit, without output.
 
     One program opens a loader of every kind and pipeline: any of them could keep it from exiting.
