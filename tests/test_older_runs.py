@@ -21,7 +21,7 @@ from fastsiam.run import checkpoint as checkpoints
 from fastsiam.run.log import read_metrics
 from tests.configs import with_settings
 from tests.processes import fastsiam
-from tests.train.runs import OLD, trained
+from tests.train.runs import OLD, train_run
 
 
 @pytest.fixture
@@ -60,13 +60,13 @@ def test_run_of_0_1_is_rejected(run: Path, small: TrainConfig) -> None:
         with pytest.raises(
             CheckpointError, match=r"last.pt is .* too old: .* version 0\.2 and newer"
         ):
-            trained(small, **settings)
+            train_run(small, **settings)
 
 
 def test_resumed_0_2_run_reproduces_metrics(small: TrainConfig, run: Path) -> None:
     with pytest.raises(CheckpointError, match=r"crop: 16 -> 20"):
-        trained(small, out=run, crop=20, eval_resize=20)
-    trained(small, out=run)
+        train_run(small, out=run, crop=20, eval_resize=20)
+    train_run(small, out=run)
     assert checkpoints.load(run).step == 12
     expected = [json.loads(x) for x in (OLD / "metrics-whole.jsonl").read_text().splitlines()]
     lines = read_metrics(run)
@@ -83,9 +83,9 @@ def test_resumed_0_2_run_reproduces_metrics(small: TrainConfig, run: Path) -> No
 def test_new_run_can_branch_or_init_from_0_2_run(
     small: TrainConfig, run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    branch = trained(small, out=tmp_path / "branch", resume=run, max_steps=7)
+    branch = train_run(small, out=tmp_path / "branch", resume=run, max_steps=7)
     assert checkpoints.load(branch).step == 7
-    trained(small, out=tmp_path / "fresh", init=run, max_steps=1)
+    train_run(small, out=tmp_path / "fresh", init=run, max_steps=1)
     stderr = capfd.readouterr().err
     assert "starts from ResNet-10" in stderr and "randomly initialised:" not in stderr
 

@@ -49,7 +49,7 @@ def config(small: TrainConfig) -> TrainConfig:
     )
 
 
-def undisturbed(config: TrainConfig, out: Path) -> list[tuple[object, ...]]:
+def train_undisturbed(config: TrainConfig, out: Path) -> list[tuple[object, ...]]:
     """Train on two ranks of one machine and return the log lines."""
     alone = flags(with_settings(config, nodes=1, rendezvous="", gpus=2, max_restarts=0))
     fastsiam_on_ranks(2, "train", *alone, "--out", str(out))
@@ -65,7 +65,7 @@ def test_two_machines_match_one(config: TrainConfig, tmp_path: Path) -> None:
     results = on_two("train", *flags(config))
     assert [one.returncode for one in results] == [0, 0], results
     assert any("on 2 x CPU" in one.stderr for one in results)
-    assert history(tmp_path / "run") == undisturbed(config, tmp_path / "whole")
+    assert history(tmp_path / "run") == train_undisturbed(config, tmp_path / "whole")
     assert len(history(tmp_path / "run")) == 12
 
 
@@ -140,7 +140,7 @@ def test_same_command_resumes_after_machine_is_killed(config: TrainConfig, tmp_p
     codes = [one.returncode for one in on_two("train", *flags(config), **lost)]
     assert sorted(codes) == [-signal.SIGKILL, RANK_LOST]
     assert [one.returncode for one in on_two("train", *flags(config))] == [0, 0]
-    assert history(tmp_path / "run") == undisturbed(config, tmp_path / "whole")
+    assert history(tmp_path / "run") == train_undisturbed(config, tmp_path / "whole")
 
 
 def _soon(*arguments: str) -> None:
@@ -178,7 +178,7 @@ def test_machine_is_lost_and_another_joins(config: TrainConfig, tmp_path: Path) 
     assert 3 <= before < 12 and "restart 1 of 1" in results[0].stderr, results
     stderr = results[0].stderr + results[1].stderr
     assert "on 1 x CPU" in stderr and stderr.count("on 2 x CPU") == 2, stderr
-    assert len(history(run)) == len(undisturbed(config, reference)) == 24
+    assert len(history(run)) == len(train_undisturbed(config, reference)) == 24
     assert history(run)[:3] == history(reference)[:3]
     for one, other in zip(history(run), history(reference), strict=True):
         assert one[:2] == other[:2] and one[5] == other[5]  # step, epoch, learning rate

@@ -21,7 +21,7 @@ from fastsiam.run import checkpoint as checkpoints
 from tests.configs import with_settings
 from tests.methods.barlow_twins import BarlowTwins, BarlowTwinsConfig
 from tests.methods.linear import batch_of, build
-from tests.train.runs import assert_same_runs, killed, trained
+from tests.train.runs import assert_same_runs, train_run, train_until_kill
 
 
 def test_loss_equals_paper_formula() -> None:
@@ -56,15 +56,15 @@ def test_user_method_resumes_after_kill_and_exports(
     assert TrainConfig.from_dict(config.to_dict()) == config
     changed = differences(config, with_settings(config, redundancy=0.1))
     assert changed == {"redundancy": (5e-3, 0.1)}
-    reference = trained(config, out=tmp_path / "whole")
-    assert_same_runs(trained(config, out=killed(config, 5)), reference)
+    reference = train_run(config, out=tmp_path / "whole")
+    assert_same_runs(train_run(config, out=train_until_kill(config, 5)), reference)
     file = tmp_path / "plain.pt"
     cli.app(
         ["export", str(reference), "--format", "plain", "--out", str(file)], standalone_mode=False
     )
     with pytest.raises(CheckpointError, match="contains no predictor"):
         load_pretrained(reference).part("predictor")
-    trained(small, knn_every=0, max_steps=1, init=reference, width=4, out=tmp_path / "simsiam")
+    train_run(small, knn_every=0, max_steps=1, init=reference, width=4, out=tmp_path / "simsiam")
     assert "randomly initialised: projector, predictor" in capsys.readouterr().err
     pretrained = load_pretrained(file).part("backbone")
     expected = checkpoints.load(reference).model

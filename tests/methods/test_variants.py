@@ -18,7 +18,7 @@ from tests.configs import flags, with_settings
 from tests.methods.variants import ALL_CASES, SMALL
 from tests.ranks import fastsiam_on_ranks
 from tests.tiers import rest_slow, slow
-from tests.train.runs import assert_same_runs, killed, trained
+from tests.train.runs import assert_same_runs, train_run, train_until_kill
 
 Ranks = Callable[..., list[Any]]
 
@@ -109,10 +109,10 @@ KILLED_VARIANTS = ["an epoch", "average", "swav, queue", "2 steps", "mocov2"]
 def test_killed_run_resumes_bitwise(name: str, small: TrainConfig, tmp_path: Path) -> None:
     """The run is killed within an interval of two steps, which is also within an epoch."""
     config = ALL_CASES[name].applied(small, knn_every=0, lr=0.1, save_every=1)
-    reference = trained(config, out=tmp_path / "whole")
-    run = killed(config, 5)
+    reference = train_run(config, out=tmp_path / "whole")
+    run = train_until_kill(config, 5)
     assert checkpoints.load(run).step in (4, 5)  # a checkpoint may still be in progress
-    assert_same_runs(trained(config), reference)
+    assert_same_runs(train_run(config), reference)
 
 
 STATEFUL_VARIANTS = ["average, 2 steps, asymmetric 2x", "mocov2", "swav, queue", "byol"]
@@ -124,7 +124,7 @@ def test_run_resumes_on_another_number_of_ranks(
 ) -> None:
     """Two steps on one rank, two on two and two on one give the state of a single process."""
     config = ALL_CASES[name].applied(small, epochs=2, lr=0.1, knn_every=0)
-    reference = checkpoints.load(trained(config, out=tmp_path / "whole"))
+    reference = checkpoints.load(train_run(config, out=tmp_path / "whole"))
     for world, steps in ((1, 2), (2, 4), (1, 0)):
         part = with_settings(config, max_steps=steps, gpus=world)
         fastsiam_on_ranks(world, "train", *flags(part))

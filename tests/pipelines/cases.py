@@ -52,7 +52,7 @@ def data_of(name: str, root: Path | str, **settings: Any) -> DataConfig:
     return DataConfig(data=address, pipeline=pipeline, **usual | settings)
 
 
-def opened(
+def open_loader(
     name: str,
     root: Path | str,
     *,
@@ -95,7 +95,7 @@ def batches(
 
     For synthetic images, whose epochs are long, start three steps before the end of the first one.
     """
-    loader = opened(name, root, **settings)
+    loader = open_loader(name, root, **settings)
     skip += loader.steps - 3 if name == "synthetic" else 0
     try:
         first, *later_epochs = epochs or (0,)

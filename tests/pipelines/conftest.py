@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.pipelines.cases import opened
+from tests.pipelines.cases import open_loader
 from tests.pipelines.dali_cases import trust
 
 Loaders = Callable[..., Any]
@@ -18,7 +18,7 @@ Loaders = Callable[..., Any]
 def loaders() -> Iterator[Loaders]:
     """Open loaders like ``cases.opened``, and close them after the test."""
     with contextlib.ExitStack() as stack:
-        yield lambda *a, **k: stack.enter_context(contextlib.closing(opened(*a, **k)))
+        yield lambda *a, **k: stack.enter_context(contextlib.closing(open_loader(*a, **k)))
 
 
 @pytest.fixture

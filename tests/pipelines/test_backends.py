@@ -16,7 +16,7 @@ from fastsiam.pipelines import memory_backend, open_store
 from fastsiam.pipelines.backends import BACKENDS, BASELINE, CEILING, Backend, readiness
 from fastsiam.pipelines.headers import Headers
 from fastsiam.pipelines.store.base import warn_once
-from tests.pipelines.cases import OPTIONAL, opened, readable
+from tests.pipelines.cases import OPTIONAL, open_loader, readable
 from tests.pipelines.conftest import Loaders
 from tests.processes import python
 
@@ -72,7 +72,7 @@ def test_memory_rejects_wrong_sizes_and_too_many_images(
         decoded = Headers.decoded
         patch.setattr(Headers, "decoded", lambda self, index: decoded(self, index)[:9, :9])
         with pytest.raises(DataError, match=r"class0/000\.jpg: it is not as large as its header"):
-            opened("memory", images / "train")
+            open_loader("memory", images / "train")
     monkeypatch.setattr(memory_backend, "free_bytes", lambda device: 20_000)
     monkeypatch.setattr(memory_backend.Pixels, "_load", None)
     with pytest.raises(
@@ -80,7 +80,7 @@ def test_memory_rejects_wrong_sizes_and_too_many_images(
         match=r"does not fit: its 24 images take 41 kB, more than 80% of the 20 kB free "
         r"on cpu; use --pipeline native",
     ):
-        opened("memory", images / "train")
+        open_loader("memory", images / "train")
 
 
 def test_settings_without_effect_cause_warning(
@@ -104,5 +104,5 @@ def test_broken_package_is_named_with_install_command(
     root = readable(name, images / "train")
     monkeypatch.setitem(sys.modules, f"fastsiam.pipelines.{name}_backend", None)
     with pytest.raises(BackendError, match=rf"pip install 'fastsiam\[{name}\]'") as caught:
-        opened(name, root)
+        open_loader(name, root)
     assert "\n" not in str(caught.value)

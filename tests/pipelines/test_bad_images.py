@@ -27,7 +27,7 @@ from tests.pipelines.cases import (
     change_image,
     equal,
     joined,
-    opened,
+    open_loader,
     readable,
     same,
 )
@@ -289,7 +289,7 @@ def test_corrupt_image_ends_epoch_at_its_step(name: str, images: Path, loaders: 
         change_image(name, root, 11, DAMAGES[damage])
         got = []
         with pytest.raises(DataError, match=BROKEN) as caught:
-            for batch in (loader or opened(name, root)).epoch(0):
+            for batch in (loader or open_loader(name, root)).epoch(0):
                 got.append(batch)
         assert "\n" not in str(caught.value)
         assert loader is None or 11 in expected[len(got)].index.tolist()

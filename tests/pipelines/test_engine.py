@@ -22,7 +22,7 @@ from fastsiam.pipelines.cuts import Cuts
 from fastsiam.pipelines.engine import Engine
 from fastsiam.pipelines.store import Store
 from tests.conftest import write_images
-from tests.pipelines.cases import WITH_IMAGES, assert_near, batches, change_image, opened, same
+from tests.pipelines.cases import WITH_IMAGES, assert_near, batches, change_image, open_loader, same
 from tests.pipelines.conftest import Loaders
 from tests.sources import encoded, jpeg, picture, rotated_jpeg
 from tests.views.cases import pil_crop
@@ -213,4 +213,4 @@ def test_missing_kernels_are_reported_on_open(odd: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(headers, "decoder", Mock(side_effect=BackendError("no compiler")))
     with pytest.raises(BackendError, match="no compiler"):
-        opened("native", odd)
+        open_loader("native", odd)

@@ -19,7 +19,16 @@ from PIL import Image
 
 from fastsiam.config import AugmentConfig, Pipeline
 from tests.conftest import write_images
-from tests.pipelines.cases import GRAPH, NEEDS, THREADED, central, first, opened, readable, same
+from tests.pipelines.cases import (
+    GRAPH,
+    NEEDS,
+    THREADED,
+    central,
+    first,
+    open_loader,
+    readable,
+    same,
+)
 from tests.pipelines.conftest import Loaders
 from tests.pipelines.dali_cases import trust
 from tests.processes import Forked, python
@@ -88,7 +97,7 @@ def test_closed_loader_and_abandoned_evaluation_end_threads(
     """A loader that is closed twice in mid-epoch; an evaluation that is abandoned."""
     crops = central(name, images / "train", batch=2, workers=3)
     next(iter(crops))  # starts the threads that libraries keep
-    first(opened(name, images / "train", batch=4, workers=3))
+    first(open_loader(name, images / "train", batch=4, workers=3))
     before = threads()
     loader = loaders(name, images / "train", batch=4, workers=3)
     epoch = loader.epoch(0)
@@ -130,7 +139,7 @@ def test_loader_in_forked_process_is_rejected(name: str, images: Path) -> None:
 
 
 def use_in_a_fork(name: str, root: Path) -> None:
-    loader = opened(name, readable(name, root), batch=4)
+    loader = open_loader(name, readable(name, root), batch=4)
     running = loader.epoch(0)
     next(running)
     if not (child := os.fork()):
@@ -181,7 +190,7 @@ def print_sizes(name: str, root: Path) -> None:
     """
     ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 2**17)  # or glibc raises it as blocks are freed
     trust(pytest.MonkeyPatch())
-    loader, sizes = opened(name, root, batch=16, augment=AugmentConfig.alike(crop=128)), []
+    loader, sizes = open_loader(name, root, batch=16, augment=AugmentConfig.alike(crop=128)), []
     for epoch in range(45):
         for batch in loader.epoch(epoch):
             view = batch.view1.nbytes

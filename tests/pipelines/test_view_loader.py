@@ -26,7 +26,7 @@ from fastsiam.pipelines import (
 )
 from fastsiam.pipelines.engine import Engine
 from fastsiam.views.batch import Batch, Crops
-from tests.pipelines.cases import NEEDS, SMALL, WITH_IMAGES, batches, data_of, opened, same
+from tests.pipelines.cases import NEEDS, SMALL, WITH_IMAGES, batches, data_of, open_loader, same
 from tests.pipelines.conftest import Loaders
 
 BATCH = 8
@@ -181,7 +181,7 @@ def test_crop_transform_runs_before_colour_operations(
     augment = AugmentConfig.alike(crop=16, **plain)
     if name == "torchvision":
         with pytest.raises(ValueError, match="the torchvision pipeline has no crops"):
-            opened(name, root, crop_transform=negative)
+            open_loader(name, root, crop_transform=negative)
         return
     negatives, usual = (
         next(loaders(name, root, augment=augment, crop_transform=transform).epoch(1))

@@ -21,7 +21,7 @@ from tests.configs import flags, with_settings
 from tests.disks import fill, small_disk
 from tests.processes import Forked, command, fastsiam
 from tests.tiers import slow
-from tests.train.runs import trained
+from tests.train.runs import train_run
 
 
 def hold(path: Path) -> None:
@@ -135,13 +135,13 @@ def test_run_continues_while_disk_is_full(
                 (disk / "filler").unlink()
 
         if freed:
-            trained(config, fill_or_free, out=run)
+            train_run(config, fill_or_free, out=run)
             lines = read_metrics(run)
             assert [x["step"] for x in lines if x["kind"] == "train"] == list(range(1, 13))
             assert [x["name"] for x in lines if x["kind"] == "alarm"] == ["disk"]
         else:
             with pytest.raises(CheckpointError, match="No space left on device; free some space"):
-                trained(config, fill_or_free, out=run)
+                train_run(config, fill_or_free, out=run)
         assert checkpoints.load(run).step == (12 if freed else 2)
     stderr = capfd.readouterr().err
     assert "training continues, and the last good checkpoint is" in stderr and "(step 2)" in stderr

@@ -14,7 +14,7 @@ from fastsiam.train import loop
 from fastsiam.train.collapse import rank_of_gram
 from tests.configs import with_settings
 from tests.conftest import small_config, write_data
-from tests.train.runs import trained
+from tests.train.runs import train_run
 
 
 @pytest.fixture(scope="session")
@@ -23,7 +23,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> TrainConfig:
     folder = tmp_path_factory.mktemp("stopped")
     config = small_config(write_data(folder / "data"), folder / "run")
     config = with_settings(config, knn_every=0)
-    trained(config, max_steps=6)
+    train_run(config, max_steps=6)
     return config
 
 

@@ -51,7 +51,7 @@ class Wrapped:
         self._loader.close()
 
 
-def trained(config: TrainConfig, before: Before | None = None, **settings: Any) -> Path:
+def train_run(config: TrainConfig, before: Before | None = None, **settings: Any) -> Path:
     """Train in this process with some settings changed; return the run's folder."""
     build: Any = vars(command)["build_loader"]
     with pytest.MonkeyPatch.context() as patch:
@@ -61,7 +61,7 @@ def trained(config: TrainConfig, before: Before | None = None, **settings: Any) 
         return command.train_here(with_settings(config, **settings), "imagenet")
 
 
-def killed(config: TrainConfig, at: int, **settings: Any) -> Path:
+def train_until_kill(config: TrainConfig, at: int, **settings: Any) -> Path:
     """Train until just before step ``at``, then kill the run; return its folder."""
 
     def kill(step: int, batch: Batch) -> None:
@@ -69,11 +69,11 @@ def killed(config: TrainConfig, at: int, **settings: Any) -> Path:
             raise Killed
 
     with pytest.raises(Killed):
-        trained(config, kill, **settings)
+        train_run(config, kill, **settings)
     return Path(with_settings(config, **settings).run.out)
 
 
-def verified(run: Path, **settings: Any) -> str:
+def verify_run(run: Path, **settings: Any) -> str:
     """Verify a run; return its messages, joined by newlines."""
     return "\n".join(verify(run, VerifyConfig(**settings)))
 
@@ -95,7 +95,7 @@ def assert_same_runs(run: Path, reference: Path) -> None:
     assert same_state(one.optimizer, other.optimizer)
 
 
-def resumed_after(
+def resume_after(
     config: TrainConfig, folder: Path, before: Before, restore: Callable[[], Any] = bool
 ) -> FastSiamError:
     """End a run with an error that ``before`` raises; check that it saves and resumes exactly.
@@ -103,15 +103,15 @@ def resumed_after(
     Returns:
         The error that ended the run.
     """
-    reference = trained(config, out=folder / "whole")
+    reference = train_run(config, out=folder / "whole")
     config = with_settings(config, out=folder / "ended")
     with pytest.raises(FastSiamError) as caught:
-        trained(config, before)
+        train_run(config, before)
     last = checkpoints.last(folder / "ended")
     assert f"saved {last} at step" in caught.value.__notes__[0]
     assert 0 < checkpoints.load(last).step < checkpoints.load(reference).step
     restore()
-    assert_same_runs(trained(config), reference)
+    assert_same_runs(train_run(config), reference)
     return caught.value
 
 

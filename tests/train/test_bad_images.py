@@ -23,7 +23,7 @@ from fastsiam.run.log import read_metrics
 from tests.configs import with_settings
 from tests.pipelines.cases import WITH_IMAGES, change_image, readable
 from tests.processes import fastsiam
-from tests.train.runs import CPU, Killed, assert_same_runs, killed, trained, verified
+from tests.train.runs import CPU, Killed, assert_same_runs, train_run, train_until_kill, verify_run
 
 BAD = ("class0/003.jpg", "class1/004.jpg")
 
@@ -48,7 +48,7 @@ def test_bad_images_are_replaced_and_recorded(
 ) -> None:
     """Later runs keep using the list, even if the files are repaired. `verify` needs it."""
     good = damage(images)
-    run = trained(config)
+    run = train_run(config)
     assert checkpoints.load(run).step == 12
     entries = [json.loads(line) for line in (run / FILE).read_text().splitlines()]
     assert sorted(bad["name"] for bad in entries) == sorted(BAD)
@@ -58,10 +58,10 @@ def test_bad_images_are_replaced_and_recorded(
             f"bad image {bad['index']} ({bad['name']}): {bad['reason']}; another image replaces it"
         )
         assert caplog.messages.count(line) == 1
-    assert len(read_bad_images(trained(config))) == 2
+    assert len(read_bad_images(train_run(config))) == 2
     for file, content in good.items():
         file.write_bytes(content)
-    assert "12 log lines agree" in verified(run)
+    assert "12 log lines agree" in verify_run(run)
     (run / FILE).unlink()
     fastsiam("verify", str(run), code=1)
 
@@ -78,11 +78,11 @@ def test_run_with_bad_images_resumes_bit_for_bit(
     else:
         good = damage(images)
     config = with_settings(config, pipeline=name, data=data, save_every=1)
-    reference = trained(config, out=tmp_path / "whole")
-    run = killed(config, 5)
+    reference = train_run(config, out=tmp_path / "whole")
+    run = train_until_kill(config, 5)
     for file, content in good.items():
         file.write_bytes(content)
-    assert_same_runs(trained(config), reference)
+    assert_same_runs(train_run(config), reference)
     assert [entry.index for entry in read_bad_images(run)] == [
         entry.index for entry in read_bad_images(reference)
     ]
@@ -93,9 +93,9 @@ def test_run_stopped_by_bad_image_resumes_with_replacement(
 ) -> None:
     """The result equals that of a run that replaced bad images from the start."""
     damage(images)
-    reference = trained(config, out=tmp_path / "whole")
+    reference = train_run(config, out=tmp_path / "whole")
     with pytest.raises(ImageError) as error:
-        trained(config, bad_images="stop")
+        train_run(config, bad_images="stop")
     (note,) = error.value.__notes__
     assert re.fullmatch(
         r"saved .*last\.pt at step \d+; pass "
@@ -104,7 +104,7 @@ def test_run_stopped_by_bad_image_resumes_with_replacement(
     )
     assert error.value.name in BAD and error.value.name in str(error.value)
     assert not (Path(config.run.out) / FILE).exists()
-    assert_same_runs(trained(config), reference)
+    assert_same_runs(train_run(config), reference)
 
 
 def test_branch_copies_list_of_bad_images(
@@ -112,7 +112,7 @@ def test_branch_copies_list_of_bad_images(
 ) -> None:
     """A branch that was killed at its first checkpoint already has its own copy of the list."""
     good = damage(images)
-    run, save = trained(config, max_steps=4), checkpoints.save
+    run, save = train_run(config, max_steps=4), checkpoints.save
 
     def save_and_end(*content: Any) -> None:
         save(*content)
@@ -120,13 +120,13 @@ def test_branch_copies_list_of_bad_images(
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
         patch.setattr(checkpoints, "save", save_and_end)
-        trained(config, resume=run, out=tmp_path / "branch")
-    branch = trained(config, resume=run, out=tmp_path / "branch", max_steps=5)
+        train_run(config, resume=run, out=tmp_path / "branch")
+    branch = train_run(config, resume=run, out=tmp_path / "branch", max_steps=5)
     assert read_bad_images(branch) == read_bad_images(run)
     checkpoints.last(run).unlink()
     for file, content in good.items():
         file.write_bytes(content)
-    assert read_bad_images(trained(config, max_steps=4)) == []
+    assert read_bad_images(train_run(config, max_steps=4)) == []
 
 
 def test_evaluations_features_and_report_skip_bad_images(
@@ -135,7 +135,7 @@ def test_evaluations_features_and_report_skip_bad_images(
     """The monitor, evaluations, features and report skip bad images, also in the validation set."""
     damage(images)
     (images / "val" / "class0" / "001.jpg").write_bytes(b"")
-    run = trained(config, epochs=2, knn_every=1)
+    run = train_run(config, epochs=2, knn_every=1)
     assert [line["bank"] for line in read_metrics(run) if line["kind"] == "knn"] == [22] * 3
     assert evaluate_knn(run, KnnConfig(workers=0), CPU).results[0]["bank"] == 22
     assert any(f"2 bad images of {images / 'train'} are" in m for m in caplog.messages)

@@ -20,7 +20,7 @@ from tests.configs import flags, with_settings
 from tests.conftest import write_images
 from tests.processes import fastsiam
 from tests.ranks import fastsiam_on_ranks
-from tests.train.runs import trained
+from tests.train.runs import train_run
 
 
 def test_variant_is_initialised_from_matching_parts(stopped: TrainConfig, tmp_path: Path) -> None:
@@ -33,7 +33,7 @@ def test_variant_is_initialised_from_matching_parts(stopped: TrainConfig, tmp_pa
     ]
     for variant, there, back in variants:
         other = with_settings(stopped, max_steps=1, init=stopped.run.out, **variant)
-        run = trained(other, out=tmp_path / str(variant))
+        run = train_run(other, out=tmp_path / str(variant))
         for config, heads in ((other, there), (with_settings(stopped, init=run), back)):
             assert initial_weights(config)[1] == ("backbone", *heads)
 
@@ -58,7 +58,7 @@ def test_rejected_run_leaves_no_folder(small: TrainConfig, tmp_path: Path) -> No
     cases = [*refused_runs(small, tmp_path)]
     for config, message in cases:
         with pytest.raises(FastSiamError, match=re.escape(message)):
-            trained(config, out=out)
+            train_run(config, out=out)
         assert not out.parent.exists(), message
     two = ["--gpus", "2", "--out", str(out)]
     for config, message in (cases[0], cases[-1]):
@@ -75,7 +75,7 @@ def test_init_loads_weights_of_file(
     torch.save({"state_dict": load_pretrained(first).part("backbone")}, some)
     zero = with_settings(stopped, lr=1e-30, max_steps=1, weight_decay=0.0)
     weights = {
-        name: load_pretrained(trained(zero, out=tmp_path / name, init=init)).state
+        name: load_pretrained(train_run(zero, out=tmp_path / name, init=init)).state
         for name, init in (("all", first), ("some", some), ("none", ""))
     }
     initial_state = load_pretrained(first).state
@@ -115,7 +115,7 @@ def test_max_restarts_needs_out_and_resume_auto(
 def test_max_restarts_with_one_process_causes_warning(
     small: TrainConfig, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    trained(small, max_restarts=1, max_steps=1)
+    train_run(small, max_restarts=1, max_steps=1)
     assert "warning: --max-restarts has no effect on a run of one" in capsys.readouterr().err
 
 

@@ -32,7 +32,7 @@ from tests.configs import with_settings
 from tests.networks import short_resnet10
 from tests.processes import Forked
 from tests.tiers import slow
-from tests.train.runs import CPU, assert_same, results, trained
+from tests.train.runs import CPU, assert_same, results, train_run
 
 NETWORKS: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "stem": short_resnet10,
@@ -120,8 +120,8 @@ def test_compiled_run_resumes_bit_for_bit_from_cache(small: TrainConfig, tmp_pat
     config = with_settings(small, knn_every=0, compile="on")
     reference, halves = tmp_path / "whole", tmp_path / "halves"
     with short_resnet10():
-        trained(config, out=reference)
-        trained(config, out=halves, max_steps=5)
+        train_run(config, out=reference)
+        train_run(config, out=halves, max_steps=5)
     # With "auto" a run this short would not compile, but a resumed run keeps its setting.
     result = Forked(_train_short, with_settings(config, out=str(halves), compile="auto")).wait()
     assert result.returncode == 0, result.stderr
@@ -136,7 +136,7 @@ def _train_short(config: TrainConfig) -> None:
     from torch._dynamo.utils import counters
 
     with short_resnet10():
-        trained(config)
+        train_run(config)
     hits, misses = (counters["aot_autograd"][f"autograd_cache_{name}"] for name in ("hit", "miss"))
     print("all graphs from the cache" if hits and not misses else f"compiled: {dict(counters)}")
 
@@ -192,7 +192,7 @@ def _train_without_compiler(config: TrainConfig) -> None:
 
     # inductor reads $CXX once, when Python imports it.
     with NETWORKS["block"](), inductor.patch({"cpp.cxx": ("no-such-compiler",)}):
-        trained(config)
+        train_run(config)
 
 
 def test_missing_compiler_falls_back_to_eager(
@@ -204,7 +204,7 @@ def test_missing_compiler_falls_back_to_eager(
     """
     config = with_settings(small, knn_every=0, epochs=1)
     eager, fallen = tmp_path / "eager", tmp_path / "fallen"
-    trained(config, out=eager)
+    train_run(config, out=eager)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
     compiled = with_settings(config, out=str(fallen), compile="on")
     result = Forked(_train_without_compiler, compiled).wait()

@@ -16,7 +16,7 @@ from fastsiam.run.log import MetricsLog, read_metrics
 from fastsiam.train import gauges
 from fastsiam.train.gauges import MachineMonitor
 from tests.configs import with_settings
-from tests.train.runs import trained
+from tests.train.runs import train_run
 
 
 @pytest.fixture(autouse=True)
@@ -62,11 +62,11 @@ def test_low_disk_space_is_logged_printed_and_reported(
     monkeypatch.setattr(
         "shutil.disk_usage", lambda path: SimpleNamespace(free=free.get(path, 10**12))
     )
-    run = trained(config, max_steps=4)
+    run = train_run(config, max_steps=4)
     takes = size(checkpoints.last(run).stat().st_size)
     text = f"the disk of {folder} has 100 kB left; a checkpoint takes {takes}, and the previous one"
     assert capfd.readouterr().err.count(f"warning: {text}") == 1
-    trained(config)
+    train_run(config)
     assert capfd.readouterr().err.count(f"warning: {text}") == 1
     alarms = [line for line in read_metrics(run) if line["kind"] == "alarm"]
     assert [(line["step"], line["name"]) for line in alarms] == [(3, "disk"), (5, "disk")]

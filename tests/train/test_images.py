@@ -33,7 +33,7 @@ from tests.processes import fastsiam
 from tests.sources import folder_members, tar
 from tests.tables import dataset, saved, write_hub_splits
 from tests.tiers import rest_slow
-from tests.train.runs import CPU, assert_same_runs, history, trained, verified
+from tests.train.runs import CPU, assert_same_runs, history, train_run, verify_run
 
 NAME, LOST = "class1/001.jpg", 9
 """Name and index of the image that a test removes."""
@@ -43,7 +43,7 @@ NAME, LOST = "class1/001.jpg", 9
 def finished(stopped: TrainConfig, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The stopped run, resumed on its original data and trained to the end."""
     run = shutil.copytree(stopped.run.out, tmp_path_factory.mktemp("finished") / "run")
-    return trained(stopped, out=run)
+    return train_run(stopped, out=run)
 
 
 def moved(images: Path) -> Path:
@@ -88,12 +88,12 @@ def test_run_resumes_from_any_container(
     """Data may be moved, converted or packed. A missing or truncated file is a one-line error."""
     place = container(images)
     config, file = with_settings(stopped_copy, data=place), file_in(place)
-    run = trained(config, max_steps=7)
+    run = train_run(config, max_steps=7)
     content = file.read_bytes()
     for damage in (Path.unlink, lambda file: os.truncate(file, len(content) // 2)):
         damage(file)
         with pytest.raises(FastSiamError) as caught:
-            trained(config)
+            train_run(config)
         named = NAME if container is moved else str(file)
         assert "\n" not in str(caught.value) and named in str(caught.value)
         assert checkpoints.load(run).step in (7, 8)  # files of a folder are opened lazily
@@ -102,7 +102,7 @@ def test_run_resumes_from_any_container(
     capfd.readouterr()
     message = f"warning: {file} was modified since the run was"
     for stop, warns in ((10, container is not moved), (0, False)):
-        trained(config, max_steps=stop)
+        train_run(config, max_steps=stop)
         assert (message in capfd.readouterr().err) == warns  # only once
     assert_same_runs(run, finished)
 
@@ -120,26 +120,26 @@ def test_file_of_different_size_is_rejected(
     """It fails even with the same names, unless the path is new or the run has no file list."""
     file = archive(images)
     config = with_settings(stopped_copy, data=file)
-    run = trained(config, max_steps=7)
+    run = train_run(config, max_steps=7)
     size = file.stat().st_size
     listed = ImageList.load(run)
     assert listed is not None and listed.files == files_of(open_store(file, "train"))
     shutil.copy(file, file.with_name("moved.tar"))
     longer(file)
     with pytest.raises(CheckpointError) as caught:
-        trained(config)
+        train_run(config)
     assert str(caught.value) == (
         f"{file} changed since the run was last started: it had {size:,} bytes and now has "
         f"{size + 10240:,}; restore the data, pass --data-changed accept to continue with the "
         "current images, or choose another --out for a new run"
     )
-    trained(config, data=file.with_name("moved.tar"), max_steps=8)
+    train_run(config, data=file.with_name("moved.tar"), max_steps=8)
     (run / FILE).write_bytes(ImageList(listed.names).to_bytes())  # an older list, without files
-    trained(config, max_steps=9)
+    train_run(config, max_steps=9)
     again = ImageList.load(run)
     assert again is not None and again.files == files_of(open_store(file, "train"))
     longer(file)
-    trained(config, data_changed="accept")
+    train_run(config, data_changed="accept")
     assert_same_runs(run, finished)
 
 
@@ -151,12 +151,12 @@ def test_renamed_images_are_accepted_if_count_matches(
         (f"{i:05d}.jpg", data) for i, (_, data) in enumerate(folder_members(images / "train"))
     ]
     shards = tar(images.with_name("shards.tar"), members)
-    run = trained(stopped_copy, data=shards, max_steps=9)
+    run = train_run(stopped_copy, data=shards, max_steps=9)
     assert "all image names changed since" in capfd.readouterr().err
     assert history(run) == history(finished)[:9]
     tar(shards, members[:-1])
     with pytest.raises(CheckpointError, match=r"24 of 24 images missing .*, 23 new"):
-        trained(stopped_copy, data=shards)
+        train_run(stopped_copy, data=shards)
 
 
 def test_changed_data_are_rejected(stopped_copy: TrainConfig, images: Path, tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ def test_changed_data_are_rejected(stopped_copy: TrainConfig, images: Path, tmp_
     for path in ("auto", run, copied_checkpoint):
         out = run if path == "auto" else tmp_path / "branch"
         with pytest.raises(CheckpointError) as caught:
-            trained(config, resume=path, out=out)
+            train_run(config, resume=path, out=out)
         assert str(caught.value) == (
             f"the data changed since the run started: 1 of 24 images missing ({NAME}), 1 new "
             "(class1/other.jpg); restore the data, pass --data-changed accept to continue with the "
@@ -179,7 +179,7 @@ def test_changed_data_are_rejected(stopped_copy: TrainConfig, images: Path, tmp_
 
 def batches(config: TrainConfig, **settings: Any) -> dict[int, Batch]:
     seen: dict[int, Batch] = {}
-    trained(config, seen.__setitem__, **settings)
+    train_run(config, seen.__setitem__, **settings)
     return seen
 
 
@@ -189,7 +189,7 @@ def test_accepted_change_keeps_steps_of_other_images(
     """All other images keep their steps. ``accept`` covers only one change of the data."""
     config = with_settings(small, knn_every=0)
     reference = batches(config, out=tmp_path / "whole")
-    run = trained(config, max_steps=2)
+    run = train_run(config, max_steps=2)
     (images / "train" / NAME).unlink()
     new = images / "train" / "class1" / "new.jpg"
     new.write_bytes((images / "train" / "class0" / "000.jpg").read_bytes())
@@ -211,7 +211,7 @@ def test_accepted_change_keeps_steps_of_other_images(
     assert any(LOST in batch.index for batch in seen.values())
     shutil.rmtree(images / "train" / "class2")
     with pytest.raises(CheckpointError, match="9 of 24 images missing"):
-        trained(config)
+        train_run(config)
 
 
 def test_run_without_image_list_compares_count(stopped_copy: TrainConfig, images: Path) -> None:
@@ -220,10 +220,10 @@ def test_run_without_image_list_compares_count(stopped_copy: TrainConfig, images
     content = image.read_bytes()
     image.unlink()
     with pytest.raises(CheckpointError, match=r"23 images now, 24 when"):
-        trained(stopped_copy, data=images)
+        train_run(stopped_copy, data=images)
     assert not (run / FILE).exists()
     image.write_bytes(content)
-    trained(stopped_copy, data=images, max_steps=7)  # this start writes a list
+    train_run(stopped_copy, data=images, max_steps=7)  # this start writes a list
     assert ImageList.load(run) == ImageList(tuple(names_of(open_store(images, "train"))))
 
 
@@ -245,7 +245,7 @@ def test_holdout_is_excluded_from_training_and_monitored(
     assert settings["config"]["data"]["holdout"] == "25%"
     for other, new_value in (("", "none"), ("50%", "50%")):
         with pytest.raises(CheckpointError, match=rf"holdout: 25% -> {new_value}\)"):
-            trained(config, holdout=other)
+            train_run(config, holdout=other)
 
 
 def test_holdout_of_unlabelled_images(
@@ -254,7 +254,7 @@ def test_holdout_of_unlabelled_images(
     (tmp_path / "flat").mkdir()
     for path in (images / "train").rglob("*.jpg"):
         shutil.copy(path, tmp_path / "flat" / f"{path.parent.name}{path.name}")
-    run = trained(small, data=tmp_path / "flat", max_steps=1, holdout="25%")
+    run = train_run(small, data=tmp_path / "flat", max_steps=1, holdout="25%")
     stderr = capfd.readouterr().err
     assert "holding out 6 images (25% of all)" in stderr
     assert (
@@ -276,15 +276,15 @@ def test_window_shuffle_is_kept_in_any_container(
     shuffled: TrainConfig, images: Path, tmp_path: Path
 ) -> None:
     """Containers store the images in different orders, so new runs would shuffle differently."""
-    reference = trained(shuffled, out=tmp_path / "whole")
+    reference = train_run(shuffled, out=tmp_path / "whole")
     convert_data("folder", ConvertConfig(source=str(images), out=str(tmp_path / "converted")))
     other = tar(tmp_path / "other.tar", folder_members(images / "train")[::-1])
     for number, place in enumerate((images, tmp_path / "converted", other, images), 1):
-        run = trained(shuffled, data=place, max_steps=3 * number - 1)
-    assert_same_runs(trained(shuffled), reference)
+        run = train_run(shuffled, data=place, max_steps=3 * number - 1)
+    assert_same_runs(train_run(shuffled), reference)
     for data in ("", str(other)):
-        assert "12 log lines agree" in verified(run, data=data)
-    turned = trained(shuffled, data=other, out=tmp_path / "turned")
+        assert "12 log lines agree" in verify_run(run, data=data)
+    turned = train_run(shuffled, data=other, out=tmp_path / "turned")
     assert history(turned) != history(reference)
 
 
@@ -295,20 +295,20 @@ def test_run_on_mixture_resumes_exactly(
     alone = tmp_path / "alone"
     shutil.copytree(images / "train" / "class1", alone / "train" / "class1")
     mixed = with_settings(small, mixed_with=(str(alone),), weights=(1, 1), knn_every=0)
-    reference = trained(mixed, out=tmp_path / "whole")
+    reference = train_run(mixed, out=tmp_path / "whole")
     assert "mixture of 50.0% " in capfd.readouterr().err
     assert flags(mixed).count("--data") == 2
     fastsiam("train", *flags(mixed), "--max-steps", "5")
-    run = trained(mixed)
+    run = train_run(mixed)
     assert_same_runs(run, reference)
-    assert "16 log lines agree" in verified(run)
+    assert "16 log lines agree" in verify_run(run)
     settings = json.loads((run / "config.json").read_text())["config"]
     assert settings["data"]["mixed_with"] == [str(alone)]
     with pytest.raises(CheckpointError, match=r"weights: 1\.0,1\.0 -> 1\.0,2\.0"):
-        trained(mixed, weights=(1, 2))
+        train_run(mixed, weights=(1, 2))
     next(alone.glob("train/*/*.jpg")).unlink()
     with pytest.raises(CheckpointError, match=r"1 of \d+ images missing \(1/class1"):
-        trained(mixed)
+        train_run(mixed)
 
 
 def test_run_and_evaluations_use_named_columns(small: TrainConfig, tmp_path: Path) -> None:
@@ -316,22 +316,22 @@ def test_run_and_evaluations_use_named_columns(small: TrainConfig, tmp_path: Pat
     columns = {"image_column": "photo", "label_column": "species", "holdout": "34%"}
     root = saved(tmp_path / "two", {"train": table(rows=12)})
     photos = with_settings(small, data=root, batch=4, max_steps=2, **columns)
-    run, knn = trained(photos), KnnConfig(k=(1,), workers=0, device="cpu")
+    run, knn = train_run(photos), KnnConfig(k=(1,), workers=0, device="cpu")
     run_record = evaluate_knn(run, knn, CPU)
     assert (run_record.data.classes, run_record.data.image_column) == (3, "photo")
     other = evaluate_knn(run, replace(knn, image_column="mask", label_column="genus"), CPU)
     assert other.data.classes == 2 and other.identity != run_record.identity
-    assert "log lines agree" in verified(run)
+    assert "log lines agree" in verify_run(run)
     elsewhere = str(saved(tmp_path / "elsewhere", {"train": table()}))
     which = r"2 columns .* --image-column photo"
     with pytest.raises(DataError, match=which):
         evaluate_knn(run, replace(knn, data=elsewhere), CPU)
     with pytest.raises(DataError, match=which):
-        verified(run, data=elsewhere)
+        verify_run(run, data=elsewhere)
     with pytest.raises(CheckpointError, match="image-column: photo -> mask"):
-        trained(photos, image_column="mask")
+        train_run(photos, image_column="mask")
     with pytest.raises(DataError, match=which):
-        trained(photos, image_column="", out=tmp_path / "new")
+        train_run(photos, image_column="", out=tmp_path / "new")
 
 
 def test_image_names_are_freed_before_first_step(small: TrainConfig) -> None:
@@ -342,5 +342,5 @@ def test_image_names_are_freed_before_first_step(small: TrainConfig) -> None:
         return sum(type(item) is ImageList for item in gc.get_objects())
 
     before, during = lists(), list[int]()
-    run = trained(small, lambda *_: during.append(lists()), max_steps=1)
+    run = train_run(small, lambda *_: during.append(lists()), max_steps=1)
     assert during == [before] and ImageList.load(run) is not None

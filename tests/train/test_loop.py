@@ -28,7 +28,7 @@ from fastsiam.views.batch import Batch
 from tests.configs import flags, with_settings
 from tests.conftest import write_images
 from tests.processes import Forked
-from tests.train.runs import history, trained
+from tests.train.runs import history, train_run
 
 
 def test_training_continues_while_eigenvalues_are_computed(
@@ -36,7 +36,7 @@ def test_training_continues_while_eigenvalues_are_computed(
 ) -> None:
     """The log line of step 2 is written after step 3 and before the line of step 4."""
     config = with_settings(small, batch=4, epochs=1, log_every=2)
-    expected = history(trained(config, out=tmp_path / "at once"))
+    expected = history(train_run(config, out=tmp_path / "at once"))
     run, may_finish = tmp_path / "run", threading.Event()
 
     def when_it_may(gram: Tensor) -> Tensor:
@@ -52,14 +52,14 @@ def test_training_continues_while_eigenvalues_are_computed(
 
     monkeypatch.setattr(loop, "host_is_idle", lambda device: True)
     monkeypatch.setattr(loop, "rank_of_gram", when_it_may)
-    trained(config, look)
+    train_run(config, look)
     assert may_finish.is_set() and history(run) == expected and len(expected) == 3
 
 
 def test_run_writes_expected_log_lines_and_files(
     small: TrainConfig, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    run = trained(small)
+    run = train_run(small)
     pattern = r"step 12 \(epoch 4\.00\): loss -?\d\.\d{3}, std \d\.\d\d, rank \d+, "
     stderr = capfd.readouterr().err
     assert re.search(pattern, stderr) and "\ndone: step 12 of 12, saved " in stderr
@@ -99,7 +99,7 @@ def test_run_writes_expected_log_lines_and_files(
 def test_initial_std_is_that_of_untrained_network(small: TrainConfig, tmp_path: Path) -> None:
     """The initial std is measured once, also for a run that is resumed or branched off."""
     config = with_settings(small, head_bn="none", knn_every=0)
-    run = trained(config, max_steps=2)
+    run = train_run(config, max_steps=2)
     (std,) = [line["z_std"] for line in read_metrics(run) if line["kind"] == "initial"]
     with closing(build_loader(config.data, config.augment, batch=8)) as loader:
         torch.manual_seed(config.numerics.seed)
@@ -108,10 +108,10 @@ def test_initial_std_is_that_of_untrained_network(small: TrainConfig, tmp_path: 
         assert z_std(method(batch.views, batch.index).embedding).item() == pytest.approx(std)
     branch = tmp_path / "branch"
     for resume, steps in ((run, 3), ("auto", 4)):
-        trained(config, resume=resume, out=branch, max_steps=steps)
+        train_run(config, resume=resume, out=branch, max_steps=steps)
         lines = read_metrics(branch)
         assert [line["z_std"] for line in lines if line["kind"] == "initial"] == [std]
-    trained(config)
+    train_run(config)
     assert [line["z_std"] for line in read_metrics(run) if line["kind"] == "initial"] == [std]
 
 
@@ -121,12 +121,12 @@ def test_knn_first_false_skips_first_evaluation(small: TrainConfig) -> None:
     def kinds(run: Path) -> str:
         return "".join(line["kind"][0] for line in read_metrics(run))
 
-    run = trained(small, knn_first=False, max_steps=1)
+    run = train_run(small, knn_first=False, max_steps=1)
     assert kinds(run) == "it"
     checkpoints.last(run).unlink()
-    assert kinds(trained(small, max_steps=1)) == "kit"
+    assert kinds(train_run(small, max_steps=1)) == "kit"
     checkpoints.last(run).unlink()
-    trained(small, knn_first=False)
+    train_run(small, knn_first=False)
     assert kinds(run) == "i" + "t" * 6 + "k" + "t" * 6 + "k"
 
 
@@ -150,7 +150,7 @@ def test_non_finite_loss_stops_run(
 
     good = rf"the last good checkpoint is .*last\.pt \(step {kept}\)"
     with pytest.raises(TrainingError, match=f"not finite at step {at + 1}; {good}"):
-        trained(config, poison)
+        train_run(config, poison)
     assert checkpoints.load(tmp_path / "run").step == kept
 
 
@@ -161,7 +161,7 @@ def test_training_without_stop_gradient_collapses(
     """Fig. 2 of the paper in small: without stop-gradient the loss goes to -1 and the std to 0."""
     data = write_images(tmp_path / "many", classes=4, each=64)
     config = with_settings(small, data=data, batch=256, lr=1.0, epochs=50, knn_every=0)
-    run = trained(config, stop_gradient=stop_gradient)
+    run = train_run(config, stop_gradient=stop_gradient)
     lines = [line for line in read_metrics(run) if line["kind"] == "train"]
     first, last = lines[0], lines[-1]
     assert first["z_std"] > 0.9 and first["loss"] > -0.5
@@ -178,13 +178,13 @@ def test_collapse_guard_stops_run(small: TrainConfig) -> None:
     """It stops although the eigenvalues arrive some steps later."""
     config = with_settings(small, stop_gradient=False, epochs=40, lr=2.0, knn_every=0)
     with pytest.raises(TrainingError, match=r"collapsed at step \d+: std .*usual causes"):
-        trained(config, on_collapse="stop", log_every=10)
+        train_run(config, on_collapse="stop", log_every=10)
 
 
 def test_collapse_guard_allows_for_small_micro_batches(small: TrainConfig) -> None:
     """Centred outputs of four images span at most three dimensions, which is not a collapse."""
     config = with_settings(small, batch=16, accumulate=4, knn_every=0, on_collapse="stop")
-    run = trained(config, max_steps=1)
+    run = train_run(config, max_steps=1)
     (line,) = [line for line in read_metrics(run) if line["kind"] == "train"]
     assert line["rank"] < 4
 

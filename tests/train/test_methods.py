@@ -27,7 +27,7 @@ from tests.conftest import small_config, write_data
 from tests.methods.variants import ALL_CASES
 from tests.processes import fastsiam
 from tests.tiers import rest_slow
-from tests.train.runs import CPU, trained
+from tests.train.runs import CPU, train_run
 
 METHODS = ["byol", "mocov2", "swav, queue", "simclr", "default", "fastsiam 3"]
 """One variant of each method."""
@@ -42,7 +42,7 @@ def run_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Train a run of a method once and return its folder."""
     folder = tmp_path_factory.mktemp("methods")
     data = write_data(folder / "data")
-    return cache(lambda method: trained(of(method, small_config(data, folder / method))))
+    return cache(lambda method: train_run(of(method, small_config(data, folder / method))))
 
 
 @pytest.mark.parametrize("method", rest_slow(METHODS))
@@ -95,7 +95,7 @@ def test_run_starts_with_warnings_about_settings(
         ({**without_bn, "eval_resize": 32}, False),
     ):
         config = with_settings(of("mocov2", small, **settings), max_steps=1)
-        trained(config, out=tmp_path / str(len(settings)))
+        train_run(config, out=tmp_path / str(len(settings)))
         assert ("lets MoCo cheat" in capsys.readouterr().err) == warns
 
 
@@ -108,7 +108,7 @@ def test_init_loads_matching_parts_of_method(
     zero: dict[str, Any] = {"lr": 1e-30, "weight_decay": 0.0, "init": str(run_of(method))}
     state = load_pretrained(run_of(method)).state
     capsys.readouterr()
-    again = load_pretrained(trained(of(method, small, **zero))).state
+    again = load_pretrained(train_run(of(method, small, **zero))).state
     assert "randomly initialised: " not in capsys.readouterr().err
     target = {key for key in again if key.startswith("target.")}
     assert bool(target) == (method in ("byol", "mocov2"))

@@ -16,10 +16,10 @@ from fastsiam.run import checkpoint as checkpoints
 from tests.configs import flags, with_settings
 from tests.pipelines.cases import readable
 from tests.processes import fastsiam
-from tests.train.runs import CPU, trained
+from tests.train.runs import CPU, train_run
 
 
-def settled(run: Path) -> tuple[str, str]:
+def resolved_pipelines(run: Path) -> tuple[str, str]:
     """Return the pipelines recorded in config.json and in the checkpoint."""
     recorded = json.loads((run / "config.json").read_text())["config"]
     return recorded["data"]["pipeline"], checkpoints.load(run).config.data.pipeline
@@ -29,16 +29,17 @@ def test_pipeline_is_resolved_once_and_kept(small: TrainConfig, tmp_path: Path) 
     config, run = with_settings(small, pipeline="auto"), tmp_path / "run"
     first = fastsiam("train", *flags(config), "--max-steps", "3").stderr
     assert first.count("pipeline memory: 24 images take 41 kB of ") == 1
-    assert settled(run) == ("memory", "memory")
+    assert resolved_pipelines(run) == ("memory", "memory")
     record = json.loads((run / "config.json").read_text())
     assert record["asked"]["data"]["pipeline"] == "auto"
     assert record["resolved"]["steps_per_epoch"] == 3 and record["resolved"]["last_step"] == 3
     # A resumed run keeps its pipeline unless the user passes another one.
     result = fastsiam("train", *flags(config), "--pipeline", "torchvision", "--max-steps", "6")
-    assert "take " not in result.stderr and settled(run) == ("torchvision", "torchvision")
+    assert "take " not in result.stderr
+    assert resolved_pipelines(run) == ("torchvision", "torchvision")
     later = fastsiam("train", *flags(config)).stderr
     assert "pipeline torchvision: as when the run started" in later
-    assert settled(run) == ("torchvision", "torchvision")
+    assert resolved_pipelines(run) == ("torchvision", "torchvision")
     assert "pipeline torchvision" in write_report([run], tmp_path / "page.html").read_text()
 
 
@@ -48,7 +49,7 @@ def test_pipeline_that_cannot_read_images_is_replaced(
 ) -> None:
     """Evaluations and resumed runs choose another pipeline, unless the user passes this one."""
     beton = readable("ffcv", images / "train")
-    run = trained(small, pipeline="ffcv", data=beton, knn_every=0, max_steps=2)
+    run = train_run(small, pipeline="ffcv", data=beton, knn_every=0, max_steps=2)
 
     def pipeline(**settings: Any) -> str:
         return open_subject(run, EvalConfig(**settings), CPU).data.pipeline
@@ -56,8 +57,8 @@ def test_pipeline_that_cannot_read_images_is_replaced(
     assert pipeline() == "ffcv"
     assert pipeline(data=str(images)) == "native"
     assert pipeline(data=str(images), pipeline="ffcv") == "ffcv"  # users are told why it fails
-    trained(small, pipeline="auto", knn_every=0, max_steps=4)
-    assert settled(tmp_path / "run") == ("memory", "memory")
+    train_run(small, pipeline="auto", knn_every=0, max_steps=4)
+    assert resolved_pipelines(tmp_path / "run") == ("memory", "memory")
     assert "pipeline memory: 24 images" in capfd.readouterr().err
 
 
@@ -77,7 +78,7 @@ def test_path_of_default_data_is_recorded(
 ) -> None:
     """Later commands use the run's images, whatever the variable is set to by then."""
     monkeypatch.setenv("FASTSIAM_DATA", str(images))
-    run = trained(small, data="", max_steps=1)
+    run = train_run(small, data="", max_steps=1)
     monkeypatch.setenv("FASTSIAM_DATA", str(tmp_path / "others"))
     recorded = json.loads((run / "config.json").read_text())
     assert recorded["config"]["data"]["data"] == str(images)

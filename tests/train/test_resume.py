@@ -32,12 +32,12 @@ from tests.tiers import slow
 from tests.train.runs import (
     assert_same_runs,
     history,
-    killed,
     kills_a_worker,
-    resumed_after,
+    resume_after,
     same_state,
-    trained,
-    verified,
+    train_run,
+    train_until_kill,
+    verify_run,
 )
 
 RunOfPipeline = Callable[[str], Path]
@@ -55,7 +55,9 @@ def full_run(tmp_path_factory: pytest.TempPathFactory) -> RunOfPipeline:
     """Train an uninterrupted run of a pipeline once and return its folder."""
     folder = tmp_path_factory.mktemp("whole")
     data = write_data(folder / "data")
-    return cache(lambda pipeline: trained(saving(small_config(data, folder / pipeline), pipeline)))
+    return cache(
+        lambda pipeline: train_run(saving(small_config(data, folder / pipeline), pipeline))
+    )
 
 
 @pytest.mark.parametrize("pipeline", PIPELINES)
@@ -65,10 +67,10 @@ def test_killed_run_resumes_bit_for_bit(
     """The run is killed in the middle of an epoch. The next test covers all other steps."""
     config = saving(small, pipeline)
     assert checkpoints.load(full_run(pipeline)).step == len(history(full_run(pipeline))) == 12
-    run = killed(config, 5)
+    run = train_until_kill(config, 5)
     assert checkpoints.load(run).step == 4
-    assert_same_runs(trained(config), full_run(pipeline))
-    assert "12 log lines agree" in verified(run)
+    assert_same_runs(train_run(config), full_run(pipeline))
+    assert "12 log lines agree" in verify_run(run)
 
 
 def test_run_killed_at_any_step_resumes(
@@ -80,12 +82,12 @@ def test_run_killed_at_any_step_resumes(
     def copy(step: int, batch: Batch) -> None:
         shutil.copytree(config.run.out, tmp_path / f"killed{step}")
 
-    trained(config, copy)
+    train_run(config, copy)
     for kill_at in range(1, 12):
         run = tmp_path / f"killed{kill_at}"
         last = checkpoints.last(run)
         assert (checkpoints.load(run).step if last.exists() else 0) == kill_at // 2 * 2
-        assert_same_runs(trained(config, out=run), full_run("memory"))
+        assert_same_runs(train_run(config, out=run), full_run("memory"))
 
 
 def out_of_memory(config: TrainConfig, error: Exception, kind: str) -> None:
@@ -101,7 +103,7 @@ def out_of_memory(config: TrainConfig, error: Exception, kind: str) -> None:
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(TrainingError) as caught:
         patch.setattr(TrainingStep, "__call__", step)
-        trained(config)
+        train_run(config)
     message, saved = str(caught.value), checkpoints.last(Path(config.run.out))
     assert message.startswith(f"out of {kind} at step 6 with --batch 8; to resume this run, pass ")
     assert message.endswith(f"; the last good checkpoint is {saved} (step 4)")
@@ -109,17 +111,17 @@ def out_of_memory(config: TrainConfig, error: Exception, kind: str) -> None:
 
 def out_of_memory_at_the_start(config: TrainConfig) -> None:
     """Compilation runs before the first step and needs as much memory as a step."""
-    trained(config, max_steps=4)
+    train_run(config, max_steps=4)
     with pytest.MonkeyPatch.context() as patch, pytest.raises(TrainingError) as caught:
         patch.setattr(TrainingStep, "prepare", Mock(side_effect=GPU_ERROR))
-        trained(config)
+        train_run(config)
     assert str(caught.value).startswith("out of GPU memory at step 5 with --batch 8; to resume")
     assert str(caught.value).endswith("; no step was taken")
 
 
 def damaged_checkpoint(config: TrainConfig) -> None:
     """The next start logs it, resumes from the previous checkpoint and keeps the corrupt file."""
-    last = checkpoints.last(trained(config, max_steps=7))
+    last = checkpoints.last(train_run(config, max_steps=7))
     content = bytearray(last.read_bytes())
     content[len(content) // 2] ^= 16
     last.write_bytes(content)
@@ -127,12 +129,12 @@ def damaged_checkpoint(config: TrainConfig) -> None:
 
 def unreadable_checkpoint(config: TrainConfig) -> None:
     """Fail like an unresponsive file server: the error is reported and nothing is lost."""
-    trained(config, max_steps=4)
+    train_run(config, max_steps=4)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "load", stub_raising(errno.ESTALE))
         with pytest.raises(CheckpointError, match=r"cannot read .*last\.pt: Stale file handle"):
-            trained(config)
+            train_run(config)
 
 
 def killed_in_a_save(config: TrainConfig, at: int, has_links: bool) -> None:
@@ -159,7 +161,7 @@ def save_and_die(config: TrainConfig, at: int, has_links: bool) -> None:
         replace_file(source, target)
 
     torch.save, os.replace = save, rename  # type: ignore[assignment]
-    trained(config)
+    train_run(config)
 
 
 GPU_ERROR = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
@@ -184,7 +186,7 @@ def test_run_resumes_after_every_kind_of_end(
 ) -> None:
     ENDINGS[ending](saving(small))
     capfd.readouterr()
-    run = trained(saving(small))
+    run = train_run(saving(small))
     assert_same_runs(run, full_run("memory"))
     left = {path.name for path in (run / "checkpoints").iterdir()} - {"last.pt", "previous.pt"}
     assert left == ({"last.pt.damaged"} if ending == "damaged checkpoint" else set())
@@ -194,7 +196,7 @@ def test_run_resumes_after_every_kind_of_end(
 
 def test_killed_loader_process_ends_run_resumably(small: TrainConfig, tmp_path: Path) -> None:
     config = with_settings(small, pipeline="torchvision", workers=2, knn_every=0)
-    error = resumed_after(config, tmp_path, kills_a_worker())
+    error = resume_after(config, tmp_path, kills_a_worker())
     assert str(error).startswith("a worker process died (")
     assert str(error).endswith("start the same command again to resume")
 
@@ -205,7 +207,7 @@ def test_file_that_changes_size_ends_run_resumably(
     file = readable("ffcv", images) / "train.beton"
     size = file.stat().st_size
     config = with_settings(small, data=file.parent, pipeline="torchvision", knn_every=0)
-    error = resumed_after(
+    error = resume_after(
         config,
         tmp_path,
         lambda step, _: os.truncate(file, size + 1) if step == 4 else None,
@@ -219,18 +221,18 @@ def test_delayed_log_lines_are_written_once(
 ) -> None:
     """Runs are killed between a log point and its log line, also after the next checkpoint."""
     config = with_settings(saving(small), log_every=3)
-    reference = history(trained(config, out=tmp_path / "whole"))
+    reference = history(train_run(config, out=tmp_path / "whole"))
     request.getfixturevalue("slow_eigenvalues")
-    assert history(trained(config, out=tmp_path / "late")) == reference
+    assert history(train_run(config, out=tmp_path / "late")) == reference
     for kill_at in (3, 10):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Trainer, "close", lambda trainer: None)  # writes nothing
-            run = killed(config, kill_at, out=tmp_path / f"killed{kill_at}")
+            run = train_until_kill(config, kill_at, out=tmp_path / f"killed{kill_at}")
         step = checkpoints.load(run).step
         assert step == kill_at // 2 * 2
         saved = [line for line in reference if line[0] <= step]
         assert history(run)[: len(saved)] == saved
-        assert history(trained(config, out=run)) == reference
+        assert history(train_run(config, out=run)) == reference
 
 
 def test_sigkill_of_program_resumes_bit_for_bit(small: TrainConfig, tmp_path: Path) -> None:
@@ -256,15 +258,15 @@ def test_finished_run_only_repeats_missing_evaluation(
     small: TrainConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A finished run only repeats the last evaluation, if it was killed before logging that."""
-    run = trained(small)
+    run = train_run(small)
     before, state = read_metrics(run), checkpoints.load(run)
     *other_lines, last = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
     (run / "metrics.jsonl").write_text("".join(other_lines))
     assert '"knn"' in last
-    trained(small)
+    train_run(small)
     assert read_metrics(run) == before
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "_evaluate", Mock(side_effect=AssertionError))
-        trained(small)
+        train_run(small)
     assert read_metrics(run) == before
     assert same_state(checkpoints.load(run).model, state.model)

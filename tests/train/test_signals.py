@@ -32,7 +32,7 @@ from tests.configs import flags, with_settings
 from tests.conftest import ROOT
 from tests.processes import Forked, command, fork_programs, wait_until
 from tests.tiers import slow
-from tests.train.runs import history, trained, verified
+from tests.train.runs import history, train_run, verify_run
 
 
 def press(process: Forked) -> None:
@@ -152,12 +152,12 @@ def test_signal_ends_evaluation_at_next_batch(
     with monkeypatch.context() as patch:
         patch.setattr(job, "feature_batches", signalled)
         with pytest.raises(Interrupted, match="SIGTERM: stopped after step 3, saved") as caught:
-            trained(config)
+            train_run(config)
     assert caught.value.exit_code == 128 + signal.SIGTERM
     assert [line["epoch"] for line in read_metrics(run) if line["kind"] == "knn"] == [0]
-    assert checkpoints.load(trained(config)).step == 6
+    assert checkpoints.load(train_run(config)).step == 6
     assert [line["epoch"] for line in read_metrics(run) if line["kind"] == "knn"] == [0, 1]
-    assert "3 log lines agree: images and augmentations of steps 1 to 6" in verified(run)
+    assert "3 log lines agree: images and augmentations of steps 1 to 6" in verify_run(run)
 
 
 def test_trackers_receive_outcome_of_run(
@@ -170,7 +170,7 @@ def test_trackers_receive_outcome_of_run(
     monkeypatch.setattr(Trainer, "_evaluate", Mock(side_effect=evaluations))
     for _ in range(3):
         with contextlib.suppress(Interrupted, TrainingError):
-            trained(small, epochs=1, tracker="tensorboard", knn_every=1)
+            train_run(small, epochs=1, tracker="tensorboard", knn_every=1)
     assert outcomes == ["KILLED", "FAILED", "FINISHED"]
 
 
@@ -191,7 +191,7 @@ def test_sigint_while_tracker_closes_prints_what_is_saved(
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(Interrupted) as caught:
-            trained(small, stop, tracker="tensorboard", knn_every=0)
+            train_run(small, stop, tracker="tensorboard", knn_every=0)
     finally:
         signal.signal(signal.SIGINT, handler)
     assert str(caught.value) == (

@@ -19,7 +19,7 @@ from fastsiam.report.run import write_report
 from fastsiam.run import checkpoint as checkpoints
 from fastsiam.run.log import read_metrics
 from tests.configs import with_settings
-from tests.train.runs import assert_same_runs, history, trained
+from tests.train.runs import assert_same_runs, history, train_run
 
 PEAK = 0.5 * 8 / 256
 """Learning rate at the start of the run."""
@@ -54,7 +54,7 @@ def test_branch_uses_new_optimizer_settings(
     branch: TrainConfig, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Each step has the learning rate of the new settings. No old setting remains."""
-    run = trained(branch, **OTHER)
+    run = train_run(branch, **OTHER)
     state, origin = checkpoints.load(run), checkpoints.load(tmp_path / "run")
     assert state.step == 15 and state.config.optim.lr == 0.1
     groups = state.optimizer["param_groups"]
@@ -87,11 +87,11 @@ def vars_of(settings: Any) -> dict[str, Any]:
 def test_command_of_branch_resumes_branch_bit_for_bit(branch: TrainConfig, tmp_path: Path) -> None:
     """It resumes the branch and not the original run, even without config.json."""
     config = with_settings(branch, **OTHER)
-    reference = trained(config, out=tmp_path / "whole")
+    reference = train_run(config, out=tmp_path / "whole")
     for stop in (6, 8, 0):
-        run = trained(config, max_steps=stop)
+        run = train_run(config, max_steps=stop)
         (run / "config.json").unlink()
-    assert_same_runs(trained(config), reference)
+    assert_same_runs(train_run(config), reference)
     assert recorded(run) == recorded(reference)
 
 
@@ -99,14 +99,14 @@ def test_interrupted_extended_run_is_exact(stopped_copy: TrainConfig, tmp_path: 
     """Extend and interrupt a run, repeat the command, extend it again: as if uninterrupted."""
     run = tmp_path / "run"
     shutil.copytree(run, tmp_path / "whole")
-    reference = trained(stopped_copy, extend=6, out=tmp_path / "whole")
+    reference = train_run(stopped_copy, extend=6, out=tmp_path / "whole")
     for stop in (6, 7, 10, 0):
-        trained(stopped_copy, extend=6, max_steps=stop)
+        train_run(stopped_copy, extend=6, max_steps=stop)
     assert_same_runs(run, reference)
     assert len(history(run)) == 18 and checkpoints.load(run).config.optim.epochs == 6
     rates = [line[5] for line in history(run)]
     assert all(a >= b for a, b in pairwise(rates[6:]))
-    trained(stopped_copy, extend=8)
+    train_run(stopped_copy, extend=8)
     assert checkpoints.load(run).step == len(history(run)) == 24
     expected = [PEAK * cosine(step / 24) for step in range(18, 24)]
     assert [line[5] for line in history(run)][18:] == pytest.approx(expected)
@@ -115,9 +115,9 @@ def test_interrupted_extended_run_is_exact(stopped_copy: TrainConfig, tmp_path: 
 def test_extending_finished_run_prints_change_of_rate(
     small: TrainConfig, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    run = trained(small)
+    run = train_run(small)
     capfd.readouterr()
-    trained(small, extend=6)
+    train_run(small, extend=6)
     assert (
         f"extended from 4 to 6 epochs; learning rate: {PEAK * cosine(11 / 12):.3g} now, "
         f"{PEAK * cosine(12 / 18):.3g} at the next step: a cosine over all 6 epochs"
@@ -127,7 +127,7 @@ def test_extending_finished_run_prints_change_of_rate(
     assert state.step == 18 and evaluated == [0, 2, 4, 6]
     settings = TrainConfig.from_dict(json.loads((run / "config.json").read_text())["config"])
     assert settings.optim == state.config.optim
-    trained(small, extend=6)
+    train_run(small, extend=6)
     stderr = capfd.readouterr().err
     assert (
         "nothing left to do: " in stderr
@@ -137,7 +137,7 @@ def test_extending_finished_run_prints_change_of_rate(
 
 def test_branch_can_be_extended(branch: TrainConfig, tmp_path: Path) -> None:
     for stop in (8, 0):
-        trained(branch, extend=5, max_steps=stop)
+        train_run(branch, extend=5, max_steps=stop)
     assert checkpoints.load(tmp_path / "branch").step == 15
     assert checkpoints.load(tmp_path / "run").config.optim.epochs == 4
 
@@ -180,36 +180,36 @@ def test_invalid_resume_is_rejected_and_changes_nothing(
             for name, x in settings.items()
         }
         with pytest.raises(CheckpointError, match=message.format(run=run)):
-            trained(stopped, **changes)
+            train_run(stopped, **changes)
         assert before == {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
         assert not new.parent.exists(), message
 
 
 def test_started_branch_keeps_its_settings(branch: TrainConfig, tmp_path: Path) -> None:
-    trained(branch, lr=0.1, max_steps=7)
+    train_run(branch, lr=0.1, max_steps=7)
     message = rf"\(lr: 0.1 -> 0.2\); {WAY.format(run=tmp_path / 'run')}"
     with pytest.raises(CheckpointError, match=message):
-        trained(branch, lr=0.2)
+        train_run(branch, lr=0.2)
     assert checkpoints.load(tmp_path / "branch").step == 7
 
 
 def test_branch_is_not_overwritten_by_continued_run(
     stopped_copy: TrainConfig, branch: TrainConfig, tmp_path: Path
 ) -> None:
-    last = checkpoints.last(trained(branch, max_steps=8))
-    trained(stopped_copy, max_steps=8)
-    trained(branch, max_steps=9)  # both runs are at the same step: it takes its own
+    last = checkpoints.last(train_run(branch, max_steps=8))
+    train_run(stopped_copy, max_steps=8)
+    train_run(branch, max_steps=9)  # both runs are at the same step: it takes its own
     before = last.read_bytes()
-    trained(stopped_copy)
+    train_run(stopped_copy)
     with pytest.raises(
         CheckpointError, match=r"branch already contains a run at step 9, before step 12"
     ):
-        trained(branch)
+        train_run(branch)
     assert last.read_bytes() == before
     older = checkpoints.previous(last.parents[1])
     with pytest.raises(CheckpointError, match=r"previous\.pt is at step 8, but \S+ is at step 9"):
-        trained(branch, resume=older)
-    trained(branch, resume=last.parents[1])
+        train_run(branch, resume=older)
+    train_run(branch, resume=last.parents[1])
     assert [line[0] for line in history(tmp_path / "branch")] == list(range(7, 13))
 
 
@@ -220,10 +220,10 @@ def test_resolved_precision_is_recorded_and_kept(
     config = with_settings(small, precision="auto")
     for has_amx, steps in ((True, 2), (False, 3)):
         monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda amx=has_amx: amx)
-        state = checkpoints.load(trained(config, max_steps=steps))
+        state = checkpoints.load(train_run(config, max_steps=steps))
         assert state.step == steps and state.config.numerics.precision == "bf16"
     with pytest.raises(CheckpointError, match="precision: bf16 -> fp32"):
-        trained(config, precision="fp32")
+        train_run(config, precision="fp32")
 
 
 def test_run_of_0_2_with_removed_schedule_can_branch(
@@ -240,9 +240,9 @@ def test_run_of_0_2_with_removed_schedule_can_branch(
         torch.save(checkpoint, checkpoints.last(run))
         for changes in ({}, {"extend": 6}, {"resume": run}):
             with pytest.raises(CheckpointError, match=r"restart, which was removed .*--out OTHER"):
-                trained(stopped_copy, **changes)
+                train_run(stopped_copy, **changes)
         assert load_pretrained(run).epoch == 2
     capfd.readouterr()
-    trained(branch, lr=0.25, max_steps=7)
+    train_run(branch, lr=0.25, max_steps=7)
     assert " now, 0.00391 at the next step" in capfd.readouterr().err
-    assert checkpoints.load(trained(branch, lr=0.25, max_steps=8)).step == 8
+    assert checkpoints.load(train_run(branch, lr=0.25, max_steps=8)).step == 8

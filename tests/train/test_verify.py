@@ -24,7 +24,7 @@ from tests.conftest import small_config, write_data
 from tests.processes import fastsiam
 from tests.ranks import fastsiam_on_ranks
 from tests.sources import insert_junk
-from tests.train.runs import OLD, trained, verified
+from tests.train.runs import OLD, train_run, verify_run
 
 NOTHING: dict[str, Any] = {"knn_every": 0, "tracker": "none"}
 ALL = "log lines agree: images and augmentations of steps 1 to 12"
@@ -40,12 +40,12 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = small_config(write_data(folder / "data"), folder / "run")
     odd = folder / "data/train/class0/000.jpg"
     odd.write_bytes(insert_junk(odd.read_bytes()))
-    return trained(config, log_every=2, **NOTHING)
+    return train_run(config, log_every=2, **NOTHING)
 
 
 def test_verify_confirms_run_and_changes_nothing(logged: Path) -> None:
     before = {path: path.read_bytes() for path in logged.rglob("*") if path.is_file()}
-    text = verified(logged)
+    text = verify_run(logged)
     assert f"6 {ALL}, recomputed from seed 0" in text
     assert "the weights after step 12 agree: SHA-256 " in text
     assert before == {path: path.read_bytes() for path in logged.rglob("*") if path.is_file()}
@@ -66,7 +66,7 @@ def test_digests_of_all_ranks_survive_stop_between_log_lines(
         train_lines = [line for line in read_metrics(run) if line["kind"] == "train"]
         return [tuple(line[name] for name in ("step", "since", "seen")) for line in train_lines]
 
-    reference = lines(trained(config, out=tmp_path / "whole"))
+    reference = lines(train_run(config, out=tmp_path / "whole"))
     config = with_settings(config, gpus=2)
     run = Path(config.run.out)
     i = int(Order(images=24, batch=8, seed=0).indices(0, 2)[5])
@@ -85,7 +85,7 @@ def test_digests_of_all_ranks_survive_stop_between_log_lines(
     assert int(state.seen["digest"], 16)
     fastsiam_on_ranks(2, "train", *flags(config))
     assert lines(run) == reference and [line[:2] for line in reference] == [(5, 0), (7, 5)]
-    assert "2 log lines agree: images and augmentations of steps 1 to 7" in verified(run)
+    assert "2 log lines agree: images and augmentations of steps 1 to 7" in verify_run(run)
 
 
 def at(*place: Any, value: Any) -> Callable[[Any], None]:
@@ -129,7 +129,7 @@ def test_changed_files_are_detected(logged: Path, tmp_path: Path) -> None:
         rows[line] = json.dumps(values)
         (run / name).write_text("\n".join(rows) + "\n")
         with pytest.raises(FastSiamError, match=message):
-            verified(run)
+            verify_run(run)
     stderr = fastsiam("verify", str(run), code=1).stderr
     assert stderr.startswith("error: ") and len(stderr.splitlines()) == 1
     run = shutil.copytree(logged, tmp_path / "weights")
@@ -137,7 +137,7 @@ def test_changed_files_are_detected(logged: Path, tmp_path: Path) -> None:
     next(iter(state["model"].values()))[0] += 1e-3
     torch.save(state, checkpoints.last(run))
     with pytest.raises(CheckpointError, match="it is corrupt"):
-        verified(run)
+        verify_run(run)
 
 
 def test_swapped_images_are_detected(small: TrainConfig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,10 +152,10 @@ def test_swapped_images_are_detected(small: TrainConfig, monkeypatch: pytest.Mon
 
     with monkeypatch.context() as patch:
         patch.setattr(Order, "indices", wrong)
-        run = trained(small, log_every=4, **NOTHING)
+        run = train_run(small, log_every=4, **NOTHING)
     with pytest.raises(FastSiamError, match="steps 5 to 8 of "):
-        verified(run)
-    assert "1 log line agrees: images and augmentations of steps 9 to 12" in verified(run, step=9)
+        verify_run(run)
+    assert "1 log line agrees: images and augmentations of steps 9 to 12" in verify_run(run, step=9)
 
 
 def test_verify_step_lists_its_images(logged: Path) -> None:
@@ -168,15 +168,15 @@ def test_verify_step_lists_its_images(logged: Path) -> None:
     index = Order(images=24, batch=8, seed=0).indices(2, 1).tolist()
     assert rows == [f"{8 + row} {i} class{i // 8}/{i % 8:03d}.jpg" for row, i in enumerate(index)]
     with pytest.raises(FastSiamError, match=r"does not cover step 13, only steps 1 to 12"):
-        verified(logged, step=13)
+        verify_run(logged, step=13)
 
 
 def test_run_of_0_2_is_verified_from_resumed_step(small: TrainConfig, tmp_path: Path) -> None:
     with pytest.raises(FastSiamError, match=r"cannot read .*config.json"):
-        verified(tmp_path)
+        verify_run(tmp_path)
     run = shutil.copytree(OLD, tmp_path / "old")
     with pytest.raises(FastSiamError, match="has no digests"):
-        verified(run)
-    text = verified(trained(small, out=run, **NOTHING))
+        verify_run(run)
+    text = verify_run(train_run(small, out=run, **NOTHING))
     assert "6 log lines agree: images and augmentations of steps 7 to 12" in text
     assert "no digest for steps 1 to 6" in text

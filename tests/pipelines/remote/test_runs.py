@@ -13,7 +13,7 @@ from tests.configs import flags, with_settings
 from tests.object_storage import KEY, SECRET, environment, faulty_proxy, reconnect, upload
 from tests.processes import fastsiam
 from tests.tiers import rest_slow
-from tests.train.runs import history, killed, kills_a_worker, resumed_after, trained
+from tests.train.runs import history, kills_a_worker, resume_after, train_run, train_until_kill
 
 BAD_LINE = {"errors": 0.1, "cuts": 0.1, "stalls": 0.02}
 """Much worse than one failure in 100 requests, as on a busy day: a short run meets every fault."""
@@ -55,10 +55,10 @@ def test_run_over_faulty_connection_equals_local_run(
 ) -> None:
     """The run is killed in its second epoch, and resumed."""
     config = with_settings(small, pipeline="torchvision", workers=workers, epochs=3, save_every=2)
-    expected = history(trained(config, data=shards, out=tmp_path / "here"))
+    expected = history(train_run(config, data=shards, out=tmp_path / "here"))
     config = with_settings(config, data=upload(s3, shards, f"bad-line-{workers}"))
-    assert checkpoints.load(killed(config, 5)).step == 4
-    assert len(expected) == 9 and history(trained(config)) == expected
+    assert checkpoints.load(train_until_kill(config, 5)).step == 4
+    assert len(expected) == 9 and history(train_run(config)) == expected
     assert {"errors", "cuts"} <= faults_in(tmp_path / "log")
 
 
@@ -101,5 +101,5 @@ def test_killed_loader_process_of_remote_data(
 ) -> None:
     """A fork server started it. The error is still one line, and the run resumes."""
     config = with_settings(small, pipeline="torchvision", workers=2, knn_every=0, data=data)
-    error = resumed_after(config, tmp_path, kills_a_worker())
+    error = resume_after(config, tmp_path, kills_a_worker())
     assert str(error).startswith("a worker process died (")
