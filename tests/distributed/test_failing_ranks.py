@@ -33,7 +33,7 @@ PATIENCE = 240
 
 
 LATE = r"error: another rank did not answer within --rank-timeout; "
-ARGUMENTS = ("fault", "code", "said")
+ARGUMENTS = ("fault", "code", "message")
 KINDS: list[tuple[str, int, str]] = [
     (
         "error",
@@ -55,11 +55,11 @@ CASES = pytest.mark.parametrize(ARGUMENTS, KINDS)
 
 
 @pytest.mark.parametrize(ARGUMENTS, rest_slow(KINDS, fast=2))
-def test_failing_rank_ends_run(fault: str, code: int, said: str, small: TrainConfig) -> None:
-    check_failing_run(small, fault, code, said)
+def test_failing_rank_ends_run(fault: str, code: int, message: str, small: TrainConfig) -> None:
+    check_failing_run(small, fault, code, message)
 
 
-def check_failing_run(config: TrainConfig, fault: str, code: int, said: str) -> None:
+def check_failing_run(config: TrainConfig, fault: str, code: int, message: str) -> None:
     """Run two ranks and let rank 1 fail in the middle; the cause must be reported exactly once."""
     config = with_settings(config, gpus=2, knn_every=0)
     if fault in TIMEOUTS:
@@ -67,7 +67,7 @@ def check_failing_run(config: TrainConfig, fault: str, code: int, said: str) -> 
     fails = fault_environment(FAULT=fault, FAULT_RANK="1")
     result = fastsiam("train", *flags(config), code=code, timeout=PATIENCE, environment=fails)
     stderr = result.stderr
-    assert len(re.findall(said, stderr)) == 1, stderr
+    assert len(re.findall(message, stderr)) == 1, stderr
     assert stderr.count("Traceback") == (fault == "error")
 
 

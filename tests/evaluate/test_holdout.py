@@ -106,7 +106,7 @@ def test_holdout_of_run_does_not_apply_to_other_data(
     """
     record = evaluate_knn(run, replace(KNN, data=str(images)), HERE)
     assert (record.data.train, record.data.val, record.data.holdout) == (24, 12, None)
-    assert "holdout" not in record.identity
+    assert '"holdout"' not in record.identity
     message = f"the run's --holdout 25% does not apply: {images} is not the run's data"
     assert message in capfd.readouterr().err
     before = evaluate_knn(run, KNN, HERE)

@@ -55,7 +55,7 @@ def raise_value_error(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("reader", "said"),
+    ("reader", "message"),
     [
         (lambda _: os.kill(os.getpid(), signal.SIGSEGV), "ended by SIGSEGV"),
         (hang, "took longer than 20 s"),
@@ -69,9 +69,9 @@ def raise_value_error(folder: Path) -> None:
     ],
 )
 def test_fuzzer_detects_forbidden_reader_behaviour(
-    reader: Callable[[Path], object], said: str
+    reader: Callable[[Path], object], message: str
 ) -> None:
     """It is detected in each of two cases, even if a case ends its process."""
     failures = fuzz(Target("x", lambda _: [b"whole"], reader), seed=0, first=7, count=2)
-    assert list(failures) == ([7, 8] if said else [])
-    assert all(said in one for one in failures.values()), failures
+    assert list(failures) == ([7, 8] if message else [])
+    assert all(message in one for one in failures.values()), failures

@@ -62,14 +62,14 @@ def test_sync_bn_groups_share_statistics(ranks: Ranks) -> None:
 
 @two_gpus
 @CASES
-def test_failing_rank_ends_run(fault: str, code: int, said: str, gpu: TrainConfig) -> None:
+def test_failing_rank_ends_run(fault: str, code: int, message: str, gpu: TrainConfig) -> None:
     """While a rank waits for its GPU, only NCCL can detect that another hangs, and aborts.
 
     A compiled step does not wait for the GPU, and the run waits only for its log lines.
     """
     if fault == "hang":
         gpu = with_settings(gpu, compile="on", log_every=100)
-    check_failing_run(gpu, fault, code, said)
+    check_failing_run(gpu, fault, code, message)
 
 
 @two_gpus

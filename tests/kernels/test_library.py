@@ -84,7 +84,7 @@ def test_library_file_names_differ_by_architecture(
 
 
 @pytest.mark.parametrize(
-    ("command", "said"),
+    ("command", "message"),
     [
         (None, r"no C\+\+ compiler found: install g\+\+ 11 or newer, or pip"),
         ("sh -c 'echo it is broken >&2; exit 1'", r"(?s)sh .*failed:\nit is broken"),
@@ -92,7 +92,7 @@ def test_library_file_names_differ_by_architecture(
 )
 def test_missing_or_failing_compiler_raises(
     command: str | None,
-    said: str,
+    message: str,
     empty_library_cache: None,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
@@ -105,7 +105,7 @@ def test_missing_or_failing_compiler_raises(
         assert build.compiler() == shlex.split(command)
     else:
         monkeypatch.setattr(build, "compiler", lambda: None)
-    with pytest.raises(BackendError, match=said):
+    with pytest.raises(BackendError, match=message):
         library.jpeg()
     assert not build.is_current(tmp_path)
     assert not list(tmp_path.glob("*.so"))

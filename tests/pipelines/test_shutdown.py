@@ -37,14 +37,14 @@ from tests.sources import encoded
 LEFT_OPEN = """
 import sys
 import numba, torch
-from tests.pipelines.cases import central, opened
+from tests.pipelines.cases import central, open_loader
 
 torch.set_num_threads(3)
 threads = torch.get_num_threads(), numba.get_num_threads()
 held, words = [], iter(sys.argv[1:])
 for kind, name, data in zip(words, words, words):
     evaluates = kind == "evaluation"
-    loader = (central if evaluates else opened)(name, data, batch=4, workers=2)
+    loader = (central if evaluates else open_loader)(name, data, batch=4, workers=2)
     batches = iter(loader) if evaluates else loader.epoch(0)
     next(batches)
     if kind == "trained":

@@ -107,8 +107,8 @@ def test_missing_compiler_raises_backend_error(images: Path, gpu: Gpu) -> None:
     """Triton compiles C code before its first kernel; a later failure would end a run."""
     data = DataConfig(data=str(images / "train"), pipeline="native", workers=0)
     failing = PropertyMock(side_effect=RuntimeError("Failed to find C compiler."))
-    words = r"\(Failed to find C compiler\.\): install a C compiler .*, or pass --pipeline torch"
-    refused = pytest.raises(BackendError, match=words)
+    message = r"\(Failed to find C compiler\.\): install a C compiler .*, or pass --pipeline torch"
+    refused = pytest.raises(BackendError, match=message)
     with patch.object(TritonDriver, "utils", failing), refused:
         build_loader(data, AugmentConfig.alike(crop=16), batch=4, device="cuda")
 

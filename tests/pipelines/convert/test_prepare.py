@@ -70,15 +70,15 @@ def test_other_images_are_reencoded_faithfully(
 
 
 @pytest.mark.parametrize(
-    ("data", "words"),
+    ("data", "message"),
     [
         # As after a power cut: Pillow decodes it without an error.
         (jpeg(0)[: len(jpeg(0)) * 3 // 4] + bytes(len(jpeg(0)) // 4), "it has no end marker"),
         (encoded(Image.new("RGB", (65_520, 1)), "PNG"), "a side above 65,500"),
     ],
 )
-def test_invalid_images_are_rejected(data: bytes, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
+def test_invalid_images_are_rejected(data: bytes, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         prepare(data, None, ConvertConfig())
 
 

@@ -54,14 +54,14 @@ def test_verify_compares_files_with_manifest(
     assert "cannot read" in find_problems(out)[0]
     (out / "manifest.json").unlink()
     (out / "manifest.json").mkdir()
-    for path, words in (
+    for path, message in (
         (out, f"cannot read {out / 'manifest.json'}"),
         (images, "no .beton files"),
         (tmp_path / "nowhere", "does not exist: name a .beton file or a folder"),
         (tmp_path / ("x" * 300), ": File name too long; choose a shorter path"),
     ):
         (line,) = find_problems(path)
-        assert words in line
+        assert message in line
     monkeypatch.setattr(Path, "glob", stub_raising(errno.EACCES))
     (line,) = find_problems(out)
     assert "Permission denied; check the permissions" in line

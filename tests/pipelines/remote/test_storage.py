@@ -22,7 +22,7 @@ from tests.sources import folder_members, parquet, tar
 
 
 @pytest.mark.parametrize(
-    ("text", "kind", "said"),
+    ("text", "kind", "message"),
     [
         ("Server returned non-2xx status code: 403 Forbidden: SIGNATURE", DataError, "denied"),
         ("Server returned non-2xx status code: 400: SIGNATURE", DataError, "answers 400"),
@@ -33,7 +33,9 @@ from tests.sources import folder_members, parquet, tar
         ("status: 412", FileLostError, "overwritten"),
     ],
 )
-def test_permanent_errors_are_not_retried(text: str, kind: type[FastSiamError], said: str) -> None:
+def test_permanent_errors_are_not_retried(
+    text: str, kind: type[FastSiamError], message: str
+) -> None:
     """The error message leaves out the library's text, which may contain a signature."""
     requested_keys: list[str] = []
 
@@ -41,7 +43,7 @@ def test_permanent_errors_are_not_retried(text: str, kind: type[FastSiamError], 
         requested_keys.append(key)
         raise RuntimeError(text)
 
-    with pytest.raises(kind, match=said) as caught:
+    with pytest.raises(kind, match=message) as caught:
         storage.results([lambda: storage._request(Url("http", "nowhere", "a.tar"), fails)])
     assert "SIGNATURE" not in str(caught.value) and requested_keys == ["a.tar"]
 
@@ -124,7 +126,7 @@ def web(cloud: str, images: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("address", "said"),
+    ("address", "message"),
     [
         ("s3://user:PASSWORD@bucket/photos", "s3://bucket/... contains a password, a signature"),
         ("https://u:PASSWORD@host/a.tar", "https://host/... contains a password, a signature"),
@@ -135,10 +137,10 @@ def web(cloud: str, images: Path, tmp_path: Path) -> Path:
         ("s3://bucket/a/../b", "s3://bucket/a/../b contains . or .., which URLs do not"),
     ],
 )
-def test_invalid_addresses_are_rejected(address: str, said: str) -> None:
+def test_invalid_addresses_are_rejected(address: str, message: str) -> None:
     with pytest.raises(DataError) as caught:
         DataConfig(data=address)
-    assert said in str(caught.value) and "PASSWORD" not in str(caught.value)
+    assert message in str(caught.value) and "PASSWORD" not in str(caught.value)
 
 
 def test_percent_encoded_addresses_are_parsed() -> None:
@@ -166,10 +168,10 @@ def test_missing_objects_and_buckets_are_reported(cloud: str, data: str, web: Pa
 
 
 @pytest.mark.parametrize(
-    ("what", "said"), [("stalls", "the connection failed"), ("errors", "the server answers 503")]
+    ("what", "message"), [("stalls", "the connection failed"), ("errors", "the server answers 503")]
 )
 def test_retries_end_after_time_limit(
-    what: str, said: str, cloud: str, web: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    what: str, message: str, cloud: str, web: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a server that always fails."""
     monkeypatch.setenv("FASTSIAM_CLOUD_PATIENCE", "0.5")
@@ -182,7 +184,7 @@ def test_retries_end_after_time_limit(
             url = place(f"{broken}/photos.tar")
             with pytest.raises(DataError, match=r"for 0\.5 s \(\$FASTSIAM_CLOUD") as caught:
                 storage.fetch(url, there.facts, [(0, 3000)])  # type: ignore[arg-type, union-attr]
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_object_overwritten_during_reading_is_error(cloud: str, web: Path) -> None:

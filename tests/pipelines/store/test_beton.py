@@ -126,12 +126,12 @@ def test_file_with_other_fields_is_read(tmp_path: Path) -> None:
     assert BetonStore(path).labels.tolist() == [9, 9, 9]  # by its name, not its position
     with pytest.raises(DataError, match="have different classes"):
         BetonStore(other, path)
-    for number, kind, words in ((3, 255, "fields of custom types"), (2, 1, "no image field")):
+    for number, kind, message in ((3, 255, "fields of custom types"), (2, 1, "no image field")):
         fields[3]["type_id"] = 1
         fields[number]["type_id"] = kind
         fields[0]["name"] = b"la\nbel"
         rewrite()
-        with pytest.raises(DataError, match=words) as caught:
+        with pytest.raises(DataError, match=message) as caught:
             BetonStore(path)
         assert str(caught.value).isprintable()
 

@@ -147,9 +147,9 @@ def test_pixels_of_every_mode_and_bit_depth(kind: str) -> None:
 def test_unsupported_images_are_rejected_with_advice(
     kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    data, words = REFUSED[kind]
+    data, message = REFUSED[kind]
     (tmp_path / "x.tif").write_bytes(data)
-    with pytest.raises(DataError, match=words):
+    with pytest.raises(DataError, match=message):
         open_split(DataConfig(data=str(tmp_path)), "train").decode(0)
     assert not caplog.records  # Pillow's warnings are suppressed
 

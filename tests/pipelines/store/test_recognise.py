@@ -100,7 +100,7 @@ def test_sources_of_converted_and_incomplete_data(images: Path, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("files", "words"),
+    ("files", "message"),
     [
         (
             ["cat/0.jpg", "dog/0.jpg", "val/0.jpg"],
@@ -117,13 +117,13 @@ def test_sources_of_converted_and_incomplete_data(images: Path, tmp_path: Path) 
     ],
 )
 def test_ambiguous_split_folders_cause_warning(
-    files: list[str], words: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    files: list[str], message: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     for name in files:
         put(tmp_path / name)
     for _ in range(2):
         open_store(tmp_path, "train")
-    assert caplog.messages == [f"{tmp_path} {words}"] * bool(words)
+    assert caplog.messages == [f"{tmp_path} {message}"] * bool(message)
 
 
 def test_listing_folder_does_not_stat_each_image(

@@ -283,22 +283,22 @@ CASES: dict[str, tuple[Build, str]] = {
 }  # fmt: skip
 
 
-def refused(path: Path, words: str) -> str:
-    with pytest.raises(DataError, match=words) as caught:
+def refused(path: Path, expected: str) -> str:
+    with pytest.raises(DataError, match=expected) as caught:
         open_store(path, "train")
     assert str(caught.value).isprintable()
     return str(caught.value)
 
 
-@pytest.mark.parametrize(("build", "words"), CASES.values(), ids=CASES)
-def test_unreadable_data_is_one_line_error(build: Build, words: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("build", "expected"), CASES.values(), ids=CASES)
+def test_unreadable_data_is_one_line_error(build: Build, expected: str, tmp_path: Path) -> None:
     (tmp_path / "here").mkdir()
-    message = refused(build(tmp_path / "here"), words)
+    message = refused(build(tmp_path / "here"), expected)
     assert str(tmp_path / "here") in message
 
 
 @pytest.mark.parametrize(
-    ("build", "words"),
+    ("build", "expected"),
     [
         (lambda root: tar(root / "t.tar", [("a/0.jpg", b"")]), "no val"),
         (lambda root: write_converted(images(root), root / "out"), "no val"),
@@ -307,8 +307,8 @@ def test_unreadable_data_is_one_line_error(build: Build, words: str, tmp_path: P
         (listing("path,split", [["x", "none"]]), "no row whose split is val or .*, only 'none'"),
     ],
 )
-def test_missing_split_is_rejected(build: Build, words: str, tmp_path: Path) -> None:
-    with pytest.raises(NoSplitError, match=words):
+def test_missing_split_is_rejected(build: Build, expected: str, tmp_path: Path) -> None:
+    with pytest.raises(NoSplitError, match=expected):
         open_store(build(tmp_path), "val")
 
 
@@ -325,8 +325,8 @@ def test_tables_with_paths_instead_of_bytes_are_rejected(tmp_path: Path) -> None
     refused(one, r"paths of images \(such as 0\.jpg\), .* save_to_disk")
     store = open_store(two, "train")
     assert bytes(store.read(0)) == jpeg(0)
-    words = r"row 1 of .*: the row has no bytes, only the path 1\.jpg.*--skip"
-    with pytest.raises(DataError, match=words):
+    expected = r"row 1 of .*: the row has no bytes, only the path 1\.jpg.*--skip"
+    with pytest.raises(DataError, match=expected):
         store.read(1)
 
 
@@ -392,8 +392,8 @@ def test_deleted_files_are_reported(tmp_path: Path) -> None:
     files.path(0).unlink()
     files.path(1).unlink()
     files.path(1).mkdir()
-    for index, words in ((0, "No such file"), (1, "Is a directory; check the path")):
-        with pytest.raises(DataError, match=rf"^cannot read .*00{index}\.jpg: {words}"):
+    for index, expected in ((0, "No such file"), (1, "Is a directory; check the path")):
+        with pytest.raises(DataError, match=rf"^cannot read .*00{index}\.jpg: {expected}"):
             files.decode(index)
 
 
