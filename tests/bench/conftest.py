@@ -14,7 +14,7 @@ from tests.conftest import ROOT, write_images
 
 
 @pytest.fixture(scope="session", autouse=True)
-def server_of_all_tests() -> None:
+def fork_server() -> None:
     """Start the fork server of tests and runners in ROOT, where it can import ``tests``."""
     here = Path.cwd()
     os.chdir(ROOT)
@@ -25,7 +25,7 @@ def server_of_all_tests() -> None:
 
 
 @pytest.fixture
-def little(tmp_path: Path) -> BenchConfig:
+def bench_config(tmp_path: Path) -> BenchConfig:
     """Settings with 24 images of 40 pixels, 32-pixel views and one repeat."""
     data = write_images(tmp_path / "data" / "train", classes=2, each=12, side=40)
     return BenchConfig(

@@ -12,40 +12,42 @@ from fastsiam.bench.records import Record
 from tests.bench.sample_records import build_record
 
 
-def one(case: str, name: str, speed: int, **more: Any) -> Record:
+def build_speed_record(case: str, name: str, speed: int, **more: Any) -> Record:
     return build_record(name, case, 1.0, images=speed, cpu=1.0, config={"workers": 8}, **more)
 
 
-def rows(loads: int, takes: int, trained: dict[str, int]) -> list[Record]:
+def build_rows(loads: int, takes: int, trained: dict[str, int]) -> list[Record]:
     ceiling = ("ready tensors", takes)
     return [
-        one("decode", "PIL", 2 * loads),
-        one("loader", "torchvision views", loads, pipeline="torchvision", facts={"what": "views"}),
+        build_speed_record("decode", "PIL", 2 * loads),
+        build_speed_record(
+            "loader", "torchvision views", loads, pipeline="torchvision", facts={"what": "views"}
+        ),
         *(
-            one("train", name, speed, pipeline=name, ceiling=ceiling)
+            build_speed_record("train", name, speed, pipeline=name, ceiling=ceiling)
             for name, speed in ({"synthetic": takes} | trained).items()
         ),
     ]
 
 
 def test_finding_names_bottleneck_and_advice() -> None:
-    text = finding(rows(400, 1600, {"torchvision": 400, "ffcv": 900, "dali": 1568}))
+    text = finding(build_rows(400, 1600, {"torchvision": 400, "ffcv": 900, "dali": 1568}))
     assert "delivers 400 images/s, the model can take 1,600" in text
     assert "data-bound, training reaches 25%" in text and "decoding is 50%" in text
     assert text.endswith("--pipeline dali reaches 98%.")
-    text = finding(rows(400, 10, {"torchvision": 10, "ffcv": 10}))
+    text = finding(build_rows(400, 10, {"torchvision": 10, "ffcv": 10}))
     assert "the model is the bottleneck, and training reaches 100%" in text
     assert text.endswith("a GPU would help most, then a smaller --backbone or --crop.")
-    text = finding(rows(400, 1600, {"torchvision": 400, "ffcv": 300}))
+    text = finding(build_rows(400, 1600, {"torchvision": 400, "ffcv": 300}))
     assert text.endswith("no other pipeline that can run here is faster.")
-    text = finding(rows(400, 1600, {"torchvision": 400}))
+    text = finding(build_rows(400, 1600, {"torchvision": 400}))
     assert text.endswith("decoding is 50% of the loader's work.")  # no other pipeline was measured
     assert "No finding" in finding([])
 
 
 def test_finding_with_zero_cpu_time() -> None:
     """A repeat shorter than the clock's tick has a processor time of zero."""
-    records = rows(400, 1600, {"torchvision": 400, "ffcv": 300})
+    records = build_rows(400, 1600, {"torchvision": 400, "ffcv": 300})
     records[1] = replace(records[1], cpu_seconds_per_image=0.0)
     assert finding(records).endswith(
         "25% of what it could; no other pipeline that can run here is faster."
@@ -55,6 +57,6 @@ def test_finding_with_zero_cpu_time() -> None:
 @pytest.mark.parametrize(("takes", "threads"), [(10, 1), (1000, 3), (10_000, 8)])
 def test_finding_predicts_workers_auto(takes: int, threads: int) -> None:
     """The fewest threads, among those the tuner tries with 8, that keep up with the model."""
-    native = one("loader", "native views", 400)  # 2.5 ms of CPU time per image
-    records = [*rows(200, takes, {"torchvision": 1}), native]
+    native = build_speed_record("loader", "native views", 400)  # 2.5 ms of CPU time per image
+    records = [*build_rows(200, takes, {"torchvision": 1}), native]
     assert f"--workers auto would choose about {threads} of 8 loader threads" in finding(records)

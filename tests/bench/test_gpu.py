@@ -23,7 +23,7 @@ from tests.conftest import ROOT
 from tests.processes import Forked, fastsiam
 
 
-def stage(name: str, code: str, *, seconds: int = 1) -> Stage:
+def build_stage(name: str, code: str, *, seconds: int = 1) -> Stage:
     return Stage(name, seconds, ("-c", code))
 
 
@@ -31,7 +31,7 @@ def test_stage_is_stopped_at_time_limit(tmp_path: Path, monkeypatch: pytest.Monk
     """A stage ends with the campaign's minutes or at its own time limit."""
     monkeypatch.setattr(campaign, "_GRACE", 1.0)
     (tmp_path / "logs").mkdir()
-    sleeps = stage("sleeps", "import time; time.sleep(600)")
+    sleeps = build_stage("sleeps", "import time; time.sleep(600)")
     assert perform(sleeps, tmp_path, seconds=2).status == "stopped"
     monkeypatch.setattr(Stage, "limit", 1.0)
     assert perform(sleeps, tmp_path, seconds=100).status == "failed"
@@ -50,7 +50,7 @@ def test_stage_with_skipped_tests(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert outcome.status == "partly" and outcome.said.endswith("needs a GPU")
     lines = (tmp_path / "logs" / "tests.txt").read_text().splitlines()
     other_lines = "\n".join(line for line in lines if not line.endswith("needs a GPU"))
-    outcome = perform(stage("tests", f"print({other_lines!r})"), tmp_path, seconds=100)
+    outcome = perform(build_stage("tests", f"print({other_lines!r})"), tmp_path, seconds=100)
     assert outcome.status == "done" and "1 passed, 3 skipped" in outcome.said
 
 
@@ -59,10 +59,10 @@ def test_campaign_resumes(
 ) -> None:
     first, mended = tmp_path / "first", tmp_path / "mended"
     table = [
-        stage("first", f"open({str(first)!r}, 'a').write('1')"),
-        stage("broken", f"import os; assert os.path.exists({str(mended)!r}), 'broken'"),
-        stage("lacks", "print('dali: not measured: no memory')"),
-        stage("last", "print('fine')", seconds=0),
+        build_stage("first", f"open({str(first)!r}, 'a').write('1')"),
+        build_stage("broken", f"import os; assert os.path.exists({str(mended)!r}), 'broken'"),
+        build_stage("lacks", "print('dali: not measured: no memory')"),
+        build_stage("last", "print('fine')", seconds=0),
     ]
     monkeypatch.setattr(campaign, "stages", lambda *_, **__: table)
     monkeypatch.setenv("OUT", str(tmp_path))
@@ -104,7 +104,7 @@ def test_order_of_stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         "partly": ("partly", "GPU B"), "other": ("done", "GPU A"), "unnamed": ("done", ""),
         "stopped": ("stopped", "GPU B"), "new": None,
     }  # fmt: skip
-    table = [stage(name, "", seconds=name != "endless") for name in before]
+    table = [build_stage(name, "", seconds=name != "endless") for name in before]
     monkeypatch.setattr(campaign, "stages", lambda *_, **__: table)
     monkeypatch.setattr(campaign, "check_devices", lambda _: None)
     ran: list[str] = []
@@ -158,7 +158,7 @@ def _run_one_for_ever(out: Path, pid: Path) -> None:
         "import signal, subprocess, sys; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
         f"print('begun'); subprocess.run([sys.executable, '-c', {child!r}])"
     )
-    vars(campaign).update(stages=lambda *_, **__: [stage("one", code)], _GRACE=3.0)
+    vars(campaign).update(stages=lambda *_, **__: [build_stage("one", code)], _GRACE=3.0)
     campaign.run(GpuConfig(out=str(out), device="cpu"))
 
 

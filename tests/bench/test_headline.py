@@ -23,7 +23,7 @@ from tests.configs import with_settings
 from tests.conftest import write_images
 from tests.processes import Forked
 
-_RUN = """
+_FAKE_RUN = """
 import signal, sys, time
 from pathlib import Path
 heard = Path(sys.argv[1])
@@ -51,7 +51,7 @@ def test_signal_is_sent_to_run_once(number: signal.Signals, tmp_path: Path) -> N
 
 
 def _train_for_ever(heard: Path, out: Path) -> None:
-    command = [sys.executable, "-c", _RUN, str(heard)]
+    command = [sys.executable, "-c", _FAKE_RUN, str(heard)]
     Training.command = command  # type: ignore[assignment, method-assign]
     run(HeadlineConfig(out=str(out), only=("simsiam",)))
 

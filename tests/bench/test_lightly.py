@@ -105,7 +105,7 @@ def test_stopped_lightly_run_resumes(
     assert {x.name for x in (tmp_path / "stopped").iterdir()} == {"backbone.pt", "result.json"}
 
 
-REFUSED: list[tuple[str, dict[str, Any], str]] = [
+UNSUPPORTED: list[tuple[str, dict[str, Any], str]] = [
     ("simsiam", {"stop_gradient": False}, "lightly's simsiam supports only stop-gradient True"),
     ("simclr", {"predictor": "trained"}, "lightly's simclr supports only predictor none"),
     ("mocov2", {"symmetric": False}, "lightly's mocov2 supports only symmetric True"),
@@ -119,7 +119,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("method", "changes", "line"), REFUSED, ids=str)
+@pytest.mark.parametrize(("method", "changes", "line"), UNSUPPORTED, ids=str)
 def test_settings_lightly_lacks_are_rejected(
     method: str, changes: dict[str, Any], line: str
 ) -> None:

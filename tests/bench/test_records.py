@@ -35,7 +35,7 @@ def test_median_and_spread() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", "[1]", '[{"case": "loader"}]'])
-def test_other_files_are_rejected(text: str, tmp_path: Path) -> None:
+def test_file_without_records_is_rejected(text: str, tmp_path: Path) -> None:
     (tmp_path / "file.json").write_text(text)
     with pytest.raises(DataError, match="holds no records"):
         read(tmp_path / "file.json")

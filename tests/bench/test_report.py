@@ -24,36 +24,36 @@ IMAGES = 100
 HOSTILE = "</td><script>x()</script>$\\frac{$ | & '\""
 
 
-def measured(case: str, name: str, seconds: float = 1.0, **more: Any) -> Record:
+def build_case_record(case: str, name: str, seconds: float = 1.0, **more: Any) -> Record:
     return build_record(name, case, seconds, images=IMAGES, **more)
 
 
-def loading(pipeline: str, output: str) -> Record:
+def build_loader_record(pipeline: str, output: str) -> Record:
     ceiling, facts = ("bare decoding", 4 * IMAGES), {"what": output, "stored": "original"}
     name = f"{pipeline} {output}"
-    return measured("loader", name, pipeline=pipeline, ceiling=ceiling, facts=facts)
+    return build_case_record("loader", name, pipeline=pipeline, ceiling=ceiling, facts=facts)
 
 
-def one_of_each() -> list[Record]:
+def build_record_of_each_case() -> list[Record]:
     return [
-        loading("torchvision", "views"),
-        loading("ffcv", "crops"),
-        measured("step", "compiled", 0.5, baseline=("authors' setting", IMAGES)),
-        measured("train", "dali", pipeline="dali", facts={"data_wait": 0.25}),
-        measured("startup", "of version 0.2", 5.0, facts={"first_batch": 2.0}),
-        measured("peers", HOSTILE, 2.0, facts={"differs": "no hue", "version": "1.2"}),
-        measured("sweep", "ffcv, workers 1", facts={"over": "workers", "value": 1}),
+        build_loader_record("torchvision", "views"),
+        build_loader_record("ffcv", "crops"),
+        build_case_record("step", "compiled", 0.5, baseline=("authors' setting", IMAGES)),
+        build_case_record("train", "dali", pipeline="dali", facts={"data_wait": 0.25}),
+        build_case_record("startup", "of version 0.2", 5.0, facts={"first_batch": 2.0}),
+        build_case_record("peers", HOSTILE, 2.0, facts={"differs": "no hue", "version": "1.2"}),
+        build_case_record("sweep", "ffcv, workers 1", facts={"over": "workers", "value": 1}),
     ]
 
 
-def saved(path: Path, records: list[Record]) -> Path:
+def save_records(path: Path, records: list[Record]) -> Path:
     write(path, records)
     return path
 
 
 def test_report_is_self_contained_and_complete(tmp_path: Path) -> None:
-    records = one_of_each()
-    files = write_report([saved(tmp_path / "run.json", records)], tmp_path / "out")
+    records = build_record_of_each_case()
+    files = write_report([save_records(tmp_path / "run.json", records)], tmp_path / "out")
     assert sorted(files) == sorted((tmp_path / "out").iterdir())
     pictures = [path for path in files if path.suffix == ".png"]
     assert {path.stem for path in pictures} == {one.case for one in records}
@@ -74,7 +74,12 @@ def test_report_is_self_contained_and_complete(tmp_path: Path) -> None:
 
 
 def test_bars_show_ceiling_and_shares() -> None:
-    figure = chart([loading("ffcv", "crops"), replace(loading("dali", "views"), spread=0.4)])
+    figure = chart(
+        [
+            build_loader_record("ffcv", "crops"),
+            replace(build_loader_record("dali", "views"), spread=0.4),
+        ]
+    )
     assert figure
     axes = figure.axes[0]
     bars = [bar for bar in axes.patches if bar.get_width()]  # type: ignore[attr-defined]
@@ -91,9 +96,9 @@ def test_caption_names_only_common_number_of_images() -> None:
 
 
 def test_only_tables_in_page_are_updated(tmp_path: Path) -> None:
-    records = [measured("step", "new"), measured("peers", "others")]
-    saved(tmp_path / "results" / "a.json", records)
-    saved(tmp_path / "b.json", records[1:])
+    records = [build_case_record("step", "new"), build_case_record("peers", "others")]
+    save_records(tmp_path / "results" / "a.json", records)
+    save_records(tmp_path / "b.json", records[1:])
     readme = tmp_path / "README.md"
 
     def text(step: str, peers: str) -> str:
@@ -112,8 +117,8 @@ def test_only_tables_in_page_are_updated(tmp_path: Path) -> None:
 
 
 def test_non_utf8_path_in_command_is_escaped(tmp_path: Path) -> None:
-    record = replace(measured("step", "x"), command="fastsiam bench step --json caf\udce9")
-    file, readme = saved(tmp_path / "a.json", [record]), tmp_path / "README.md"
+    record = replace(build_case_record("step", "x"), command="fastsiam bench step --json caf\udce9")
+    file, readme = save_records(tmp_path / "a.json", [record]), tmp_path / "README.md"
     readme.write_text(GOOD)
     renew(readme, tmp_path)
     for path in (readme, *write_report([file], tmp_path / "out")[:2]):
@@ -122,8 +127,10 @@ def test_non_utf8_path_in_command_is_escaped(tmp_path: Path) -> None:
 
 def test_records_with_same_name_have_separate_rows(tmp_path: Path) -> None:
     """For example, records of two runs in one file."""
-    records = [measured("step", name, seconds) for name, seconds in (("x", 1), ("y", 2), ("x", 3))]
-    saved(tmp_path / "a.json", records)
+    records = [
+        build_case_record("step", name, seconds) for name, seconds in (("x", 1), ("y", 2), ("x", 3))
+    ]
+    save_records(tmp_path / "a.json", records)
     for rows, expected in (("", records), (": y; x", [records[1], records[0], records[2]])):
         page = tmp_path / "page.md"
         page.write_text(f"<!-- bench: a.json step{rows} -->\n<!-- /bench -->\n")
@@ -152,7 +159,9 @@ GOOD = "<!-- bench: a.json step -->\nold\n<!-- /bench -->\n"
     ],
 )
 def test_errors_leave_page_unchanged(tmp_path: Path, text: str, message: str) -> None:
-    file = saved(tmp_path / "a.json", [measured("step", "x"), measured("peers", "y")])
+    file = save_records(
+        tmp_path / "a.json", [build_case_record("step", "x"), build_case_record("peers", "y")]
+    )
     soak = json.loads(next((ROOT / "bench/results/soak").glob("*.json")).read_text())
     (tmp_path / "cut.json").write_text(json.dumps(soak | {"runs": [{}]}))
     study = (ROOT / "bench/results/study/demo/predictor.json").read_text()
@@ -177,10 +186,10 @@ def test_errors_leave_page_unchanged(tmp_path: Path, text: str, message: str) ->
         (("n",), [3]),
     ],
 )
-def test_corrupt_record_is_named_in_error(
+def test_file_of_corrupt_record_is_named_in_error(
     place: tuple[str, ...], value: Any, tmp_path: Path
 ) -> None:
-    file = saved(tmp_path / "a.json", [measured("step", "x")])
+    file = save_records(tmp_path / "a.json", [build_case_record("step", "x")])
     records = json.loads(file.read_text())
     inner = records[0]
     for key in place[:-1]:
@@ -199,10 +208,12 @@ def test_corrupt_record_is_named_in_error(
 
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-WITH_TABLES = [page for page in PAGES if re.search("<!-- (bench|study|soak):", page.read_text())]
+PAGES_WITH_TABLES = [
+    page for page in PAGES if re.search("<!-- (bench|study|soak):", page.read_text())
+]
 
 
-def test_every_record_is_cited_on_a_page() -> None:
+def test_every_record_file_is_cited_in_docs() -> None:
     text = " ".join(page.read_text() for page in PAGES)
     results = ROOT / "bench" / "results"
     for file in [*results.glob("*.json"), *results.glob("study/**/*.json")]:
@@ -211,7 +222,7 @@ def test_every_record_is_cited_on_a_page() -> None:
 
 def test_published_tables_match_records(tmp_path: Path) -> None:
     copy = tmp_path / "copy.md"
-    for page in WITH_TABLES:
+    for page in PAGES_WITH_TABLES:
         copy.write_bytes(page.read_bytes())
         assert renew(copy, page.parent)
         assert copy.read_text() == page.read_text(), page

@@ -64,7 +64,7 @@ def build_busy() -> Task:
 
 
 @pytest.mark.parametrize("apart", [False, True])
-def test_runners_are_interleaved(apart: bool, tmp_path: Path) -> None:
+def test_runners_are_interleaved_unless_apart(apart: bool, tmp_path: Path) -> None:
     """With ``apart`` they run one after the other; a failed or dead runner is reported."""
     from fastsiam.bench.session import Session  # imports torch, which fresh processes must not
 
@@ -119,7 +119,7 @@ def test_fresh_process_has_not_imported_torch() -> None:
 
 
 @pytest.mark.alone
-def test_time_and_memory_exclude_preparation() -> None:
+def test_sample_has_time_and_memory_of_task() -> None:
     with closing(Runner("work", build_busy)) as runner:
         sample = runner.run("work")
         assert 0.05 <= sample.cpu < 1.5 and 0.1 <= sample.wall < 1.5  # preparation is not timed
@@ -141,7 +141,7 @@ def test_cpu_time_of_running_children_counts() -> None:
         child.stdin.close()
 
 
-def test_dropping_files_from_page_cache_is_checked(tmp_path: Path) -> None:
+def test_cached_pages_are_counted(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(bytes(2**20))
     assert 0 <= drop_from_cache([path]) <= 1

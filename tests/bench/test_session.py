@@ -24,9 +24,9 @@ from tests.bench.sample_records import bench, build_record, wait_for_text
 from tests.processes import Forked, fastsiam
 
 
-def test_unmeasurable_variant_ends_with_error(little: BenchConfig, tmp_path: Path) -> None:
+def test_unmeasurable_variant_ends_with_error(bench_config: BenchConfig, tmp_path: Path) -> None:
     """The other variants are still measured and written."""
-    config = replace(little, recipe="simclr_cifar10", backbone="resnet10", crop=16)
+    config = replace(bench_config, recipe="simclr_cifar10", backbone="resnet10", crop=16)
     config = replace(config, variants=("authors", "eager"), json=str(tmp_path / "out.json"))
     with pytest.raises(BackendError, match=r"not measured: authors \(the authors' step is for "):
         run("step", config)
@@ -34,12 +34,12 @@ def test_unmeasurable_variant_ends_with_error(little: BenchConfig, tmp_path: Pat
 
 
 def test_error_if_nothing_could_be_measured(
-    little: BenchConfig, capsys: pytest.CaptureFixture[str]
+    bench_config: BenchConfig, capsys: pytest.CaptureFixture[str]
 ) -> None:
     engine: dict[str, Any] = {"over": "jpeg-engine", "pipelines": ("native", "dali")}
     for case, changes in (("step", {"variants": ("fp16",)}), ("sweep", engine)):
         with pytest.raises(BackendError, match="nothing could be measured; the reasons are above"):
-            run(case, replace(little, **changes))
+            run(case, replace(bench_config, **changes))
     stderr = capsys.readouterr().err
     assert "fp16: not measured: needs a GPU" in stderr
     assert "jpeg-engine does not affect torchvision, native, dali on a CPU\n" in stderr
@@ -48,18 +48,18 @@ def test_error_if_nothing_could_be_measured(
 @pytest.mark.parametrize(
     ("case", "recipe"), [("peers", "fastsiam_cifar10"), ("peers", "byol"), ("storage", "byol")]
 )
-def test_other_views_are_not_compared_with_libraries(
-    case: str, recipe: str, little: BenchConfig
+def test_recipe_with_other_views_is_rejected(
+    case: str, recipe: str, bench_config: BenchConfig
 ) -> None:
     with pytest.raises(FastSiamError, match=f"--recipe {recipe} does not make two views with the"):
-        run(case, replace(little, recipe=recipe))
+        run(case, replace(bench_config, recipe=recipe))
 
 
 @pytest.mark.dali
-def test_bench_without_case_measures_all(little: BenchConfig, tmp_path: Path) -> None:
+def test_bench_without_case_measures_all(bench_config: BenchConfig, tmp_path: Path) -> None:
     file = tmp_path / "out.json"
     result = bench(
-        "--pipelines", "native,memory", "--data", little.data, "--recipe", "demo",
+        "--pipelines", "native,memory", "--data", bench_config.data, "--recipe", "demo",
         "--batch", "8", "--images", "24", "--workers", "1", "--repeats", "1", "--device", "cpu",
         "--json", str(file), "--stored", "original,pixels256",
     )  # fmt: skip
@@ -132,7 +132,7 @@ def test_workers_load_equal_numbers_of_batches(
 
 
 def test_signal_removes_processes_and_temporary_files(tmp_path: Path) -> None:
-    """Nor does a second signal: `timeout` signals the process and then its group."""
+    """Also if a second signal follows: `timeout` signals the process and then its group."""
     temporary_folder, log = tmp_path / "tmp", tmp_path / "said"
     temporary_folder.mkdir()
     process = Forked(_measure_for_ever, log, environment={"TMPDIR": str(temporary_folder)})

@@ -51,7 +51,7 @@ def test_soak_for_90_seconds(tmp_path: Path) -> None:
     assert {fault for run in runs for fault in run["faults"]} <= {one.name for one in FAULTS}
 
 
-def run_of(out: Path) -> Run:
+def build_run(out: Path) -> Run:
     return Run(out, out.parent, pipeline="memory", steps=12, ranks=1, seed=0)
 
 
@@ -60,7 +60,7 @@ def test_soak_detects_differences_corruption_and_leftovers(
 ) -> None:
     config = with_settings(small, knn_every=0, save_every=5)
     one = train_here(with_settings(config, out=str(tmp_path / "one")), "imagenet")
-    calm = run_of(one)
+    calm = build_run(one)
 
     other = Path(shutil.copytree(one, tmp_path / "other"))
     lines = read_metrics(one)
@@ -69,7 +69,7 @@ def test_soak_detects_differences_corruption_and_leftovers(
         """Return how a run with these log lines differs from the undisturbed run."""
         text = "".join(json.dumps(line) + "\n" for line in changed)
         (other / "metrics.jsonl").write_text(text)
-        return run_of(other).difference(calm)
+        return build_run(other).difference(calm)
 
     *before, fourth = lines[:4]
     assert difference(*lines) == ""
@@ -143,7 +143,7 @@ def test_finding_is_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         read_record(out)
 
 
-def test_missing_backend_or_output_is_rejected_first(
+def test_missing_backend_or_unwritable_output_is_rejected_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Soak, "run", lambda work: pytest.fail("it runs"))

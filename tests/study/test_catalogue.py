@@ -55,37 +55,37 @@ def test_claims_refer_to_existing_rows() -> None:
             assert (claim.than in names) == compares, (row, claim)
 
 
-def paper(study: str) -> dict[str, Any]:
+def paper_settings(study: str) -> dict[str, Any]:
     """Return the settings of a study's rows at the paper's scale, by variant."""
     size = scale("paper")
     return {row.variant: size.recipe_of(row.variant) for row in STUDIES[study].rows}
 
 
 def test_settings_match_paper() -> None:
-    batches = paper("batch").values()
+    batches = paper_settings("batch").values()
     assert [one.optim.batch for one in batches] == [64, 128, 256, 512, 1024, 2048, 4096]
     assert [one.optim.warmup_epochs for one in batches] == [0, 0, 0, 0, 10, 10, 10]
-    assert [one.optim.epochs for one in paper("schedule").values()] == [100, 200, 400, 800]
-    assert {one.optim.batch for one in paper("schedule").values()} == {256}
-    heads = [one.model.method for one in paper("dimension").values()]
+    assert [one.optim.epochs for one in paper_settings("schedule").values()] == [100, 200, 400, 800]
+    assert {one.optim.batch for one in paper_settings("schedule").values()} == {256}
+    heads = [one.model.method for one in paper_settings("dimension").values()]
     assert [one.dim for one in heads] == [256, 512, 1024, 2048, 2048]
     assert [one.predictor_dim for one in heads] == [64, 128, 256, 512, 2048]
     assert {one.projector_dim or one.dim for one in heads} == {2048}
-    assert paper("batch-norm")["head-bn-none"].optim.warmup_epochs == 10
-    transfer = paper("transfer")["transfer"].optim
+    assert paper_settings("batch-norm")["head-bn-none"].optim.warmup_epochs == 10
+    transfer = paper_settings("transfer")["transfer"].optim
     assert (transfer.lr, transfer.weight_decay) == pytest.approx((0.5, 1e-5))
-    assert {one.optim.epochs for one in paper("transfer").values()} == {200}
-    assert len(paper("symmetry")["asymmetric-2x"].augment.views) == 4
-    average = paper("moving-average")["moving-average"].model.method
+    assert {one.optim.epochs for one in paper_settings("transfer").values()} == {200}
+    assert len(paper_settings("symmetry")["asymmetric-2x"].augment.views) == 4
+    average = paper_settings("moving-average")["moving-average"].model.method
     assert (average.predictor, average.target_average) == ("none", 0.8)
-    rates = {one.model.method.predictor_lr for one in paper("stop-gradient").values()}
+    rates = {one.model.method.predictor_lr for one in paper_settings("stop-gradient").values()}
     assert rates == {"cosine"}
 
 
 def test_related_methods_use_recipes_and_lengths_of_paper() -> None:
     longer = {1: "related", 2: "related-2x", 4: "related-4x", 8: "related-8x"}
     for times, study in longer.items():
-        rows = list(paper(study).values())
+        rows = list(paper_settings(study).values())
         names = [one.model.method.name for one in rows]
         assert names == ["simclr", "mocov2", "byol", "swav", "simsiam"]
         assert {one.optim.epochs for one in rows} == {100 * times}

@@ -29,7 +29,7 @@ from tests.processes import Forked, fork_programs
 from tests.run.test_records import record_of
 
 
-def work(
+def run_and_write_detection(
     rows: list[DetectionRow], config: StudyDetectConfig, detect: DetectConfig, out: Path
 ) -> None:
     """Run the study and write its record like the command, with forked child processes."""
@@ -43,7 +43,7 @@ def work(
         raise SystemExit(1) from error
 
 
-def test_detection_rows_find_their_networks(trained_run: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_detection_rows_find_networks(trained_run: Path, tmp_path: Path) -> None:  # noqa: F811
     base, folder = scale("demo"), tmp_path / "epochs-2x-seed-0"
     shutil.copytree(trained_run, folder)
     last = read_metrics(folder)[-1] | {"epoch": 2.0 * base.base.optim.epochs}
@@ -74,7 +74,7 @@ def test_detectors_are_trained_once(
     rows = [DetectionRow("SimSiam, base", str(trained_run)), DetectionRow("BYOL", "", "run it")]
     detect = replace(QUICK, data=str(detection_data / "voc"), steps=2)
     config = StudyDetectConfig(lrs=(1e30, 0.02))
-    result = Forked(work, rows, config, detect, tmp_path).wait(300)
+    result = Forked(run_and_write_detection, rows, config, detect, tmp_path).wait(300)
     assert result.returncode == 0, result.stdout + result.stderr
     assert "skipped row 'BYOL': run it" in result.stderr
     assert "SimSiam, base, rate 1e+30, seed 0: diverged" in result.stderr
@@ -161,7 +161,9 @@ def test_missing_data_or_run_stops_before_training(
     for image in (tmp_path / "voc").rglob("*.jpg"):
         image.write_bytes(b"none")
     detect = replace(detect, data=str(tmp_path / "voc"))
-    result = Forked(work, rows, StudyDetectConfig(), detect, tmp_path / "out").wait(300)
+    result = Forked(
+        run_and_write_detection, rows, StudyDetectConfig(), detect, tmp_path / "out"
+    ).wait(300)
     assert result.returncode == 1
     assert "SwAV, rate 0.01, seed 0 failed (" in result.stdout and ".log" in result.stdout
     with pytest.raises(ValueError, match="lrs must be learning rates without duplicates"):

@@ -46,7 +46,7 @@ def test_stored_records_are_judged_by_current_claims(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"environments": []}', '{"environments": 1}'])
-def test_other_files_are_rejected_in_one_line(text: str, tmp_path: Path) -> None:
+def test_file_without_study_record_is_one_line_error(text: str, tmp_path: Path) -> None:
     path = tmp_path / "table_1.json"
     path.write_text(text)
     with pytest.raises(DataError, match="is not a record of `fastsiam study`") as error:

@@ -28,7 +28,7 @@ from fastsiam.study.runs import Run, seeds_in
 from fastsiam.study.table import caption, cells
 from tests.conftest import write_data, write_images
 from tests.processes import Forked
-from tests.study.tiny import do_in_process, study, tiny, tiny_runs
+from tests.study.tiny import run_study_in_process, study, tiny, tiny_runs
 from tests.train.runs import CPU as HERE
 from tests.train.runs import same_state
 
@@ -49,13 +49,13 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def finished_study(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A study folder whose first run is finished. Do not modify it."""
     out = tmp_path_factory.mktemp("done")
-    result = do_in_process(tiny_runs(data, out, SCALE)[:1], CPU)
+    result = run_study_in_process(tiny_runs(data, out, SCALE)[:1], CPU)
     assert result.returncode == 0, result.stdout + result.stderr
     return out
 
 
 @pytest.fixture
-def copy(finished_study: Path, tmp_path: Path) -> Path:
+def study_copy(finished_study: Path, tmp_path: Path) -> Path:
     """A copy of ``finished_study`` that a test may modify."""
     return Path(shutil.copytree(finished_study, tmp_path / "copy"))
 
@@ -79,10 +79,10 @@ def test_results_of_finished_study(data: Path, finished_study: Path) -> None:
 
 
 def test_study_with_other_images_is_rejected(
-    data: Path, copy: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    data: Path, study_copy: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """A different number of images is a warning; different classes or images are errors."""
-    runs = tiny_runs(data, copy, SCALE)
+    runs = tiny_runs(data, study_copy, SCALE)
     check(runs)
     assert "warning" not in capfd.readouterr().err
     check([replace(run, scale=replace(SCALE, images=10_000)) for run in runs])
@@ -96,29 +96,29 @@ def test_study_with_other_images_is_rejected(
     with pytest.raises(
         DataError, match="-seed-0 was trained on different images than those in"
     ) as error:
-        check(tiny_runs(other, copy, SCALE, study="similarity"))
+        check(tiny_runs(other, study_copy, SCALE, study="similarity"))
     assert "\n" not in str(error.value)
 
 
-def test_run_with_other_settings_is_rejected(data: Path, copy: Path) -> None:
+def test_run_with_other_settings_is_rejected(data: Path, study_copy: Path) -> None:
     with pytest.raises(FastSiamError, match=r"-seed-0 contains .*lr: 0\.5 -> 0\.25") as error:
-        execute_runs(tiny_runs(data, copy, tiny(epochs=EPOCHS, lr=0.25)), CPU)
+        execute_runs(tiny_runs(data, study_copy, tiny(epochs=EPOCHS, lr=0.25)), CPU)
     assert "\n" not in str(error.value)
-    run = tiny_runs(data, copy, SCALE)[0]
+    run = tiny_runs(data, study_copy, SCALE)[0]
     run.settings_file.write_text("[optim]\nlr = fast")
     with pytest.raises(FastSiamError, match=r"study\.toml: .*; choose another --out"):
         run.check_settings()
     shutil.rmtree(run.folder)  # a run that never trained may have other settings
     run.folder.mkdir()
-    other = tiny_runs(data, copy, tiny(lr=0.25))[0]
+    other = tiny_runs(data, study_copy, tiny(lr=0.25))[0]
     run.prepare()
     other.check_settings()
     other.prepare()
     assert "lr = 0.25" in run.settings_file.read_text()
 
 
-def test_corrupt_files_are_named(data: Path, copy: Path) -> None:
-    run = tiny_runs(data, copy, SCALE)[0]
+def test_corrupt_file_is_named_in_error(data: Path, study_copy: Path) -> None:
+    run = tiny_runs(data, study_copy, SCALE)[0]
     for name, text, damaged in (
         ("metrics.jsonl", '"z_std"', '"spread"'),
         ("metrics.jsonl", '"epoch"', '"era"'),
@@ -133,17 +133,17 @@ def test_corrupt_files_are_named(data: Path, copy: Path) -> None:
         file.write_text(before)
 
 
-def test_linear_evaluation_is_separate_stage(data: Path, copy: Path, tmp_path: Path) -> None:
+def test_linear_evaluation_is_separate_stage(data: Path, study_copy: Path, tmp_path: Path) -> None:
     """Linear evaluation is a separate stage, cached if the scale says so, next to kNN in tables.
 
     The data have moved since training.
     """
     moved = Path(shutil.copytree(data, tmp_path / "moved"))
-    run = replace(tiny_runs(moved, copy, replace(SCALE, cached=True))[0], linear=True)
+    run = replace(tiny_runs(moved, study_copy, replace(SCALE, cached=True))[0], linear=True)
     assert run.is_trained and not run.is_done and replace(run, linear=False).is_done
-    assert do_in_process([run], CPU).returncode == 0
+    assert run_study_in_process([run], CPU).returncode == 0
     assert run.linear_top1 is not None and replace(run, scale=SCALE).linear_top1 is None
-    _assert_only_the_usual_evaluation_counts(run)
+    _assert_only_default_evaluation_counts(run)
     record = collect(STUDY, run.scale, [run], StudyConfig())
     assert record.command.endswith(" --linear") and "cached features" in caption(record)
     assert record.rows[0].results[0].images_digest
@@ -160,8 +160,11 @@ def test_linear_evaluation_is_separate_stage(data: Path, copy: Path, tmp_path: P
     assert rows[0].linear == []
 
 
-def test_pixel_baseline_needs_images_of_run(data: Path, copy: Path) -> None:
-    run, knn = tiny_runs(data, copy, SCALE)[0], KnnConfig(baselines=True, workers=0, device="cpu")
+def test_pixel_baseline_needs_crop_of_run(data: Path, study_copy: Path) -> None:
+    run, knn = (
+        tiny_runs(data, study_copy, SCALE)[0],
+        KnnConfig(baselines=True, workers=0, device="cpu"),
+    )
     for crop in (20, 0):
         evaluate_knn(run.folder, replace(knn, crop=crop), HERE)
         record = collect(STUDY, run.scale, [run], StudyConfig())
@@ -170,7 +173,7 @@ def test_pixel_baseline_needs_images_of_run(data: Path, copy: Path) -> None:
 
 def test_diverged_run_is_a_result(data: Path, tmp_path: Path) -> None:
     runs = tiny_runs(data, tmp_path, tiny(lr=1e30))[:1]
-    process = do_in_process(runs, CPU)
+    process = run_study_in_process(runs, CPU)
     assert process.returncode == 0 and "diverged: its loss was not finite" in process.stderr
     result = read_result(runs[0])
     assert result is not None and result.diverged and result.loss is None
@@ -187,18 +190,18 @@ def test_failed_run_ends_study_after_parallel_runs(data: Path, tmp_path: Path) -
     bad = replace(good, folder=tmp_path / "bad")
     bad.folder.mkdir()
     bad.log_file.write_text("error: the loss is not finite at step 3\n")
-    result = do_in_process([bad, good, other], replace(CPU, parallel=2), failing="bad")
+    result = run_study_in_process([bad, good, other], replace(CPU, parallel=2), failing="bad")
     assert result.returncode == 1 and not bad.is_diverged
     assert re.fullmatch(r".*bad failed \(no room\); see .*study.log\n", result.stdout)
     assert good.is_done and not other.folder.exists()
 
 
 def test_run_without_result_is_failure(
-    data: Path, copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    data: Path, study_copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is not retried at once: an unwritable folder stays unwritable."""
     monkeypatch.setattr("fastsiam.study.runner._command", lambda run: ["true"])
-    run = replace(tiny_runs(data, copy, SCALE)[0], linear=True)
+    run = replace(tiny_runs(data, study_copy, SCALE)[0], linear=True)
     with pytest.raises(FastSiamError, match=r"failed \(it has no linear evaluation\); see "):
         execute_runs([run], CPU)
     bad = replace(run, folder=tmp_path / "bad")
@@ -220,7 +223,7 @@ def test_killed_study_resumes_bit_for_bit(data: Path, finished_study: Path, tmp_
     _wait_for(lambda: not (run.folder / "lock").exists())
     assert checkpoint.load(last).step < STEPS and "SIGTERM" in run.log_file.read_text()
 
-    assert do_in_process([run], CPU).returncode == 0
+    assert run_study_in_process([run], CPU).returncode == 0
     states = [checkpoint.load(one.folder) for one in (run, undisturbed)]
     assert states[0].step == states[1].step == STEPS
     for part in ("model", "optimizer"):
@@ -230,7 +233,7 @@ def test_killed_study_resumes_bit_for_bit(data: Path, finished_study: Path, tmp_
 
 def test_second_signal_kills_runs(data: Path, tmp_path: Path) -> None:
     work = Forked(study, tiny_runs(data, tmp_path, SCALE)[:1], CPU)
-    process = _process_of_the_run(work)
+    process = _wait_for_run_process(work)
     os.kill(process, signal.SIGSTOP)  # the run cannot react to signals
     _wait_for(lambda: _is_stopped(process), work)  # until then SIGTERM would end it
     work.send(signal.SIGTERM)
@@ -258,7 +261,7 @@ def test_parallel_runs_share_cores_and_gpus(monkeypatch: pytest.MonkeyPatch) -> 
     assert slots(replace(CPU, parallel=2), [])[0]["OMP_NUM_THREADS"] == "3"
 
 
-def _assert_only_the_usual_evaluation_counts(run: Run) -> None:
+def _assert_only_default_evaluation_counts(run: Run) -> None:
     """Edit the run's only linear record temporarily: other data or settings do not count."""
     (path,) = (run.folder / "eval").glob("linear-*.json")
     before = path.read_text()
@@ -283,7 +286,7 @@ def _assert_only_the_usual_evaluation_counts(run: Run) -> None:
     path.write_text(before)
 
 
-def _process_of_the_run(work: Forked) -> int:
+def _wait_for_run_process(work: Forked) -> int:
     """Wait until the study's training process has its own process group; return its PID."""
     children = Path(f"/proc/{work.pid}/task/{work.pid}/children")
     _wait_for(lambda: bool(children.read_text()), work)

@@ -46,7 +46,7 @@ def test_interval_uses_student_t() -> None:
     assert two is not None and two.high == pytest.approx(1 + 12.7062)
 
 
-def collapsed(seed: int) -> Result:
+def build_collapsed(seed: int) -> Result:
     return result(seed, 11, z_std=0.01, rank=1.2)
 
 
@@ -63,16 +63,16 @@ def low(centred: bool, *curve: float, rank: float = 40.0) -> Results:
     return (result(0, z_std=curve[-1], z_std_curve=curve, rank=rank, centred=centred),)
 
 
-POINT, SPREAD = (
+DEGENERATE, NOT_DEGENERATE = (
     result(seed, z_std=z_std, losses=(0.0, -0.5, -0.95)) for seed, z_std in ((0, 0.05), (1, 0.2))
 )
 """Two runs whose loss approaches -1: z_std goes to 0 in the first, but not in the second."""
-LOST = tuple(result(seed, diverged=True) for seed in range(3))
+DIVERGED = tuple(result(seed, diverged=True) for seed in range(3))
 CASES: tuple[tuple[Results, dict[ClaimKind, Outcome]], ...] = (
-    ((collapsed(0), collapsed(1)), {"collapses": HOLDS, "stands": NOT}),
-    ((collapsed(0),), {"collapses": HOLDS, "stands": NOT}),  # one seed is enough
+    ((build_collapsed(0), build_collapsed(1)), {"collapses": HOLDS, "stands": NOT}),
+    ((build_collapsed(0),), {"collapses": HOLDS, "stands": NOT}),  # one seed is enough
     (row(60, 61), {"collapses": NOT, "stands": HOLDS}),
-    ((collapsed(0), result(1)), {"collapses": OPEN, "stands": OPEN}),
+    ((build_collapsed(0), result(1)), {"collapses": OPEN, "stands": OPEN}),
     ((result(0, z_std=0.9, rank=3.9),), {"collapses": HOLDS, "stands": NOT}),  # low rank
     ((result(0, z_std=0.5, rank=4.0),), {"collapses": NOT, "stands": HOLDS}),  # on the thresholds
     # If no BN centres the projections, z_std may fall to half its first value; rank still counts.
@@ -81,18 +81,18 @@ CASES: tuple[tuple[Results, dict[ClaimKind, Outcome]], ...] = (
     (low(False, 0.5, 0.3, rank=1.5), {"collapses": HOLDS}),
     (low(False, 0.5, 0.24), {"stands": NOT}),
     (low(False, 0.04, 0.11), {"stands": HOLDS}),  # already low at the first log line
-    ((POINT,), {"degenerates": HOLDS}),  # loss to -1 and std to 0
-    ((SPREAD, result(0, z_std=0.05)), {"degenerates": NOT}),
-    ((POINT, SPREAD), {"degenerates": OPEN}),
-    (LOST[:1], {"collapses": OPEN, "stands": OPEN}),
+    ((DEGENERATE,), {"degenerates": HOLDS}),  # loss to -1 and std to 0
+    ((NOT_DEGENERATE, result(0, z_std=0.05)), {"degenerates": NOT}),
+    ((DEGENERATE, NOT_DEGENERATE), {"degenerates": OPEN}),
+    (DIVERGED[:1], {"collapses": OPEN, "stands": OPEN}),
     ((), {"collapses": OPEN, "stands": OPEN, "unstable": OPEN}),
     (row(50, 52, 51), {"works": HOLDS, "fails": NOT}),
     (row(23, 24, 22.5), {"works": HOLDS, "fails": HOLDS}),  # learns, but less than a quarter
     (row(17, 16, 17.2), {"works": NOT, "fails": HOLDS}),  # worse than untrained
     (row(28, 36, 27), {"works": OPEN, "fails": OPEN}),  # gains 8, 16, 7; threshold 10
     (row(60), {"works": OPEN, "fails": OPEN, "alike": OPEN}),
-    ((*row(55, 56), LOST[2]), {"works": OPEN, "fails": OPEN}),  # top-1 at chance
-    (LOST, {"works": NOT, "fails": HOLDS, "worse": HOLDS}),
+    ((*row(55, 56), DIVERGED[2]), {"works": OPEN, "fails": OPEN}),  # top-1 at chance
+    (DIVERGED, {"works": NOT, "fails": HOLDS, "worse": HOLDS}),
     (row(62, 63, 61.2), {"better": HOLDS, "worse": NOT}),  # paired differences 2, 2, 2.2
     (row(58, 59, 56.8), {"better": NOT, "worse": HOLDS}),
     (row(61, 60, 61), {"better": OPEN, "worse": OPEN}),  # differences 1, -1, 2
@@ -107,8 +107,8 @@ CASES: tuple[tuple[Results, dict[ClaimKind, Outcome]], ...] = (
     (losses(0.1, 0.11, 0.1), {"unstable": NOT}),
     (losses(0.1, 0.2, 0.15), {"unstable": OPEN}),
     (losses(0.9), {"unstable": OPEN}),
-    ((*losses(0.1, 0.1), LOST[2]), {"unstable": HOLDS}),
-    (LOST[:1], {"unstable": HOLDS}),
+    ((*losses(0.1, 0.1), DIVERGED[2]), {"unstable": HOLDS}),
+    (DIVERGED[:1], {"unstable": HOLDS}),
 )
 """Results of a row, and the outcome of each claim about it against ``REFERENCE``."""
 
@@ -131,8 +131,8 @@ def test_fails_needs_reference_that_learns() -> None:
 def test_seeds_that_diverged_in_both_rows_are_not_compared() -> None:
     """Both are at chance accuracy, which does not make them alike."""
     kinds: tuple[ClaimKind, ...] = ("alike", "better", "worse", "unstable")
-    assert {verdict_of(kind, LOST, LOST).outcome for kind in kinds} == {OPEN}
-    both = (*row(60, 61), LOST[2])
+    assert {verdict_of(kind, DIVERGED, DIVERGED).outcome for kind in kinds} == {OPEN}
+    both = (*row(60, 61), DIVERGED[2])
     assert verdict_of("alike", both, both).outcome == HOLDS
     results, reference = row(23, 24, 22, 23, 24, 22), row(60, 61, 59, 60, 61, 59)
     lost = result(6, diverged=True)
@@ -140,7 +140,7 @@ def test_seeds_that_diverged_in_both_rows_are_not_compared() -> None:
     assert with_lost == verdict_of("fails", results, reference) and with_lost.outcome == HOLDS
 
 
-def test_diverged_reference_seed_is_left_out_of_roughness() -> None:
+def test_roughness_ignores_diverged_reference_seed() -> None:
     smooth, lost = losses(0.1, 0.1, 0.1), replace(losses(0.1, 0.1, 0.9)[2], diverged=True)
     assert verdict_of("unstable", losses(0.2, 0.2, 0.2), (*smooth[:2], lost)).outcome == HOLDS
 
@@ -150,7 +150,7 @@ def test_holm_correction() -> None:
     assert holm([0.9, 0.5]) == {0.5: 1.0, 0.9: 1.0} and holm([]) == {}
 
 
-def test_comparisons_are_corrected_for_their_number() -> None:
+def test_comparisons_are_holm_corrected() -> None:
     """Table 2 has six comparisons; a difference significant alone is not after correction."""
     base, smaller = row(60, 61, 59), row(55, 57, 51.5)
     claim = Claim("worse", "baseline")

@@ -39,7 +39,7 @@ def tiny_runs(
     return runs_of([STUDIES[study]], data_scale, out, seeds=range(seeds))
 
 
-def do_in_process(
+def run_study_in_process(
     runs: Sequence[Run], config: StudyRunConfig, *, failing: str = ""
 ) -> subprocess.CompletedProcess[str]:
     """Do runs in a separate process, like the command; for ``failing`` see ``study``."""

@@ -41,14 +41,14 @@ def test_every_available_decoder_decodes_all_images(
     tasks["PIL"].run()  # the bytes are in memory: reading is not timed
 
 
-def test_decoding_of_originals_is_always_measured(little: BenchConfig) -> None:
+def test_decoding_of_originals_is_always_measured(bench_config: BenchConfig) -> None:
     """The baseline always reads original files and needs their decoding speed as its ceiling."""
-    with session(replace(little, stored=("beton", "pixels256"))) as bench_session:
+    with session(replace(bench_config, stored=("beton", "pixels256"))) as bench_session:
         rows = decode.rows(bench_session, bench_session.images(8))
     assert {row.facts["stored"] for row in rows} == {"original"}
 
 
-def decoded(data: bytes, box: tuple[int, int, int, int]) -> tuple[int, NDArray[np.uint8]] | None:
+def decode_box(data: bytes, box: tuple[int, int, int, int]) -> tuple[int, NDArray[np.uint8]] | None:
     """Return the first decoded column and the pixels, or None if decoding fails."""
     place, columns = np.array(box, np.int32), np.zeros(2, np.uint32)
     out = np.zeros(3 * HEIGHT * WIDTH, np.uint8)
@@ -75,14 +75,14 @@ def test_crop_and_skip_equals_pillow() -> None:
         for _ in range(50):
             top, bottom = np.sort(generator.choice(HEIGHT + 1, 2, replace=False)).tolist()
             first, right = np.sort(generator.choice(WIDTH + 1, 2, replace=False)).tolist()
-            result = decoded(data, (top, first, bottom, right))
+            result = decode_box(data, (top, first, bottom, right))
             assert result is not None
             left, pixels = result
             assert left + pixels.shape[1] == right and 0 <= first - left < 16 and left % 8 == 0
             same = expected[top:bottom, left + edge : right - edge]
             np.testing.assert_array_equal(pixels[:, edge : pixels.shape[1] - edge], same)
-        result = decoded(data, (0, 0, HEIGHT, WIDTH))
+        result = decode_box(data, (0, 0, HEIGHT, WIDTH))
         assert result is not None and np.array_equal(result[1], expected)
     for bad in (b"", data[: len(data) // 2]):
-        assert decoded(bad, (0, 0, HEIGHT, WIDTH)) is None
-    assert decoded(data, (0, 0, 10, WIDTH + 1)) is None
+        assert decode_box(bad, (0, 0, HEIGHT, WIDTH)) is None
+    assert decode_box(data, (0, 0, 10, WIDTH + 1)) is None

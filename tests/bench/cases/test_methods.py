@@ -39,11 +39,13 @@ def test_fastsiam_and_lightly_are_measured_in_one_run(tmp_path: Path) -> None:
     assert theirs.config["precision"] == "fp32" and not theirs.config["channels_last"]
 
 
-def test_lightly_step_gives_same_weights(little: BenchConfig) -> None:
+def test_lightly_step_gives_same_weights(bench_config: BenchConfig) -> None:
     """Both start from the same weights, train on the same batches and end with the same weights."""
-    with session(little) as bench_session:
+    with session(bench_config) as bench_session:
         config = bench_session.train_config(8, **VARIANTS["plain"])
-        config = replace(config, data=DataConfig(data=little.data, pipeline="memory", workers=0))
+        config = replace(
+            config, data=DataConfig(data=bench_config.data, pipeline="memory", workers=0)
+        )
     setup = training_setup(config)
     ours, theirs = step_of(setup), lightly_step(setup)
     weights = [list(stepper.method.parameters()) for stepper in (ours, theirs)]

@@ -99,12 +99,12 @@ def test_peer_yields_two_new_views_of_every_image(peer: str, device: str, folder
 
 
 def test_images_are_converted_only_for_ffcv(
-    little: BenchConfig, monkeypatch: pytest.MonkeyPatch
+    bench_config: BenchConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cases, "compare", lambda session, rows: rows)
     monkeypatch.setattr(peers.Peer, "missing", None)
     for peer in ("lightly", "ffcv-plain"):
-        with session(replace(little, peers=(peer,), pipelines=("native",))) as bench_session:
+        with session(replace(bench_config, peers=(peer,), pipelines=("native",))) as bench_session:
             assert len(cases.measure(bench_session)) == 3
             assert bool([*bench_session.folder.rglob("*.beton")]) == (peer == "ffcv-plain")
 

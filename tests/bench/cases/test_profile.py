@@ -15,10 +15,10 @@ from tests.bench.sample_records import bench
 
 
 @pytest.mark.parametrize("pipeline", ["torchvision", "native"])
-def test_trace_has_named_ranges(pipeline: str, little: BenchConfig, tmp_path: Path) -> None:
+def test_trace_has_named_ranges(pipeline: str, bench_config: BenchConfig, tmp_path: Path) -> None:
     out = tmp_path / "trace.json"
     result = bench(
-        "profile", "--pipeline", pipeline, "--data", little.data, "--recipe", "demo",
+        "profile", "--pipeline", pipeline, "--data", bench_config.data, "--recipe", "demo",
         "--batch", "2", "--steps", "3", "--workers", "1", "--device", "cpu", "--out", str(out),
         "--json", str(tmp_path / "record.json"),
     )  # fmt: skip
@@ -39,7 +39,7 @@ def test_trace_has_named_ranges(pipeline: str, little: BenchConfig, tmp_path: Pa
     assert "| backward" in result.stdout and "aten::convolution_backward" in result.stdout
 
 
-def test_gaps_count_idle_gpu_time() -> None:
+def test_gpu_busy_share_and_longest_gap() -> None:
     def kernel(start: float, end: float, cat: str = "kernel") -> dict[str, Any]:
         return {"ts": start, "dur": end - start, "cat": cat}
 

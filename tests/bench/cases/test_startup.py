@@ -19,7 +19,7 @@ from fastsiam.bench.session import session
 
 
 def test_files_still_in_page_cache_are_not_cold(
-    little: BenchConfig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    bench_config: BenchConfig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     still_cached = iter([0.05, 0.06])
     dropped: set[Path] = set()
@@ -30,7 +30,7 @@ def test_files_still_in_page_cache_are_not_cold(
 
     monkeypatch.setattr(startup, "drop_from_cache", drop)
     monkeypatch.setattr(runner, "_FRESH", get_context("forkserver"))  # forks are fast
-    with session(replace(little, pipelines=("memory",), images=8)) as bench_session:
+    with session(replace(bench_config, pipelines=("memory",), images=8)) as bench_session:
         records = {one.name: one for one in CASES["startup"].measure(bench_session)}
     assert {name: one.facts["cached"] for name, one in records.items()} == {
         "torchvision, warm cache": 1.0,

@@ -15,15 +15,15 @@ from fastsiam.errors import BackendError
 from tests.configs import with_settings
 
 
-def config_of(little: BenchConfig, variant: str) -> TrainConfig:
-    with session(little) as bench_session:
+def config_of(bench_config: BenchConfig, variant: str) -> TrainConfig:
+    with session(bench_config) as bench_session:
         config = bench_session.train_config(8, **VARIANTS[variant])
-    return replace(config, data=DataConfig(data=little.data, pipeline="memory", workers=0))
+    return replace(config, data=DataConfig(data=bench_config.data, pipeline="memory", workers=0))
 
 
-def test_authors_step_gives_same_weights(little: BenchConfig) -> None:
+def test_authors_step_gives_same_weights(bench_config: BenchConfig) -> None:
     """The authors' loop and fastsiam's, both in float32, give the same weights."""
-    config = config_of(little, "authors")
+    config = config_of(bench_config, "authors")
     setup = training_setup(config)
     batches = list(setup.loader.epoch(0))
     weights = []
@@ -37,9 +37,9 @@ def test_authors_step_gives_same_weights(little: BenchConfig) -> None:
 
 
 def test_recorded_settings_are_resolved(
-    little: BenchConfig, monkeypatch: pytest.MonkeyPatch
+    bench_config: BenchConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    setup = training_setup(config_of(little, "eager"))
+    setup = training_setup(config_of(bench_config, "eager"))
     settings = step_of(setup).settings
     assert settings["numerics"]["precision"] in ("bf16", "fp32")  # "auto" is resolved
     assert settings["step"]["compile"] == "off"
@@ -48,4 +48,4 @@ def test_recorded_settings_are_resolved(
     # An uncompiled step must not be recorded as a compiled one.
     monkeypatch.setattr("fastsiam.train.step.compile_failure", lambda _: "no compiler")
     with pytest.raises(BackendError, match="no compiler"):
-        step_of(training_setup(config_of(little, "plain-compiled")))
+        step_of(training_setup(config_of(bench_config, "plain-compiled")))

@@ -30,7 +30,7 @@ def job(shards: Path, cache: Path, **changes: Any) -> Job:
     return Job(**base | changes)
 
 
-def test_every_epoch_opens_new_loader(tmp_path: Path) -> None:
+def test_cold_epochs_start_with_empty_cache(tmp_path: Path) -> None:
     storage.pack(sorted(write_images(tmp_path / "images").rglob("*.jpg")), tmp_path / "shards")
     cache = tmp_path / "cache"
     store = open_split(DataConfig(data=str(tmp_path / "shards")), "train")
@@ -109,9 +109,9 @@ def test_s3_clients_find_objects_on_local_server(
 
 
 @pytest.mark.slow
-def test_remote_storage_is_compared_with_local_disk(little: BenchConfig) -> None:
+def test_remote_storage_is_compared_with_local_disk(bench_config: BenchConfig) -> None:
     pytest.importorskip("obstore", reason="needs obstore: pip install 'fastsiam[cloud]'")
-    with session(replace(little, latencies=(0, 3))) as bench_session:
+    with session(replace(bench_config, latencies=(0, 3))) as bench_session:
         records = CASES["storage"].measure(bench_session)
     by_name = {one.name: one for one in records}
     places = ["local disk", *(f"S3, {ms} ms, {state} cache" for ms in (0, 3)

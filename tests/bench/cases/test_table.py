@@ -26,8 +26,8 @@ def test_every_case_has_module_help_and_options() -> None:
     assert files - {"__init__", "profile"} == set(CASES)  # profile is a separate command
 
 
-def test_every_variant_consists_of_settings(little: BenchConfig) -> None:
-    with session(little) as bench_session:
+def test_variant_settings_reach_train_config(bench_config: BenchConfig) -> None:
+    with session(bench_config) as bench_session:
         for settings in VARIANTS.values():
             config = bench_session.train_config(8, **{"compile": "on"} | settings).to_dict()
             used = config["numerics"] | config["step"]
@@ -48,59 +48,61 @@ def test_tables_and_report_do_not_import_torch() -> None:
     assert not any(name.startswith("fastsiam.bench.cases.") for name in report)
 
 
-def converted(records: dict[str, Record]) -> bool:
+def check_convert(records: dict[str, Record]) -> bool:
     ours, cp = records["fastsiam, files"], records["cp, files"]
     expected = ours.images_per_second / cp.images_per_second
     return bool(ours.ratio == pytest.approx(expected) and ours.facts["megabytes_per_second"] > 0)
 
 
-def cropped(records: dict[str, Record]) -> bool:
+def check_geometric(records: dict[str, Record]) -> bool:
     ratios = records["fastsiam"].ratio, records["torchvision, image by image"].ratio
     return bool(ratios[0]) and ratios[1] == records["one pass over the crops"].share_of_ceiling == 1
 
 
-def digested(records: dict[str, Record]) -> bool:
+def check_digest(records: dict[str, Record]) -> bool:
     digest, step = records["digest"], records["step"]
     share = 100 * digest.cpu_seconds_per_image / step.cpu_seconds_per_image
     return bool(digest.facts["percent_of_step"] == pytest.approx(share))
 
 
-def limited(records: dict[str, Record]) -> bool:
+def check_machine(records: dict[str, Record]) -> bool:
     units = [one.facts["rate"].split()[1] for one in records.values()]
     return units == ["GB/s", "TFLOP/s", "TFLOP/s"]
 
 
-MEASURED: dict[str, tuple[str, Callable[[dict[str, Record]], bool]]] = {
-    "convert": ("cp, files; fastsiam, files; ffcv, files", converted),
-    "geometric": ("fastsiam; torchvision, image by image; one pass over the crops", cropped),
-    "machine": (
-        "copy within memory; matrix product, bfloat16; matrix product, float32", limited,
+EXPECTED_RECORDS: dict[str, tuple[str, Callable[[dict[str, Record]], bool]]] = {
+    "convert": ("cp, files; fastsiam, files; ffcv, files", check_convert),
+    "geometric": (
+        "fastsiam; torchvision, image by image; one pass over the crops", check_geometric,
     ),
-    "digest": ("digest; step", digested),
+    "machine": (
+        "copy within memory; matrix product, bfloat16; matrix product, float32", check_machine,
+    ),
+    "digest": ("digest; step", check_digest),
 }  # fmt: skip
 
 
 @pytest.mark.ffcv
-@pytest.mark.parametrize("case", MEASURED)
-def test_records_of_every_case(case: str, little: BenchConfig) -> None:
-    with session(little) as bench_session:
+@pytest.mark.parametrize("case", EXPECTED_RECORDS)
+def test_case_measures_expected_records(case: str, bench_config: BenchConfig) -> None:
+    with session(bench_config) as bench_session:
         records = {one.name: one for one in CASES[case].measure(bench_session)}
-    names, holds = MEASURED[case]
+    names, holds = EXPECTED_RECORDS[case]
     assert list(records) == names.split("; ") and holds(records)
 
 
-def test_sweep_over_ranks(little: BenchConfig) -> None:
-    with session(replace(little, over="ranks", values=(1, 2))) as bench_session:
+def test_sweep_over_ranks(bench_config: BenchConfig) -> None:
+    with session(replace(bench_config, over="ranks", values=(1, 2))) as bench_session:
         one, two = CASES["sweep"].measure(bench_session)
     assert (one.facts["value"], two.facts["value"]) == (1, 2) and two.ratio is not None
     assert two.images % 16 == 0
 
 
 def test_jpeg_engine_sweep_measures_only_dali(
-    little: BenchConfig, monkeypatch: pytest.MonkeyPatch
+    bench_config: BenchConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sweep, "compare", lambda _, rows: [*rows])
-    config = replace(little, over="jpeg-engine", values=(0, 90), pipelines=("dali", "memory"))
+    config = replace(bench_config, over="jpeg-engine", values=(0, 90), pipelines=("dali", "memory"))
     with session(config) as bench_session:
         assert not CASES["sweep"].measure(bench_session)  # a CPU has no such engine
         bench_session.device = "cuda"

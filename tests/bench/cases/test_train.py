@@ -16,11 +16,13 @@ from fastsiam.pipelines.backends import BASELINE
 
 @pytest.mark.parametrize("workers", [1, 32])
 def test_training_outlasts_prefetched_batches(
-    workers: int, little: BenchConfig, monkeypatch: pytest.MonkeyPatch
+    workers: int, bench_config: BenchConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Simulate a fast GPU and torchvision workers that prefetch two batches each."""
     monkeypatch.setattr(train, "compare", lambda _, rows: rows)
-    config = replace(little, crop=224, batch=2, images=0, workers=workers, pipelines=("native",))
+    config = replace(
+        bench_config, crop=224, batch=2, images=0, workers=workers, pipelines=("native",)
+    )
     with session(config) as bench_session:  # large views need fewer images
         bench_session.device = "cuda"
         rows: dict[str, Any] = {row.name: row for row in train.measure(bench_session)}
