@@ -37,7 +37,7 @@ SANITIZED_RUN  = LD_PRELOAD=$$(g++ -print-file-name=libasan.so):libstdc++.so.6 P
 CHECKED_RUN   := LD_PRELOAD=libc_malloc_debug.so.0 GLIBC_TUNABLES=glibc.malloc.check=3 PYTHONMALLOC=malloc
 NATIVE_TESTS  := tests/kernels tests/views/test_photometric.py \
                  tests/pipelines/test_parity.py tests/pipelines/test_engine.py
-TWO_RANKS     := tests/train/test_signals.py::test_plain_torchrun_works
+TWO_RANKS     := tests/train/test_signals.py::test_training_runs_under_torchrun
 CASES         ?= 500
 
 MEASURED := COVERAGE_FILE=$(COVERAGE)/data $(TEST) --cov --cov-context=test --cov-report=

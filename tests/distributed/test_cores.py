@@ -81,7 +81,7 @@ def test_cpu_quota_limits_threads(
     monkeypatch.setattr(kernels.cores, "_ROOT", tmp_path)
     kernels.cores._quotas.cache_clear()
     for limit in (
-        lambda: take(monkeypatch, gpu=0, of=1),
+        lambda: take_cores_of_rank(monkeypatch, gpu=0, of=1),
         lambda: runner._build("a", lambda: runner.Task(lambda: None, 1)),
     ):
         torch.set_num_threads(12)
@@ -92,7 +92,9 @@ def test_cpu_quota_limits_threads(
     kernels.cores._quotas.cache_clear()
 
 
-def take(monkeypatch: pytest.MonkeyPatch, *, gpu: int, of: int, beside_gpu: bool = True) -> None:
+def take_cores_of_rank(
+    monkeypatch: pytest.MonkeyPatch, *, gpu: int, of: int, beside_gpu: bool = True
+) -> None:
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(of))
     cores.take_cores(torch.device("cuda", gpu), beside_gpu=beside_gpu)
 
@@ -114,14 +116,14 @@ def test_ranks_share_cores_of_their_numa_node(
     machine: set[int],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    take(monkeypatch, gpu=gpu, of=of)
+    take_cores_of_rank(monkeypatch, gpu=gpu, of=of)
     assert machine == near
     assert torch.get_num_threads() == own_cores() == share
 
 
 def test_single_process_uses_all_cores(machine: set[int], monkeypatch: pytest.MonkeyPatch) -> None:
     before = torch.get_num_threads()
-    take(monkeypatch, gpu=1, of=1)
+    take_cores_of_rank(monkeypatch, gpu=1, of=1)
     assert machine == set(range(12)) and torch.get_num_threads() == before and own_cores() == 12
 
 
@@ -145,7 +147,7 @@ def test_user_thread_count_is_kept(
     monkeypatch.delenv(LAUNCHER, raising=False)
     if launcher == "fastsiam":
         monkeypatch.setenv(LAUNCHER, "1")
-    take(monkeypatch, gpu=0, of=4)
+    take_cores_of_rank(monkeypatch, gpu=0, of=4)
     assert torch.get_num_threads() == threads
 
 
@@ -163,10 +165,10 @@ def test_missing_numa_binding_warns_once(
         machine -= {0, 2, 4, 6, 8, 10}
     before = set(machine)
     with caplog.at_level(logging.WARNING):
-        take(monkeypatch, gpu=0, of=2)
+        take_cores_of_rank(monkeypatch, gpu=0, of=2)
         assert own_cores() == len(before) // 2
         if trouble == "unknown":  # only rank 0 warns
-            take(monkeypatch, gpu=1, of=2)
+            take_cores_of_rank(monkeypatch, gpu=1, of=2)
     (record,) = caplog.records
     assert record.getMessage().startswith("ranks use all cores") and machine == before
 

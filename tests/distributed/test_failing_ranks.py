@@ -28,33 +28,33 @@ from tests.conversions import stub_raising
 from tests.processes import fastsiam, fault_environment
 from tests.tiers import rest_slow
 
-PATIENCE = 240
+RUN_TIMEOUT = 240
 """Timeout in seconds for a run, from startup on a busy machine to its exit."""
 
 
-LATE = r"error: another rank did not answer within --rank-timeout; "
+LATE_RANK_MESSAGE = r"error: another rank did not answer within --rank-timeout; "
 ARGUMENTS = ("fault", "code", "message")
-KINDS: list[tuple[str, int, str]] = [
+FAULTS: list[tuple[str, int, str]] = [
     (
         "error",
         1,
         r"\[rank 1\] rank 1 failed with an unexpected error\n\[rank 1\] Traceback (?s:.*)"
         r"\n\[rank 1\] ZeroDivisionError: ",
     ),
-    ("hang", RANK_LOST, LATE),
+    ("hang", RANK_LOST, LATE_RANK_MESSAGE),
     (
         "SIGKILL",
         128 + signal.SIGKILL,
         r"error: rank 1 was killed by SIGKILL, perhaps because memory",
     ),
-    ("SIGSTOP", RANK_LOST, LATE),
+    ("SIGSTOP", RANK_LOST, LATE_RANK_MESSAGE),
 ]
 TIMEOUTS = {"hang": 5.0, "SIGSTOP": 15.0}
 """``--rank-timeout`` in seconds, by fault."""
-CASES = pytest.mark.parametrize(ARGUMENTS, KINDS)
+CASES = pytest.mark.parametrize(ARGUMENTS, FAULTS)
 
 
-@pytest.mark.parametrize(ARGUMENTS, rest_slow(KINDS, fast=2))
+@pytest.mark.parametrize(ARGUMENTS, rest_slow(FAULTS, fast=2))
 def test_failing_rank_ends_run(fault: str, code: int, message: str, small: TrainConfig) -> None:
     check_failing_run(small, fault, code, message)
 
@@ -65,7 +65,7 @@ def check_failing_run(config: TrainConfig, fault: str, code: int, message: str) 
     if fault in TIMEOUTS:
         config = with_settings(config, rank_timeout=TIMEOUTS[fault])
     fails = fault_environment(FAULT=fault, FAULT_RANK="1")
-    result = fastsiam("train", *flags(config), code=code, timeout=PATIENCE, environment=fails)
+    result = fastsiam("train", *flags(config), code=code, timeout=RUN_TIMEOUT, environment=fails)
     stderr = result.stderr
     assert len(re.findall(message, stderr)) == 1, stderr
     assert stderr.count("Traceback") == (fault == "error")
@@ -152,7 +152,7 @@ def test_loader_is_not_closed_after_lost_rank(monkeypatch: pytest.MonkeyPatch) -
         ({0: (RANK_LOST, 0), 2: (RANK_LOST, 0)}, None, RANK_LOST),
     ],
 )
-def test_exit_code_is_that_of_first_failure(
+def test_exit_code_is_that_of_root_cause(
     failures: Mapping[int, tuple[int, int]],
     killed: int | None,
     code: int,

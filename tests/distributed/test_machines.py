@@ -56,13 +56,15 @@ def train_undisturbed(config: TrainConfig, out: Path) -> list[tuple[object, ...]
     return history(out)
 
 
-def on_two(*arguments: str, **environment: str) -> list[subprocess.CompletedProcess[str]]:
+def run_on_two_machines(
+    *arguments: str, **environment: str
+) -> list[subprocess.CompletedProcess[str]]:
     launchers = [command(*arguments, environment=environment) for _ in range(2)]
     return [one.wait(300) for one in launchers]
 
 
 def test_two_machines_match_one(config: TrainConfig, tmp_path: Path) -> None:
-    results = on_two("train", *flags(config))
+    results = run_on_two_machines("train", *flags(config))
     assert [one.returncode for one in results] == [0, 0], results
     assert any("on 2 x CPU" in one.stderr for one in results)
     assert history(tmp_path / "run") == train_undisturbed(config, tmp_path / "whole")
@@ -70,13 +72,13 @@ def test_two_machines_match_one(config: TrainConfig, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_evaluation_on_two_machines(config: TrainConfig, tmp_path: Path) -> None:
+def test_knn_evaluation_on_two_machines_matches_one(config: TrainConfig, tmp_path: Path) -> None:
     run = tmp_path / "run"
     fastsiam("train", *flags(with_settings(config, nodes=1, rendezvous="")))
     alone, together = tmp_path / "alone.json", tmp_path / "together.json"
     fastsiam("eval", "knn", str(run), "--device", "cpu", "--json", str(alone))
     where = ["--nodes", "2", "--rendezvous", config.run.rendezvous, "--json", str(together)]
-    results = on_two("eval", "knn", str(run), "--device", "cpu", *where)
+    results = run_on_two_machines("eval", "knn", str(run), "--device", "cpu", *where)
     assert [one.returncode for one in results] == [0, 0], results
     one, other = (json.loads(path.read_text()) for path in (alone, together))
     assert [x["top1"] for x in one["results"]] == [x["top1"] for x in other["results"]]
@@ -84,7 +86,9 @@ def test_evaluation_on_two_machines(config: TrainConfig, tmp_path: Path) -> None
 
 
 def test_error_on_one_machine_ends_run(config: TrainConfig) -> None:
-    results = on_two("train", *flags(config), **fault_environment(FAULT="error", FAULT_RANK="1"))
+    results = run_on_two_machines(
+        "train", *flags(config), **fault_environment(FAULT="error", FAULT_RANK="1")
+    )
     assert sorted(one.returncode for one in results) == [1, RANK_LOST], results
     stderr = "".join(one.stderr for one in results)
     assert stderr.count("ZeroDivisionError") == 1 and "ChildFailedError" not in stderr
@@ -137,13 +141,13 @@ def test_invalid_settings_for_several_machines_are_rejected(
 def test_same_command_resumes_after_machine_is_killed(config: TrainConfig, tmp_path: Path) -> None:
     """Without restarts the other launcher exits with 75, and the next start resumes exactly."""
     lost = fault_environment(FAULT="machine", FAULT_RANK="1", FAULT_AT="5")
-    codes = [one.returncode for one in on_two("train", *flags(config), **lost)]
+    codes = [one.returncode for one in run_on_two_machines("train", *flags(config), **lost)]
     assert sorted(codes) == [-signal.SIGKILL, RANK_LOST]
-    assert [one.returncode for one in on_two("train", *flags(config))] == [0, 0]
+    assert [one.returncode for one in run_on_two_machines("train", *flags(config))] == [0, 0]
     assert history(tmp_path / "run") == train_undisturbed(config, tmp_path / "whole")
 
 
-def _soon(*arguments: str) -> None:
+def _launch_with_short_last_call(*arguments: str) -> None:
     """Run a launcher that waits only 6 seconds, not 30, for more machines to join."""
     from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousTimeout
 
@@ -156,7 +160,7 @@ def _soon(*arguments: str) -> None:
 
 
 @pytest.mark.slow
-def test_machine_is_lost_and_another_joins(config: TrainConfig, tmp_path: Path) -> None:
+def test_run_continues_when_machines_leave_and_join(config: TrainConfig, tmp_path: Path) -> None:
     """With two, one, then two ranks, steps, rates and images are equal, and losses up to rounding.
 
     Losing a machine uses the only restart; joining uses none.
@@ -165,14 +169,14 @@ def test_machine_is_lost_and_another_joins(config: TrainConfig, tmp_path: Path) 
     config = with_settings(config, nodes="1:2", max_restarts=1, epochs=8, lr=0.1)  # 24 steps
     arguments = ["train", *flags(config)]
     alone = fault_environment(FAULT="wait", FAULT_RANK="0", FAULT_WORLD="1", FAULT_AT="6")
-    stays = Forked(_soon, *arguments, environment=alone)
-    wait_until(stays, partial(_is_served, config))
+    stays = Forked(_launch_with_short_last_call, *arguments, environment=alone)
+    wait_until(stays, partial(_is_rendezvous_open, config))
     lost = fault_environment(FAULT="machine", FAULT_RANK="any", FAULT_AT="5")
-    goes = Forked(_soon, *arguments, environment=lost)
+    goes = Forked(_launch_with_short_last_call, *arguments, environment=lost)
     assert goes.wait(120).returncode < 0
     before = len(history(run))
     wait_until(stays, lambda: len(history(run)) >= 8)  # on one rank
-    comes = Forked(_soon, *arguments)
+    comes = Forked(_launch_with_short_last_call, *arguments)
     results = [one.wait(240) for one in (stays, comes)]
     assert [one.returncode for one in results] == [0, 0], results
     assert 3 <= before < 12 and "restart 1 of 1" in results[0].stderr, results
@@ -185,7 +189,7 @@ def test_machine_is_lost_and_another_joins(config: TrainConfig, tmp_path: Path) 
         assert one[2:4] == pytest.approx(other[2:4], abs=1e-3)  # loss, std
 
 
-def _is_served(config: TrainConfig) -> bool:
+def _is_rendezvous_open(config: TrainConfig) -> bool:
     with contextlib.suppress(OSError), socket.create_connection(config.run.meeting):
         return True
     return False

@@ -25,7 +25,7 @@ from tests.ranks import fastsiam_on_ranks
 from tests.tiers import rest_slow
 from tests.train.runs import history
 
-POINTS = [("1", "4"), ("0", "save"), ("1", "evaluation"), ("1", "compiling")]
+KILL_POINTS = [("1", "4"), ("0", "save"), ("1", "evaluation"), ("1", "compiling")]
 """Rank to kill, and where: at a step of this start or during an operation. Only rank 0 saves."""
 
 
@@ -34,13 +34,13 @@ def config(small: TrainConfig) -> TrainConfig:
     return with_settings(small, gpus=2, save_every=2, knn_every=2)
 
 
-@pytest.mark.parametrize(("rank", "where"), rest_slow(POINTS))
+@pytest.mark.parametrize(("rank", "where"), rest_slow(KILL_POINTS))
 def test_run_restarts_after_rank_is_killed(
     rank: str, where: str, config: TrainConfig, tmp_path: Path
 ) -> None:
     if where == "compiling":
         config = with_settings(config, compile="on")
-    faults = once(tmp_path, FAULT="SIGKILL", FAULT_RANK=rank, FAULT_AT=where)
+    faults = fault_environment_once(tmp_path, FAULT="SIGKILL", FAULT_RANK=rank, FAULT_AT=where)
     disturbed = command("train", *flags(config), "--max-restarts", "1", environment=faults)
     fastsiam_on_ranks(2, "train", *flags(config), "--out", str(tmp_path / "whole"))
     result = disturbed.wait(300)
@@ -53,14 +53,14 @@ def test_run_restarts_after_rank_is_killed(
     assert history(tmp_path / "run") == history(tmp_path / "whole")
 
 
-def once(folder: Path, **faults: str) -> dict[str, str]:
+def fault_environment_once(folder: Path, **faults: str) -> dict[str, str]:
     """Return environment variables that make only the first start of a run fail."""
     return fault_environment(FAULT_ONCE=str(folder / "fault"), **faults)
 
 
 @pytest.mark.slow
 def test_run_restarts_after_rank_hangs(config: TrainConfig, tmp_path: Path) -> None:
-    faults = once(tmp_path, FAULT="hang", FAULT_RANK="1")
+    faults = fault_environment_once(tmp_path, FAULT="hang", FAULT_RANK="1")
     arguments = flags(with_settings(config, rank_timeout=10.0, max_restarts=1))
     result = command("train", *arguments, environment=faults).wait(300)
     assert result.returncode == 0, result.stderr
@@ -114,18 +114,20 @@ def test_run_resumes_on_other_number_of_ranks(
 
 def test_missing_rank_ends_run_after_timeout(small: TrainConfig, tmp_path: Path) -> None:
     config = with_settings(small, batch=12, rank_timeout=2.0)
-    alone = fastsiam_on_ranks(3, "train", *flags(config), code=RANK_LOST, begin=but_rank_1)
+    alone = fastsiam_on_ranks(
+        3, "train", *flags(config), code=RANK_LOST, begin=start_all_but_rank_1
+    )
     assert "another rank did not answer" in alone[0].stderr
     assert alone[2].returncode == RANK_LOST
 
 
-def but_rank_1(*arguments: str, environment: Mapping[str, str]) -> Forked:
+def start_all_but_rank_1(*arguments: str, environment: Mapping[str, str]) -> Forked:
     if environment["RANK"] == "1":
         return Forked(time.sleep, 0)
     return command(*arguments, environment=environment)
 
 
-def test_stderr_lines_have_rank_prefix(
+def test_stderr_of_nonzero_ranks_has_rank_prefix(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(child_process, "die_with_parent", lambda parent: lambda: None)

@@ -29,7 +29,7 @@ from tests.sources import put
 from tests.train.runs import history
 
 SEVERAL = {"nodes": 4, "gpus": 8, "rendezvous": "node:29500", "batch": 512}
-OPTIONS = {
+SBATCH_OPTIONS = {
     # options of sbatch(1), and patterns of valid values
     "job-name": r"\S+", "partition": r"\S+", "account": r"\S+", "array": r"[\d,-]+",
     "nodes": r"\d+", "ntasks-per-node": r"\d+", "gpus-per-node": r"\d+", "cpus-per-task": r"\d+",
@@ -61,7 +61,7 @@ def test_sbatch_directives_are_valid(
     subprocess.run(["bash", "-n"], input=script, text=True, check=True)
     directives = options(script)
     for name, value in directives.items():
-        assert re.fullmatch(OPTIONS[name], value), (name, value)
+        assert re.fullmatch(SBATCH_OPTIONS[name], value), (name, value)
     ranks = int(str(run.get("gpus", 1)))
     assert directives["ntasks-per-node"] == "1" and directives["gpus-per-node"] == str(ranks)
     assert directives["cpus-per-task"] == str(12 * ranks) and directives["nodes"] == str(
@@ -109,7 +109,7 @@ def test_first_data_set_of_mixture_may_be_default() -> None:
     assert parse("--data", "", "--data", "b", "--data", "c")[1].data == config.data
 
 
-FAKE = """\
+FAKE_PROGRAM = """\
 #!/bin/bash
 echo "${0##*/} $*" >> "$CALLS"
 case "${0##*/} $*" in
@@ -120,10 +120,10 @@ esac
 """
 
 
-def ran(script: str, folder: Path, **environment: str) -> tuple[int, str]:
+def run_script(script: str, folder: Path, **environment: str) -> tuple[int, str]:
     """Run a job script with fake SLURM programs that log their calls; return exit code and log."""
     for name in ("srun", "scontrol"):
-        (folder / name).write_text(FAKE)
+        (folder / name).write_text(FAKE_PROGRAM)
         (folder / name).chmod(0o755)
     calls = folder / "calls"
     calls.unlink(missing_ok=True)
@@ -136,7 +136,7 @@ def ran(script: str, folder: Path, **environment: str) -> tuple[int, str]:
     return result.returncode, calls.read_text()
 
 
-ENDINGS: list[tuple[str, dict[str, str], str]] = [
+REQUEUE_CASES: list[tuple[str, dict[str, str], str]] = [
     # exit code of srun, other variables, the requeued job
     ("0", {}, ""),
     ("1", {}, ""),
@@ -153,10 +153,10 @@ ENDINGS: list[tuple[str, dict[str, str], str]] = [
 ]
 
 
-def test_job_is_requeued_by_exit_code(small: TrainConfig, tmp_path: Path) -> None:
+def test_requeue_depends_on_exit_code_and_job_state(small: TrainConfig, tmp_path: Path) -> None:
     script = slurm_script("imagenet", small, SlurmConfig())
-    for code, variables, again in ENDINGS:
-        exit_code, calls = ran(script, tmp_path, CODE=code, **variables)
+    for code, variables, again in REQUEUE_CASES:
+        exit_code, calls = run_script(script, tmp_path, CODE=code, **variables)
         assert exit_code == int(code)
         requeued = re.findall(r"^scontrol requeue (\S+)$", calls, re.M)
         assert requeued == [again] * bool(again), (code, variables)
@@ -183,7 +183,7 @@ def test_job_sets_folder_seed_and_rendezvous(small: TrainConfig, tmp_path: Path)
         (never, SlurmConfig(), again, f"--out {tmp_path}/run --resume auto"),
     ):
         script = slurm_script("imagenet", with_settings(small, **run), job)
-        calls = ran(script, tmp_path, **variables)[1].splitlines()
+        calls = run_script(script, tmp_path, **variables)[1].splitlines()
         (call,) = [line for line in calls if line.startswith("srun")]
         assert call.endswith(end) and ("--resume never" in call) == (run is never)
 
@@ -213,13 +213,13 @@ def test_submission_needs_submitit_and_sbatch(
     with pytest.raises(FastSiamError, match=r"pip install 'fastsiam\[slurm\]'"):
         slurm.submit("", folder=tmp_path)
     monkeypatch.undo()
-    has_submitit()
+    require_submitit()
     monkeypatch.setenv("PATH", "")
     with pytest.raises(FastSiamError, match="sbatch not found"):
         slurm.submit("", folder=tmp_path)
 
 
-def has_submitit() -> None:
+def require_submitit() -> None:
     try:
         import submitit  # noqa: F401
     except ImportError:
@@ -229,7 +229,7 @@ def has_submitit() -> None:
 def test_submission_returns_job_id_or_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    has_submitit()
+    require_submitit()
     monkeypatch.setenv("PATH", os.pathsep.join([str(tmp_path), os.environ["PATH"]]))
 
     def submit(program: str) -> str:
@@ -260,7 +260,7 @@ def test_requeued_job_reproduces_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Run SLURM on two nodes with a launcher on each. Another job interrupts it for a while."""
-    has_submitit()
+    require_submitit()
     run = tmp_path / "run"
     config = with_settings(
         small, nodes=2, rendezvous="node:29500", epochs=10, knn_every=0, out=str(run)

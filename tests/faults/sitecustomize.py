@@ -77,7 +77,7 @@ def _install(at: str) -> None:
             StopSignals._agree = failing  # type: ignore[assignment,method-assign]
 
 
-def _is_meant() -> bool:
+def _should_fail() -> bool:
     """Return whether this process is the one that should fail."""
     rank, world = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE")
     return (
@@ -87,5 +87,5 @@ def _is_meant() -> bool:
     )
 
 
-if _is_meant():
+if _should_fail():
     _install(os.environ.get("FAULT_AT", "3"))

@@ -24,13 +24,13 @@ from tests.configs import with_settings
 from tests.train.runs import CPU, OLD
 
 
-def _table(page: str) -> list[list[str]]:
+def _read_first_table(page: str) -> list[list[str]]:
     """Return the cells of the page's first table."""
     table = page[page.index("<table>") : page.index("</table>")]
     return [re.findall(r"<t[dh]>(.*?)</t[dh]>", row) for row in table.split("</tr>")[:-1]]
 
 
-def edited(folder: Path, name: str = "", old: str = "", new: str = "") -> Path:
+def copy_edited_run(folder: Path, name: str = "", old: str = "", new: str = "") -> Path:
     """Copy the run of version 0.2, optionally replacing a text in one of its files."""
     shutil.copytree(OLD, folder)
     if name:
@@ -47,8 +47,11 @@ def one_chart(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_report_is_self_contained_and_complete(tmp_path: Path) -> None:
-    run, stopped = edited(tmp_path / "run"), ('"stop_gradient": true', '"stop_gradient": false')
-    other = edited(tmp_path / "other", "config.json", *stopped)
+    run, stopped = (
+        copy_edited_run(tmp_path / "run"),
+        ('"stop_gradient": true', '"stop_gradient": false'),
+    )
+    other = copy_edited_run(tmp_path / "other", "config.json", *stopped)
     page = write_report([run, other], tmp_path / "report.html").read_text()
     assert not re.search(r'(src|href)="(?!data:)', page) and "<script" not in page
     charts = re.findall(r'<img alt="([^"]+)" src="data:image/svg\+xml;base64,', page)
@@ -57,12 +60,12 @@ def test_report_is_self_contained_and_complete(tmp_path: Path) -> None:
     assert f"<td>{last['loss']:.4f}</td>" in page
     for setting in ("stop_gradient", "weight_decay", "knn_temperature", "pipeline"):
         assert f"<td>{setting}</td>" in page
-    assert _table(page)[0][:3] == ["run", "--stop-gradient", "epochs"]
-    assert [row[:2] for row in _table(page)[1:]] == [["run", "yes"], ["other", "no"]]
+    assert _read_first_table(page)[0][:3] == ["run", "--stop-gradient", "epochs"]
+    assert [row[:2] for row in _read_first_table(page)[1:]] == [["run", "yes"], ["other", "no"]]
 
 
 def test_report_shows_knn_and_rejects_invalid_records(tmp_path: Path, one_chart: None) -> None:
-    run = edited(tmp_path / "run")
+    run = copy_edited_run(tmp_path / "run")
     lines = read_metrics(run)
     knn = {"kind": "knn", "k": 20, "temperature": 0.2, "bank": 24, "top1": 50.0, "epoch": 7.17391}
     (run / "metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in [*lines, knn]))
@@ -107,7 +110,7 @@ def test_sweep_runs_are_compared(small: TrainConfig, tmp_path: Path, one_chart: 
     for run, compiled in zip(runs, (False, True), strict=True):
         settings = json.loads((run / "config.json").read_text())
         (run / "config.json").write_text(json.dumps({**settings, "compiled": compiled}))
-    heads, first, second = _table(write_report(runs, tmp_path / "page.html").read_text())
+    heads, first, second = _read_first_table(write_report(runs, tmp_path / "page.html").read_text())
     assert heads[:3] == ["run", "--lr", "epochs"]
     assert (first[:2], second[:2]) == (["lr-0.1", "0.1"], ["lr-0.5", "0.5"])
     assert first[-1] == "not measured"
@@ -120,7 +123,7 @@ def test_sweep_runs_are_compared(small: TrainConfig, tmp_path: Path, one_chart: 
 def test_run_may_have_any_name(tmp_path: Path, one_chart: None) -> None:
     """For example matplotlib's markup, a leading underscore, or bytes that are not UTF-8."""
     names = ["a$^$b", "_own", os.fsdecode(b"\xe9")]
-    runs = [edited(tmp_path / name) for name in names]
+    runs = [copy_edited_run(tmp_path / name) for name in names]
     page = write_report(runs, tmp_path / "page.html").read_text("utf-8")
     assert all(name in page for name in ("a$^$b", "_own", r"\udce9"))
     with rc_context({"svg.fonttype": "none"}):
@@ -142,11 +145,11 @@ def test_run_may_have_any_name(tmp_path: Path, one_chart: None) -> None:
         ("config.json", '"environment": {', '"environment": null, "": {', r"cannot .*config\.json"),
     ],
 )
-def test_edited_run_is_rejected(
+def test_report_rejects_invalid_run_files(
     name: str, old: str, new: str, message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(DataError, match=message):
-        write_report([edited(tmp_path / "run", name, old, new)], tmp_path / "page.html")
+        write_report([copy_edited_run(tmp_path / "run", name, old, new)], tmp_path / "page.html")
 
 
 def test_points_on_chart_edge_are_not_clipped(tmp_path: Path, one_chart: None) -> None:

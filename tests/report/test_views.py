@@ -19,7 +19,7 @@ from tests.processes import fastsiam
 FEW: dict[str, Any] = {"images": 2, "epoch": 0, "seed": 0}
 
 
-def sources(small: TrainConfig, *pipelines: Any) -> list[DataConfig]:
+def pipeline_configs(small: TrainConfig, *pipelines: Any) -> list[DataConfig]:
     return [DataConfig(data=small.data.data, pipeline=name, workers=0) for name in pipelines]
 
 
@@ -33,20 +33,20 @@ def test_columns_are_named_after_pipelines(
         return Image.new("RGB", (1, 1))
 
     monkeypatch.setattr(views, "picture_grid", note)
-    show_views(sources(small, "torchvision", "memory"), small.augment, **FEW)
+    show_views(pipeline_configs(small, "torchvision", "memory"), small.augment, **FEW)
     assert names == ["torchvision 1", "torchvision 2", "memory 1", "memory 2"]
 
 
 def test_views_cover_all_data_sets_of_mixture(small: TrainConfig) -> None:
-    mixture = [replace(data, mixed_with=(data.data,)) for data in sources(small, "native")]
+    mixture = [replace(data, mixed_with=(data.data,)) for data in pipeline_configs(small, "native")]
     _, record, _ = show_views(mixture, small.augment, images=48, epoch=0, seed=0)
     assert sorted(row["index"] for row in record) == list(range(48))
 
 
-def test_pipeline_that_cannot_read_data_is_error(small: TrainConfig, tmp_path: Path) -> None:
+def test_views_reject_pipeline_that_cannot_read_data(small: TrainConfig, tmp_path: Path) -> None:
     """The synthetic pipeline has no images, and FFCV does not read image folders."""
     with pytest.raises(DataError, match=r"^the synthetic pipeline has no images to show$"):
-        show_views(sources(small, "torchvision", "synthetic"), small.augment, **FEW)
+        show_views(pipeline_configs(small, "torchvision", "synthetic"), small.augment, **FEW)
     out = tmp_path / "v.png"
     flags = ["--data", small.data.data, "--recipe", "cifar10", "--out", str(out)]
     bad = fastsiam("views", "--pipeline", "torchvision,ffcv", *flags, code=1)

@@ -18,7 +18,7 @@ from tests.conversions import stub_raising
 from tests.disks import small_disk
 
 
-def make(step: int = 3, size: int = 10) -> Checkpoint:
+def make_checkpoint(step: int = 3, size: int = 10) -> Checkpoint:
     return Checkpoint(
         config=TrainConfig(),
         step=step,
@@ -33,7 +33,7 @@ def make(step: int = 3, size: int = 10) -> Checkpoint:
 
 def test_save_and_load_round_trip(tmp_path: Path) -> None:
     path = tmp_path / "run" / "checkpoints" / "last.pt"
-    checkpoints.save(path, make())
+    checkpoints.save(path, make_checkpoint())
     for place in (path, tmp_path / "run"):
         state = checkpoints.load(place)
         assert state.config == TrainConfig() and state.step == 3 and state.epoch == 0.75
@@ -44,9 +44,9 @@ def test_save_and_load_round_trip(tmp_path: Path) -> None:
 def test_full_disk_keeps_old_checkpoint(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", 2) as disk:
         path = disk / "checkpoints" / "last.pt"
-        checkpoints.save(path, make(1))
+        checkpoints.save(path, make_checkpoint(1))
         with pytest.raises(CheckpointError) as caught:
-            checkpoints.save(path, make(2, 10**6))
+            checkpoints.save(path, make_checkpoint(2, 10**6))
         assert checkpoints.load(path).step == 1 and len(list(path.parent.iterdir())) == 1
     assert re.match(r"cannot save \S+last\.pt: No space left on device; free", str(caught.value))
 
@@ -65,7 +65,9 @@ def test_malicious_pickle_is_not_executed(tmp_path: Path) -> None:
 def test_missing_and_foreign_files_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="is not a run folder"):
         checkpoints.load(tmp_path)
-    checkpoints.save(checkpoints.previous(tmp_path), make(1))  # must not be used as a fallback
+    checkpoints.save(
+        checkpoints.previous(tmp_path), make_checkpoint(1)
+    )  # must not be used as a fallback
     for foreign in ({"state_dict": 1}, {"format": 99}):
         torch.save(foreign, checkpoints.last(tmp_path))
         with pytest.raises(CheckpointError, match="not a checkpoint of this version"):
@@ -75,7 +77,7 @@ def test_missing_and_foreign_files_are_rejected(tmp_path: Path) -> None:
 def test_corrupt_files_are_rejected(tmp_path: Path) -> None:
     """If the file's structure is intact, the digest of its content detects the corruption."""
     path = tmp_path / "last.pt"
-    checkpoints.save(path, make(3, 64))
+    checkpoints.save(path, make_checkpoint(3, 64))
     original = path.read_bytes()
     damaged = [b"", b"text", original[: len(original) // 2]]
     at = original.index(torch.full((64,), 3.0).numpy().tobytes())
@@ -118,7 +120,7 @@ def test_previous_checkpoint_is_kept_and_used(
     path, before = checkpoints.last(tmp_path), checkpoints.previous(tmp_path)
     assert checkpoints.load_newest(tmp_path) == (None, "")
     for step in (1, 2, 3):
-        checkpoints.save(path, make(step), keep=before)
+        checkpoints.save(path, make_checkpoint(step), keep=before)
     assert (checkpoints.load(path).step, checkpoints.load(before).step) == (3, 2)
     assert sorted(one.name for one in path.parent.iterdir()) == ["last.pt", "previous.pt"]
     path.write_bytes(path.read_bytes()[:-100])
@@ -132,7 +134,7 @@ def test_previous_checkpoint_is_kept_and_used(
     assert (
         state is not None and "last.pt is missing: resuming from the previous checkpoint" in message
     )
-    checkpoints.save(path, make(3), keep=before)
+    checkpoints.save(path, make_checkpoint(3), keep=before)
     assert (checkpoints.load(path).step, checkpoints.load(before).step) == (3, 2)
     before.write_bytes(b"")
     path.write_bytes(b"")
@@ -146,7 +148,7 @@ def test_previous_checkpoint_is_kept_if_last_is_symlink(tmp_path: Path) -> None:
         path.parent.mkdir()
         path.symlink_to(disk / "last.pt")
         for step in (1, 2, 3):
-            checkpoints.save(path, make(step), keep=before)
+            checkpoints.save(path, make_checkpoint(step), keep=before)
         assert (checkpoints.load(path).step, checkpoints.load(before).step) == (3, 2)
         assert sorted(one.name for one in path.parent.iterdir()) == ["last.pt", "previous.pt"]
         assert path.is_symlink() and [one.name for one in disk.iterdir()] == ["last.pt"]
@@ -170,8 +172,8 @@ def test_failed_fsync_keeps_both_checkpoints(
 ) -> None:
     path, before = checkpoints.last(tmp_path), checkpoints.previous(tmp_path)
     for step in (1, 2):
-        checkpoints.save(path, make(step), keep=before)
+        checkpoints.save(path, make_checkpoint(step), keep=before)
     monkeypatch.setattr(os, "fsync", stub_raising(errno.ENOSPC))
     with pytest.raises(CheckpointError, match="No space left"):
-        checkpoints.save(path, make(3), keep=before)
+        checkpoints.save(path, make_checkpoint(3), keep=before)
     assert (checkpoints.load(path).step, checkpoints.load(before).step) == (2, 1)

@@ -24,7 +24,7 @@ from tests.tiers import slow
 from tests.train.runs import train_run
 
 
-def hold(path: Path) -> None:
+def hold_lock(path: Path) -> None:
     """Lock a folder until killed. A forked child stays alive."""
     with RunFolder(path).locked():
         if not os.fork():
@@ -36,7 +36,7 @@ def hold(path: Path) -> None:
 
 def test_lock_is_exclusive_and_released_on_kill(tmp_path: Path) -> None:
     """The lock is released even if a forked child of the killed process is still alive."""
-    holder = Forked(hold, tmp_path)
+    holder = Forked(hold_lock, tmp_path)
     while not ((tmp_path / "held").exists() and (tmp_path / "child").exists()):
         assert holder.poll() is None
         time.sleep(0.01)

@@ -124,7 +124,7 @@ def test_finite_check_names_first_bad_step() -> None:
     assert check.verdict() == 8
 
 
-class Times:
+class FakeClock:
     """A fake host clock and a fake GPU that runs launched work later and in order."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,7 +137,7 @@ class Times:
 
 
 class GpuEvent:
-    def __init__(self, times: Times) -> None:
+    def __init__(self, times: FakeClock) -> None:
         self._times, self.at = times, math.nan
 
     def record(self) -> None:
@@ -167,7 +167,7 @@ def test_clock_separates_data_wait_from_work(
     device: str, load: float, work: float, waited: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A full GPU queue blocks the host in the loader's launches. That must not count as waiting."""
-    times = Times(monkeypatch)
+    times = FakeClock(monkeypatch)
     finish = 0.25  # the time to augment the batch, on the device of the model
 
     def batches() -> Iterator[int]:
@@ -270,7 +270,7 @@ def test_unwritable_folder_is_named_in_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("truncates", [True, False])
-def test_lines_are_written_once_full_disk_has_space(
+def test_log_lines_are_written_after_disk_has_space(
     truncates: bool,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -300,7 +300,7 @@ def test_lines_are_written_once_full_disk_has_space(
 
 
 @pytest.mark.parametrize("fails_at", ["open", "write"])
-def test_lines_are_written_once_network_disk_returns(
+def test_log_lines_are_written_after_network_disk_returns(
     fails_at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file handle that was open before a remount stays unusable, so the file is opened again."""

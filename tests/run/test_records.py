@@ -35,7 +35,7 @@ def record_of(kind: str) -> Record:
     return next(record for record in read_records(RUN) if record.kind == kind)
 
 
-def test_file_name_depends_on_evaluation_not_on_place() -> None:
+def test_record_path_depends_on_evaluation_not_location() -> None:
     record = record_of("linear")
     moved = replace(
         record,
@@ -88,7 +88,7 @@ def test_invalid_record_is_rejected(change: dict[str, Any], tmp_path: Path) -> N
         read_records(tmp_path)
 
 
-def test_unreadable_record_is_reported_as_os_error(tmp_path: Path) -> None:
+def test_record_read_error_includes_cause(tmp_path: Path) -> None:
     (tmp_path / "eval").mkdir()
     (tmp_path / "eval" / "x.json").symlink_to("/proc/self/mem")
     with pytest.raises(DataError, match=r"^cannot read \S+x\.json: Input/output error; check the"):

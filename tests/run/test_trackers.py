@@ -24,14 +24,14 @@ from tests.conftest import skip
 from tests.processes import fastsiam
 
 
-def needs(package: str) -> Any:
+def import_or_skip(package: str) -> Any:
     try:
         return importlib.import_module(package)
     except ImportError:
         skip(f"needs {package}: pip install 'fastsiam[{package}]'")
 
 
-def expected(run: Path) -> dict[int, dict[str, float]]:
+def read_expected_metrics(run: Path) -> dict[int, dict[str, float]]:
     """Return a run's metrics by step, with the names that trackers use."""
     metrics: dict[int, dict[str, float]] = {}
     for line in read_metrics(run):
@@ -46,7 +46,7 @@ def expected(run: Path) -> dict[int, dict[str, float]]:
 
 def wandb_records(file: Path) -> list[Any]:
     """Read a .wandb file, which is in LevelDB's log format after a header of 7 bytes."""
-    pb = needs("wandb.proto.wandb_internal_pb2")
+    pb = import_or_skip("wandb.proto.wandb_internal_pb2")
     data, at, parts, records = file.read_bytes(), 7, b"", []
     while at + 7 <= len(data):
         if 32768 - at % 32768 < 7:
@@ -68,7 +68,7 @@ def wandb_records(file: Path) -> list[Any]:
 @pytest.mark.slow
 def test_wandb_offline_file_has_settings_and_metrics(small: TrainConfig, tmp_path: Path) -> None:
     """The file contains the settings and metrics. A resumed run keeps its id."""
-    needs("wandb")
+    import_or_skip("wandb")
     config = with_settings(small, epochs=2, tracker="wandb,tensorboard")
     run = tmp_path / "run"
     options: dict[str, Any] = {"environment": {"WANDB_MODE": "offline", "WANDB_PROJECT": "own"}}
@@ -90,7 +90,7 @@ def test_wandb_offline_file_has_settings_and_metrics(small: TrainConfig, tmp_pat
                 items = {i.key or i.nested_key[0]: i.value_json for i in record.history.item}
                 row = {key: float(x) for key, x in items.items() if not key.startswith("_")}
                 rows.setdefault(int(items["_step"]), {}).update(row)
-    assert rows == {step: pytest.approx(row) for step, row in expected(run).items()}
+    assert rows == {step: pytest.approx(row) for step, row in read_expected_metrics(run).items()}
     assert sorted(rows) == list(range(7)) and list((run / "tensorboard").iterdir())
 
 
@@ -110,7 +110,7 @@ def test_mlflow_store_has_settings_and_metrics(
     small: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The store contains the settings and metrics. A resumed run continues the same MLflow run."""
-    mlflow = needs("mlflow")
+    mlflow = import_or_skip("mlflow")
     for name, value in {
         "MLFLOW_TRACKING_URI": f"file:{tmp_path / 'store'}",
         "MLFLOW_EXPERIMENT_NAME": "own",
@@ -135,7 +135,7 @@ def test_mlflow_store_has_settings_and_metrics(
     assert tracked_run.data.params == {name: str(x) for name, x in config.to_flags().items()} | {
         "max_steps": "4"
     }
-    metrics = expected(run)
+    metrics = read_expected_metrics(run)
     for name in metrics[0] | metrics[1]:
         history = {
             x.step: x.value for x in client.get_metric_history(tracked_run.info.run_id, name)
@@ -168,7 +168,7 @@ def test_missing_tracker_package_is_named(
 
 
 def test_wandb_without_api_key_is_rejected(small: TrainConfig, tmp_path: Path) -> None:
-    needs("wandb")
+    import_or_skip("wandb")
     nobody = {"HOME": str(tmp_path), "WANDB_API_KEY": "", "NETRC": str(tmp_path / "netrc")}
     arguments = flags(with_settings(small, tracker="wandb"))
     errors = fastsiam("train", *arguments, code=1, environment=nobody).stderr
@@ -180,7 +180,7 @@ def test_mlflow_is_disabled_after_failed_upload(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A thread of MLflow sends them, so the next call or the end of the run detects the failure."""
-    mlflow = needs("mlflow")
+    mlflow = import_or_skip("mlflow")
     from mlflow.utils.async_logging.run_operations import RunOperations
 
     failed: Future[None] = Future()

@@ -28,7 +28,7 @@ from tests.train.runs import CPU, Killed, assert_same_runs, train_run, train_unt
 BAD = ("class0/003.jpg", "class1/004.jpg")
 
 
-def damage(images: Path) -> dict[Path, bytes]:
+def corrupt_images(images: Path) -> dict[Path, bytes]:
     """Truncate one image and empty another; return their original contents."""
     one, other = (images / "train" / name for name in BAD)
     good = {file: file.read_bytes() for file in (one, other)}
@@ -47,7 +47,7 @@ def test_bad_images_are_replaced_and_recorded(
     config: TrainConfig, images: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Later runs keep using the list, even if the files are repaired. `verify` needs it."""
-    good = damage(images)
+    good = corrupt_images(images)
     run = train_run(config)
     assert checkpoints.load(run).step == 12
     entries = [json.loads(line) for line in (run / FILE).read_text().splitlines()]
@@ -76,7 +76,7 @@ def test_run_with_bad_images_resumes_bit_for_bit(
         for index in (3, 12):
             change_image(name, images, index, lambda content: b"\xff" * len(content))
     else:
-        good = damage(images)
+        good = corrupt_images(images)
     config = with_settings(config, pipeline=name, data=data, save_every=1)
     reference = train_run(config, out=tmp_path / "whole")
     run = train_until_kill(config, 5)
@@ -92,7 +92,7 @@ def test_run_stopped_by_bad_image_resumes_with_replacement(
     config: TrainConfig, images: Path, tmp_path: Path
 ) -> None:
     """The result equals that of a run that replaced bad images from the start."""
-    damage(images)
+    corrupt_images(images)
     reference = train_run(config, out=tmp_path / "whole")
     with pytest.raises(ImageError) as error:
         train_run(config, bad_images="stop")
@@ -111,7 +111,7 @@ def test_branch_copies_list_of_bad_images(
     config: TrainConfig, images: Path, tmp_path: Path
 ) -> None:
     """A branch that was killed at its first checkpoint already has its own copy of the list."""
-    good = damage(images)
+    good = corrupt_images(images)
     run, save = train_run(config, max_steps=4), checkpoints.save
 
     def save_and_end(*content: Any) -> None:
@@ -133,7 +133,7 @@ def test_evaluations_features_and_report_skip_bad_images(
     config: TrainConfig, images: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The monitor, evaluations, features and report skip bad images, also in the validation set."""
-    damage(images)
+    corrupt_images(images)
     (images / "val" / "class0" / "001.jpg").write_bytes(b"")
     run = train_run(config, epochs=2, knn_every=1)
     assert [line["bank"] for line in read_metrics(run) if line["kind"] == "knn"] == [22] * 3

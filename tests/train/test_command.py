@@ -120,7 +120,7 @@ def test_max_restarts_with_one_process_causes_warning(
 
 
 @pytest.mark.parametrize(("batch", "parts", "most"), [(512, 1, 1024), (32, 1, 256), (32, 4, 64)])
-def test_knn_batch_fits_memory_of_training(
+def test_knn_batch_on_gpu_scales_with_micro_batch(
     batch: int, parts: int, most: int, small: TrainConfig
 ) -> None:
     """On a GPU its batch depends on the images and views per rank; on a CPU it is fixed."""

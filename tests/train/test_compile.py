@@ -60,14 +60,14 @@ def network(request: pytest.FixtureRequest) -> Iterator[None]:
     ids=str,
     indirect=["network"],
 )
-def test_compiled_step_equals_eager_step(settings: dict[str, Any], network: None) -> None:
+def test_compiled_step_matches_eager_step(settings: dict[str, Any], network: None) -> None:
     """Losses, gradients, weights and BN statistics of three steps, in float32."""
     eager = results(accumulate=settings.get("accumulate", 1))
     assert_same(results(compile="on", **settings), eager, tolerance=1e-4)
 
 
 @pytest.mark.parametrize("network", ["stem"], indirect=True)
-def test_compiled_bfloat16_losses_equal_eager(network: None) -> None:
+def test_compiled_bfloat16_losses_match_eager(network: None) -> None:
     """They differ by 0.0002. The float32 losses differ from them by 0.006."""
     eager, compiled = (results(precision="bf16", compile=mode)["loss"] for mode in ("off", "on"))
     torch.testing.assert_close(compiled, eager, atol=3e-3, rtol=0)
@@ -171,7 +171,7 @@ def test_failed_cuda_graph_capture_is_reported(
             step.prepare()
 
 
-def test_empty_libraries_of_killed_compiler_are_removed(
+def test_old_empty_libraries_are_removed_from_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Old empty libraries are removed: inductor never recompiles them. New ones may be in use."""

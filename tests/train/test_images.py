@@ -46,15 +46,15 @@ def finished(stopped: TrainConfig, tmp_path_factory: pytest.TempPathFactory) -> 
     return train_run(stopped, out=run)
 
 
-def moved(images: Path) -> Path:
+def copy_folder(images: Path) -> Path:
     return shutil.copytree(images, images.with_name("moved"))
 
 
-def archive(images: Path) -> Path:
+def pack_tar(images: Path) -> Path:
     return tar(images.with_name("images.tar"), folder_members(images / "train"))
 
 
-def beton(images: Path) -> Path:
+def convert_to_beton(images: Path) -> Path:
     return readable("ffcv", images)
 
 
@@ -64,15 +64,15 @@ def tables(images: Path) -> Any:
     return {"train": dataset(rows, ["0", "1", "2"])}
 
 
-def arrow(images: Path) -> Path:
+def save_arrow(images: Path) -> Path:
     return saved(images.with_name("saved"), tables(images))
 
 
-def parquet(images: Path) -> Path:
+def write_parquet(images: Path) -> Path:
     return write_hub_splits(images.with_name("hub"), tables(images), shards=1)
 
 
-def file_in(place: Path) -> Path:
+def find_training_file(place: Path) -> Path:
     """Return the file that contains the training images, or one of several such files."""
     if place.is_file():
         return place
@@ -80,34 +80,37 @@ def file_in(place: Path) -> Path:
     return next(path for kind in kinds for path in place.glob(kind))
 
 
-@pytest.mark.parametrize("container", rest_slow([moved, archive, beton, arrow, parquet], fast=2))
+@pytest.mark.parametrize(
+    "container",
+    rest_slow([copy_folder, pack_tar, convert_to_beton, save_arrow, write_parquet], fast=2),
+)
 def test_run_resumes_from_any_container(
     container: Callable[[Path], Path], stopped_copy: TrainConfig, images: Path, finished: Path,
     capfd: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     """Data may be moved, converted or packed. A missing or truncated file is a one-line error."""
     place = container(images)
-    config, file = with_settings(stopped_copy, data=place), file_in(place)
+    config, file = with_settings(stopped_copy, data=place), find_training_file(place)
     run = train_run(config, max_steps=7)
     content = file.read_bytes()
     for damage in (Path.unlink, lambda file: os.truncate(file, len(content) // 2)):
         damage(file)
         with pytest.raises(FastSiamError) as caught:
             train_run(config)
-        named = NAME if container is moved else str(file)
+        named = NAME if container is copy_folder else str(file)
         assert "\n" not in str(caught.value) and named in str(caught.value)
         assert checkpoints.load(run).step in (7, 8)  # files of a folder are opened lazily
         file.write_bytes(content)
     os.utime(file, ns=(0, 10**18))
     capfd.readouterr()
     message = f"warning: {file} was modified since the run was"
-    for stop, warns in ((10, container is not moved), (0, False)):
+    for stop, warns in ((10, container is not copy_folder), (0, False)):
         train_run(config, max_steps=stop)
         assert (message in capfd.readouterr().err) == warns  # only once
     assert_same_runs(run, finished)
 
 
-def longer(place: Path) -> None:
+def pad_tar(place: Path) -> None:
     """Replace a tar by a new file with the same images and padding at its end."""
     content = place.read_bytes()
     place.unlink()
@@ -118,14 +121,14 @@ def test_file_of_different_size_is_rejected(
     stopped_copy: TrainConfig, images: Path, finished: Path
 ) -> None:
     """It fails even with the same names, unless the path is new or the run has no file list."""
-    file = archive(images)
+    file = pack_tar(images)
     config = with_settings(stopped_copy, data=file)
     run = train_run(config, max_steps=7)
     size = file.stat().st_size
     listed = ImageList.load(run)
     assert listed is not None and listed.files == files_of(open_store(file, "train"))
     shutil.copy(file, file.with_name("moved.tar"))
-    longer(file)
+    pad_tar(file)
     with pytest.raises(CheckpointError) as caught:
         train_run(config)
     assert str(caught.value) == (
@@ -138,12 +141,12 @@ def test_file_of_different_size_is_rejected(
     train_run(config, max_steps=9)
     again = ImageList.load(run)
     assert again is not None and again.files == files_of(open_store(file, "train"))
-    longer(file)
+    pad_tar(file)
     train_run(config, data_changed="accept")
     assert_same_runs(run, finished)
 
 
-def test_renamed_images_are_accepted_if_count_matches(
+def test_all_new_image_names_are_accepted_if_count_matches(
     stopped_copy: TrainConfig, images: Path, finished: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Shards number their images and folders name them, so only the count can be compared."""
@@ -177,23 +180,23 @@ def test_changed_data_are_rejected(stopped_copy: TrainConfig, images: Path, tmp_
     assert before == {path: path.read_bytes() for path in run.glob("*.*")}
 
 
-def batches(config: TrainConfig, **settings: Any) -> dict[int, Batch]:
+def record_batches(config: TrainConfig, **settings: Any) -> dict[int, Batch]:
     seen: dict[int, Batch] = {}
     train_run(config, seen.__setitem__, **settings)
     return seen
 
 
-def test_accepted_change_keeps_steps_of_other_images(
+def test_accepted_data_change_keeps_order_of_other_images(
     small: TrainConfig, images: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """All other images keep their steps. ``accept`` covers only one change of the data."""
     config = with_settings(small, knn_every=0)
-    reference = batches(config, out=tmp_path / "whole")
+    reference = record_batches(config, out=tmp_path / "whole")
     run = train_run(config, max_steps=2)
     (images / "train" / NAME).unlink()
     new = images / "train" / "class1" / "new.jpg"
     new.write_bytes((images / "train" / "class0" / "000.jpg").read_bytes())
-    seen = batches(config, max_steps=4, data_changed="accept")
+    seen = record_batches(config, max_steps=4, data_changed="accept")
     assert "(accepted); each missing image is replaced by the next" in capfd.readouterr().err
     assert checkpoints.load(run).config.run.data_changed == "refuse"
     # The fingerprint as version 0.2 wrote it, computed from the current names.
@@ -201,7 +204,7 @@ def test_accepted_change_keeps_steps_of_other_images(
     text = hashlib.blake2b("\0".join(names).encode(), digest_size=16).hexdigest()
     listed = ImageList.load(run)
     assert listed and listed.accepted == text and NAME in listed.names
-    seen |= batches(config)
+    seen |= record_batches(config)
     assert sorted(seen) == list(range(2, 12))
     for step, batch in seen.items():
         assert torch.equal(batch.index, reference[step].index)
@@ -232,7 +235,7 @@ def test_holdout_is_excluded_from_training_and_monitored(
 ) -> None:
     """Two of eight images of each class. A run cannot be resumed with another holdout."""
     config = with_settings(small, data=images / "train", holdout="25%", batch=6)
-    seen = batches(config)
+    seen = record_batches(config)
     assert len(seen) == 12 and max(int(b.index.max()) for b in seen.values()) == 17
     run = Path(config.run.out)
     assert [(x["epoch"], x["bank"]) for x in read_metrics(run) if x["kind"] == "knn"] == [
@@ -248,7 +251,7 @@ def test_holdout_is_excluded_from_training_and_monitored(
             train_run(config, holdout=other)
 
 
-def test_holdout_of_unlabelled_images(
+def test_unlabelled_holdout_is_share_of_all_images(
     small: TrainConfig, images: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "flat").mkdir()
@@ -266,25 +269,25 @@ def test_holdout_of_unlabelled_images(
 
 
 @pytest.fixture
-def shuffled(small: TrainConfig, monkeypatch: pytest.MonkeyPatch) -> TrainConfig:
+def window_shuffle_config(small: TrainConfig, monkeypatch: pytest.MonkeyPatch) -> TrainConfig:
     """A run of 12 steps on 24 images in 6 blocks, shuffled within windows of 7 images."""
     monkeypatch.setattr(base, "BLOCK_IMAGES", 4)
     return with_settings(small, shuffle="window:7", knn_every=0, tracker="none")
 
 
 def test_window_shuffle_is_kept_in_any_container(
-    shuffled: TrainConfig, images: Path, tmp_path: Path
+    window_shuffle_config: TrainConfig, images: Path, tmp_path: Path
 ) -> None:
     """Containers store the images in different orders, so new runs would shuffle differently."""
-    reference = train_run(shuffled, out=tmp_path / "whole")
+    reference = train_run(window_shuffle_config, out=tmp_path / "whole")
     convert_data("folder", ConvertConfig(source=str(images), out=str(tmp_path / "converted")))
     other = tar(tmp_path / "other.tar", folder_members(images / "train")[::-1])
     for number, place in enumerate((images, tmp_path / "converted", other, images), 1):
-        run = train_run(shuffled, data=place, max_steps=3 * number - 1)
-    assert_same_runs(train_run(shuffled), reference)
+        run = train_run(window_shuffle_config, data=place, max_steps=3 * number - 1)
+    assert_same_runs(train_run(window_shuffle_config), reference)
     for data in ("", str(other)):
         assert "12 log lines agree" in verify_run(run, data=data)
-    turned = train_run(shuffled, data=other, out=tmp_path / "turned")
+    turned = train_run(window_shuffle_config, data=other, out=tmp_path / "turned")
     assert history(turned) != history(reference)
 
 

@@ -96,7 +96,9 @@ def test_run_writes_expected_log_lines_and_files(
     assert set(events.Tags()["scalars"]) == tags - places
 
 
-def test_initial_std_is_that_of_untrained_network(small: TrainConfig, tmp_path: Path) -> None:
+def test_initial_std_is_measured_once_on_untrained_network(
+    small: TrainConfig, tmp_path: Path
+) -> None:
     """The initial std is measured once, also for a run that is resumed or branched off."""
     config = with_settings(small, head_bn="none", knn_every=0)
     run = train_run(config, max_steps=2)
@@ -155,7 +157,7 @@ def test_non_finite_loss_stops_run(
 
 
 @pytest.mark.parametrize("stop_gradient", [True, False])
-def test_training_without_stop_gradient_collapses(
+def test_training_collapses_only_without_stop_gradient(
     stop_gradient: bool, small: TrainConfig, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Fig. 2 of the paper in small: without stop-gradient the loss goes to -1 and the std to 0."""

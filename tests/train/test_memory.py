@@ -71,7 +71,7 @@ def test_estimate_scales_with_settings() -> None:
         ({"backbone": "convnext_tiny", "compile": "on"}, "--activation-memory 0.5 or fewer"),
     ],
 )
-def test_advice_saves_memory(settings: dict[str, object], advice: str) -> None:
+def test_oom_advice_depends_on_settings(settings: dict[str, object], advice: str) -> None:
     config = with_settings(
         RECIPES["imagenet"](), **{"pipeline": "native", "compile": "off", **settings}
     )
@@ -79,7 +79,7 @@ def test_advice_saves_memory(settings: dict[str, object], advice: str) -> None:
     assert f"to resume this run, pass {advice}" in str(error)
 
 
-def test_prefetch_advice_for_dali_on_gpu() -> None:
+def test_oom_advice_for_dali_on_gpu_includes_prefetch() -> None:
     config = with_settings(RECIPES["imagenet"](), pipeline="dali", activation_memory=0.5)
     error = oom_error(torch.OutOfMemoryError(), config, at=1, saved="nothing was saved yet")
     assert "pass --prefetch 1 or fewer --workers;" in str(error)

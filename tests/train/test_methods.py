@@ -33,7 +33,7 @@ METHODS = ["byol", "mocov2", "swav, queue", "simclr", "default", "fastsiam 3"]
 """One variant of each method."""
 
 
-def of(name: str, small: TrainConfig, **settings: Any) -> TrainConfig:
+def make_run_config(name: str, small: TrainConfig, **settings: Any) -> TrainConfig:
     return ALL_CASES[name].applied(small, max_steps=3, knn_every=0, **settings)
 
 
@@ -42,7 +42,9 @@ def run_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Train a run of a method once and return its folder."""
     folder = tmp_path_factory.mktemp("methods")
     data = write_data(folder / "data")
-    return cache(lambda method: train_run(of(method, small_config(data, folder / method))))
+    return cache(
+        lambda method: train_run(make_run_config(method, small_config(data, folder / method)))
+    )
 
 
 @pytest.mark.parametrize("method", rest_slow(METHODS))
@@ -83,7 +85,7 @@ def test_run_of_every_method_is_evaluated_and_exported(
     assert torch.equal(again.network()(images), pretrained.network()(images))
 
 
-def test_run_starts_with_warnings_about_settings(
+def test_moco_warns_if_all_images_share_bn_statistics(
     small: TrainConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """MoCo warns if all images share BN statistics; not with two groups, or without BN."""
@@ -94,7 +96,7 @@ def test_run_starts_with_warnings_about_settings(
         ({"sync_bn": False, "bn_images": half}, False),
         ({**without_bn, "eval_resize": 32}, False),
     ):
-        config = with_settings(of("mocov2", small, **settings), max_steps=1)
+        config = with_settings(make_run_config("mocov2", small, **settings), max_steps=1)
         train_run(config, out=tmp_path / str(len(settings)))
         assert ("lets MoCo cheat" in capsys.readouterr().err) == warns
 
@@ -108,7 +110,7 @@ def test_init_loads_matching_parts_of_method(
     zero: dict[str, Any] = {"lr": 1e-30, "weight_decay": 0.0, "init": str(run_of(method))}
     state = load_pretrained(run_of(method)).state
     capsys.readouterr()
-    again = load_pretrained(train_run(of(method, small, **zero))).state
+    again = load_pretrained(train_run(make_run_config(method, small, **zero))).state
     assert "randomly initialised: " not in capsys.readouterr().err
     target = {key for key in again if key.startswith("target.")}
     assert bool(target) == (method in ("byol", "mocov2"))
@@ -119,7 +121,7 @@ def test_init_loads_matching_parts_of_method(
         source = new[key[:8]] + key[8:] if key in target else key
         torch.testing.assert_close(value, state[source], msg=key)
     other = "mocov2" if method != "mocov2" else "byol"
-    assert initial_weights(of(other, small, **zero))[1] == ("backbone",)
+    assert initial_weights(make_run_config(other, small, **zero))[1] == ("backbone",)
 
 
 def test_timm_backbone_is_trained_and_exported(small: TrainConfig, tmp_path: Path) -> None:

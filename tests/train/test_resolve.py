@@ -73,7 +73,7 @@ def test_ranks_on_different_processors_agree_on_precision(ranks: Any) -> None:
     assert ranks("precisions", 2) == [["fp32", "torch.float32"]] * 2
 
 
-def test_path_of_default_data_is_recorded(
+def test_path_from_fastsiam_data_is_recorded(
     small: TrainConfig, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Later commands use the run's images, whatever the variable is set to by then."""

@@ -43,7 +43,7 @@ from tests.train.runs import (
 RunOfPipeline = Callable[[str], Path]
 
 
-def saving(config: TrainConfig, pipeline: str = "memory") -> TrainConfig:
+def make_run_config(config: TrainConfig, pipeline: str = "memory") -> TrainConfig:
     """Return a run of 12 steps that saves every 2 steps: 4 epochs, or one if synthetic."""
     data = readable(pipeline, Path(config.data.data))
     config = with_settings(config, pipeline=pipeline, data=data, max_steps=12)
@@ -56,7 +56,7 @@ def full_run(tmp_path_factory: pytest.TempPathFactory) -> RunOfPipeline:
     folder = tmp_path_factory.mktemp("whole")
     data = write_data(folder / "data")
     return cache(
-        lambda pipeline: train_run(saving(small_config(data, folder / pipeline), pipeline))
+        lambda pipeline: train_run(make_run_config(small_config(data, folder / pipeline), pipeline))
     )
 
 
@@ -65,7 +65,7 @@ def test_killed_run_resumes_bit_for_bit(
     pipeline: str, small: TrainConfig, full_run: RunOfPipeline
 ) -> None:
     """The run is killed in the middle of an epoch. The next test covers all other steps."""
-    config = saving(small, pipeline)
+    config = make_run_config(small, pipeline)
     assert checkpoints.load(full_run(pipeline)).step == len(history(full_run(pipeline))) == 12
     run = train_until_kill(config, 5)
     assert checkpoints.load(run).step == 4
@@ -77,7 +77,7 @@ def test_run_killed_at_any_step_resumes(
     small: TrainConfig, tmp_path: Path, full_run: RunOfPipeline
 ) -> None:
     """One run is copied before every step. Each copy is what a kill at that step would leave."""
-    config = saving(small)
+    config = make_run_config(small)
 
     def copy(step: int, batch: Batch) -> None:
         shutil.copytree(config.run.out, tmp_path / f"killed{step}")
@@ -90,7 +90,7 @@ def test_run_killed_at_any_step_resumes(
         assert_same_runs(train_run(config, out=run), full_run("memory"))
 
 
-def out_of_memory(config: TrainConfig, error: Exception, kind: str) -> None:
+def run_out_of_memory(config: TrainConfig, error: Exception, kind: str) -> None:
     """The error names the previous checkpoint: a half-finished step is not saved."""
     take: Callable[..., Any] = TrainingStep.__call__
     steps = count(1)
@@ -109,7 +109,7 @@ def out_of_memory(config: TrainConfig, error: Exception, kind: str) -> None:
     assert message.endswith(f"; the last good checkpoint is {saved} (step 4)")
 
 
-def out_of_memory_at_the_start(config: TrainConfig) -> None:
+def run_out_of_memory_at_startup(config: TrainConfig) -> None:
     """Compilation runs before the first step and needs as much memory as a step."""
     train_run(config, max_steps=4)
     with pytest.MonkeyPatch.context() as patch, pytest.raises(TrainingError) as caught:
@@ -119,7 +119,7 @@ def out_of_memory_at_the_start(config: TrainConfig) -> None:
     assert str(caught.value).endswith("; no step was taken")
 
 
-def damaged_checkpoint(config: TrainConfig) -> None:
+def corrupt_checkpoint(config: TrainConfig) -> None:
     """The next start logs it, resumes from the previous checkpoint and keeps the corrupt file."""
     last = checkpoints.last(train_run(config, max_steps=7))
     content = bytearray(last.read_bytes())
@@ -127,7 +127,7 @@ def damaged_checkpoint(config: TrainConfig) -> None:
     last.write_bytes(content)
 
 
-def unreadable_checkpoint(config: TrainConfig) -> None:
+def fail_to_read_checkpoint(config: TrainConfig) -> None:
     """Fail like an unresponsive file server: the error is reported and nothing is lost."""
     train_run(config, max_steps=4)
 
@@ -137,14 +137,14 @@ def unreadable_checkpoint(config: TrainConfig) -> None:
             train_run(config)
 
 
-def killed_in_a_save(config: TrainConfig, at: int, has_links: bool) -> None:
+def kill_during_save(config: TrainConfig, at: int, has_links: bool) -> None:
     """Kill the run when half of a checkpoint is written (``at=0``), or before a rename."""
-    result = Forked(save_and_die, config, at, has_links).wait(120)
+    result = Forked(train_and_die_in_save, config, at, has_links).wait(120)
     assert result.returncode == -signal.SIGKILL
     assert len(history(Path(config.run.out))) < 12
 
 
-def save_and_die(config: TrainConfig, at: int, has_links: bool) -> None:
+def train_and_die_in_save(config: TrainConfig, at: int, has_links: bool) -> None:
     if not has_links:
         os.link = stub_raising(errno.EPERM)
     write, replace_file, saves = torch.save, os.replace, iter(range(100))
@@ -166,27 +166,31 @@ def save_and_die(config: TrainConfig, at: int, has_links: bool) -> None:
 
 GPU_ERROR = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 ENDINGS: dict[str, Callable[[TrainConfig], None]] = {
-    "memory": partial(out_of_memory, error=MemoryError(), kind="memory"),
-    "GPU memory": partial(out_of_memory, error=GPU_ERROR, kind="GPU memory"),
-    "GPU memory at the start": out_of_memory_at_the_start,
-    "damaged checkpoint": damaged_checkpoint,
-    "unreadable checkpoint": unreadable_checkpoint,
-    "half of a save": partial(killed_in_a_save, at=0, has_links=True),
-    "previous saved, no links": partial(killed_in_a_save, at=2, has_links=False),
-    "before previous is saved": partial(killed_in_a_save, at=1, has_links=True),
-    "before previous, no links": partial(killed_in_a_save, at=1, has_links=False),
-    "previous saved": partial(killed_in_a_save, at=2, has_links=True),
+    "memory": partial(run_out_of_memory, error=MemoryError(), kind="memory"),
+    "GPU memory": partial(run_out_of_memory, error=GPU_ERROR, kind="GPU memory"),
+    "GPU memory at startup": run_out_of_memory_at_startup,
+    "damaged checkpoint": corrupt_checkpoint,
+    "unreadable checkpoint": fail_to_read_checkpoint,
+    "killed while writing checkpoint": partial(kill_during_save, at=0, has_links=True),
+    "killed before last.pt is replaced, no hard links": partial(
+        kill_during_save, at=2, has_links=False
+    ),
+    "killed before previous.pt is replaced": partial(kill_during_save, at=1, has_links=True),
+    "killed before previous.pt is replaced, no hard links": partial(
+        kill_during_save, at=1, has_links=False
+    ),
+    "killed before last.pt is replaced": partial(kill_during_save, at=2, has_links=True),
 }
 SLOW = [*ENDINGS][-4:]
 
 
 @pytest.mark.parametrize("ending", [slow(name) if name in SLOW else name for name in ENDINGS])
-def test_run_resumes_after_every_kind_of_end(
+def test_run_resumes_after_every_kind_of_failure(
     ending: str, small: TrainConfig, full_run: RunOfPipeline, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    ENDINGS[ending](saving(small))
+    ENDINGS[ending](make_run_config(small))
     capfd.readouterr()
-    run = train_run(saving(small))
+    run = train_run(make_run_config(small))
     assert_same_runs(run, full_run("memory"))
     left = {path.name for path in (run / "checkpoints").iterdir()} - {"last.pt", "previous.pt"}
     assert left == ({"last.pt.damaged"} if ending == "damaged checkpoint" else set())
@@ -194,14 +198,14 @@ def test_run_resumes_after_every_kind_of_end(
     assert (message in capfd.readouterr().err) == (ending == "damaged checkpoint")
 
 
-def test_killed_loader_process_ends_run_resumably(small: TrainConfig, tmp_path: Path) -> None:
+def test_run_stopped_by_killed_worker_resumes(small: TrainConfig, tmp_path: Path) -> None:
     config = with_settings(small, pipeline="torchvision", workers=2, knn_every=0)
     error = resume_after(config, tmp_path, kills_a_worker())
     assert str(error).startswith("a worker process died (")
     assert str(error).endswith("start the same command again to resume")
 
 
-def test_file_that_changes_size_ends_run_resumably(
+def test_run_stopped_by_changed_file_size_resumes(
     small: TrainConfig, images: Path, tmp_path: Path
 ) -> None:
     file = readable("ffcv", images) / "train.beton"
@@ -220,7 +224,7 @@ def test_delayed_log_lines_are_written_once(
     small: TrainConfig, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     """Runs are killed between a log point and its log line, also after the next checkpoint."""
-    config = with_settings(saving(small), log_every=3)
+    config = with_settings(make_run_config(small), log_every=3)
     reference = history(train_run(config, out=tmp_path / "whole"))
     request.getfixturevalue("slow_eigenvalues")
     assert history(train_run(config, out=tmp_path / "late")) == reference
@@ -235,7 +239,7 @@ def test_delayed_log_lines_are_written_once(
         assert history(train_run(config, out=run)) == reference
 
 
-def test_sigkill_of_program_resumes_bit_for_bit(small: TrainConfig, tmp_path: Path) -> None:
+def test_sigkilled_command_resumes_bit_for_bit(small: TrainConfig, tmp_path: Path) -> None:
     """After SIGKILL, the same command continues and gives the result of an uninterrupted run."""
     config = with_settings(small, epochs=20, save_every=5, knn_every=10)
     reference, killed = tmp_path / "whole", tmp_path / "killed"

@@ -35,13 +35,13 @@ from tests.tiers import slow
 from tests.train.runs import history, train_run, verify_run
 
 
-def press(process: Forked) -> None:
+def press_ctrl_c(process: Forked) -> None:
     """Send SIGINT to every process of the job, as Ctrl-C in a terminal does."""
     os.killpg(process.pid, signal.SIGINT)
 
 
 @pytest.fixture
-def endless(small: TrainConfig) -> TrainConfig:
+def endless_config(small: TrainConfig) -> TrainConfig:
     return with_settings(small, epochs=30000, save_every=10**6, knn_every=0)
 
 
@@ -56,13 +56,13 @@ def endless(small: TrainConfig) -> TrainConfig:
     ],
 )
 def test_signals_save_and_exit(
-    processes: int, number: int, code: int, endless: TrainConfig, tmp_path: Path
+    processes: int, number: int, code: int, endless_config: TrainConfig, tmp_path: Path
 ) -> None:
     """The signal goes to the launcher, which forwards it, and to the ranks, as from a terminal.
 
     A rank therefore receives it twice, almost at once.
     """
-    config = with_settings(endless, pipeline="torchvision", workers=1, gpus=processes)
+    config = with_settings(endless_config, pipeline="torchvision", workers=1, gpus=processes)
     run = tmp_path / "run"
     process = command("train", *flags(config), session=True)
     wait_until(process, partial(has_lines, run, 5))
@@ -81,16 +81,18 @@ def has_lines(run: Path, number: int) -> bool:
     return len(history(run)) >= number
 
 
-def _under_nohup(*arguments: str) -> None:
+def _run_under_nohup(*arguments: str) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     sys.argv = ["fastsiam", *arguments]
     fork_programs()
     main()
 
 
-def test_nohup_ignores_sighup(endless: TrainConfig, tmp_path: Path) -> None:
+def test_nohup_ignores_sighup(endless_config: TrainConfig, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    process = Forked(_under_nohup, "train", *flags(with_settings(endless, gpus=2)), session=True)
+    process = Forked(
+        _run_under_nohup, "train", *flags(with_settings(endless_config, gpus=2)), session=True
+    )
     for number in (signal.SIGHUP, signal.SIGTERM):
         enough = len(history(run)) + 5
         wait_until(process, partial(has_lines, run, enough))
@@ -100,7 +102,7 @@ def test_nohup_ignores_sighup(endless: TrainConfig, tmp_path: Path) -> None:
     assert "SIGTERM: stopped after step" in result.stderr and "SIGHUP" not in result.stderr
 
 
-def enlarge(images: Path) -> None:
+def enlarge_images(images: Path) -> None:
     """Make the images so large that an evaluation takes a long time."""
     first, *other_paths = images.rglob("*.jpg")
     Image.effect_noise((8000, 6000), 60).convert("RGB").save(first)
@@ -115,16 +117,16 @@ def test_second_sigint_during_first_evaluation_exits(
     def threads(process: Forked) -> int:
         return len(os.listdir(f"/proc/{process.pid}/task"))
 
-    enlarge(images)
+    enlarge_images(images)
     config = with_settings(small, pipeline="torchvision", workers=2, knn_every=1)
     process = command("train", *flags(config), session=True)
     wait_until(process, lambda: "global batch " in process.messages())
     before = threads(process)
     wait_until(process, lambda: threads(process) >= before + 3)  # the threads that read and decode
-    press(process)
+    press_ctrl_c(process)
     time.sleep(2 * ECHO)  # so that the second signal is not taken for an echo of the first
     assert process.poll() is None
-    press(process)
+    press_ctrl_c(process)
     result = process.wait(60)
     assert result.returncode == 130, result.stderr
     assert (
@@ -135,7 +137,7 @@ def test_second_sigint_during_first_evaluation_exits(
     assert not read_metrics(tmp_path / "run")
 
 
-def test_signal_ends_evaluation_at_next_batch(
+def test_evaluation_interrupted_by_signal_is_repeated(
     small: TrainConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The evaluation is repeated when the run resumes, which logs what an undisturbed run would."""
@@ -174,7 +176,7 @@ def test_trackers_receive_outcome_of_run(
     assert outcomes == ["KILLED", "FAILED", "FINISHED"]
 
 
-def test_sigint_while_tracker_closes_prints_what_is_saved(
+def test_sigint_during_tracker_close_names_checkpoint(
     small: TrainConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The message of the second signal replaces that of the first."""
@@ -204,18 +206,18 @@ def test_sigint_ends_evaluation_command_without_traceback(
     stopped_copy: TrainConfig, images: Path
 ) -> None:
     """An evaluation exits without a traceback."""
-    enlarge(images)
+    enlarge_images(images)
     options = ["--data", str(images), "--workers", "2"]
     process = command("eval", "knn", stopped_copy.run.out, *options, session=True)
     wait_until(process, lambda: "images from" in process.messages())
-    press(process)
+    press_ctrl_c(process)
     result = process.wait(60)
     assert result.returncode == 130, result.stderr
     assert "Traceback" not in result.stderr
 
 
 @pytest.mark.slow
-def test_plain_torchrun_works(small: TrainConfig, tmp_path: Path) -> None:
+def test_training_runs_under_torchrun(small: TrainConfig, tmp_path: Path) -> None:
     config = with_settings(small, epochs=1, knn_every=0)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     line = [*torchrun, "--nproc-per-node", "2", "-m", "fastsiam", "train", *flags(config)]

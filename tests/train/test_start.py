@@ -23,7 +23,7 @@ from tests.train.runs import assert_same_runs, history, train_run
 
 PEAK = 0.5 * 8 / 256
 """Learning rate at the start of the run."""
-OTHER: dict[str, Any] = {
+NEW_SETTINGS: dict[str, Any] = {
     "lr": 0.1,
     "momentum": 0.8,
     "weight_decay": 0.01,
@@ -41,7 +41,7 @@ def branch(stopped_copy: TrainConfig, tmp_path: Path) -> TrainConfig:
     return with_settings(stopped_copy, resume=tmp_path / "run", out=tmp_path / "branch")
 
 
-def recorded(run: Path) -> dict[str, Any]:
+def read_branch_record(run: Path) -> dict[str, Any]:
     record: dict[str, Any] = json.loads((run / "config.json").read_text()).get("branch", {})
     return record
 
@@ -54,7 +54,7 @@ def test_branch_uses_new_optimizer_settings(
     branch: TrainConfig, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Each step has the learning rate of the new settings. No old setting remains."""
-    run = train_run(branch, **OTHER)
+    run = train_run(branch, **NEW_SETTINGS)
     state, origin = checkpoints.load(run), checkpoints.load(tmp_path / "run")
     assert state.step == 15 and state.config.optim.lr == 0.1
     groups = state.optimizer["param_groups"]
@@ -62,12 +62,14 @@ def test_branch_uses_new_optimizer_settings(
     rates = [0.1 * 8 / 256 * (0.1 + 0.9 * cosine((step - 3) / 12)) for step in range(6, 15)]
     assert [line[5] for line in history(run)] == pytest.approx(rates)
     before = vars_of(origin.config.model.method) | vars_of(origin.config.optim)
-    assert recorded(run) == {
+    assert read_branch_record(run) == {
         "run": str(tmp_path / "run"),
         "checkpoint": str(tmp_path / "run" / "checkpoints" / "last.pt"),
         "step": 6,
         "epoch": 2.0,
-        "changed": {name: {"from": before[name], "to": value} for name, value in OTHER.items()},
+        "changed": {
+            name: {"from": before[name], "to": value} for name, value in NEW_SETTINGS.items()
+        },
     }
     stderr = capfd.readouterr().err
     point = f"{tmp_path / 'run'} after step 6 (epoch 2)"
@@ -84,18 +86,20 @@ def vars_of(settings: Any) -> dict[str, Any]:
     return {name: getattr(settings, name) for name in settings.__slots__}
 
 
-def test_command_of_branch_resumes_branch_bit_for_bit(branch: TrainConfig, tmp_path: Path) -> None:
+def test_restarted_branch_resumes_bit_for_bit(branch: TrainConfig, tmp_path: Path) -> None:
     """It resumes the branch and not the original run, even without config.json."""
-    config = with_settings(branch, **OTHER)
+    config = with_settings(branch, **NEW_SETTINGS)
     reference = train_run(config, out=tmp_path / "whole")
     for stop in (6, 8, 0):
         run = train_run(config, max_steps=stop)
         (run / "config.json").unlink()
     assert_same_runs(train_run(config), reference)
-    assert recorded(run) == recorded(reference)
+    assert read_branch_record(run) == read_branch_record(reference)
 
 
-def test_interrupted_extended_run_is_exact(stopped_copy: TrainConfig, tmp_path: Path) -> None:
+def test_interrupted_extended_run_resumes_bit_for_bit(
+    stopped_copy: TrainConfig, tmp_path: Path
+) -> None:
     """Extend and interrupt a run, repeat the command, extend it again: as if uninterrupted."""
     run = tmp_path / "run"
     shutil.copytree(run, tmp_path / "whole")
@@ -112,7 +116,7 @@ def test_interrupted_extended_run_is_exact(stopped_copy: TrainConfig, tmp_path: 
     assert [line[5] for line in history(run)][18:] == pytest.approx(expected)
 
 
-def test_extending_finished_run_prints_change_of_rate(
+def test_extending_finished_run_prints_learning_rates(
     small: TrainConfig, capfd: pytest.CaptureFixture[str]
 ) -> None:
     run = train_run(small)
@@ -185,7 +189,7 @@ def test_invalid_resume_is_rejected_and_changes_nothing(
         assert not new.parent.exists(), message
 
 
-def test_started_branch_keeps_its_settings(branch: TrainConfig, tmp_path: Path) -> None:
+def test_resumed_branch_rejects_changed_learning_rate(branch: TrainConfig, tmp_path: Path) -> None:
     train_run(branch, lr=0.1, max_steps=7)
     message = rf"\(lr: 0.1 -> 0.2\); {WAY.format(run=tmp_path / 'run')}"
     with pytest.raises(CheckpointError, match=message):

@@ -20,7 +20,7 @@ from tests.processes import Forked
 from tests.train.runs import CPU, assert_same, results
 
 
-def test_recomputed_blocks_give_same_step() -> None:
+def test_recomputing_activations_does_not_change_step() -> None:
     assert_same(results(activation_memory=0.5), results())
 
 
@@ -41,12 +41,12 @@ def saved_bytes(**settings: Any) -> int:
     return total
 
 
-def test_recomputing_saves_memory() -> None:
+def test_recomputing_activations_saves_memory() -> None:
     assert saved_bytes(activation_memory=0.5) < 0.5 * saved_bytes()
 
 
 @pytest.mark.parametrize("kept", [True, False])
-def test_freed_memory_is_reused_without_page_faults(kept: bool) -> None:
+def test_keep_freed_memory_avoids_page_faults(kept: bool) -> None:
     """Count page faults of the tenth large tensor: almost none if it reuses the ninth's memory."""
     result = Forked(count_faults, kept).wait()
     assert result.returncode == 0, result.stderr

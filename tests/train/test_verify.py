@@ -26,7 +26,7 @@ from tests.ranks import fastsiam_on_ranks
 from tests.sources import insert_junk
 from tests.train.runs import OLD, train_run, verify_run
 
-NOTHING: dict[str, Any] = {"knn_every": 0, "tracker": "none"}
+NO_MONITORING: dict[str, Any] = {"knn_every": 0, "tracker": "none"}
 ALL = "log lines agree: images and augmentations of steps 1 to 12"
 
 
@@ -40,7 +40,7 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = small_config(write_data(folder / "data"), folder / "run")
     odd = folder / "data/train/class0/000.jpg"
     odd.write_bytes(insert_junk(odd.read_bytes()))
-    return train_run(config, log_every=2, **NOTHING)
+    return train_run(config, log_every=2, **NO_MONITORING)
 
 
 def test_verify_confirms_run_and_changes_nothing(logged: Path) -> None:
@@ -59,7 +59,7 @@ def test_digests_of_all_ranks_survive_stop_between_log_lines(
     One rank cannot read an image of the third step. This ends both ranks, which save together.
     """
     config = with_settings(
-        small, pipeline="torchvision", log_every=5, save_every=5, max_steps=7, **NOTHING
+        small, pipeline="torchvision", log_every=5, save_every=5, max_steps=7, **NO_MONITORING
     )
 
     def lines(run: Path) -> list[tuple[Any, ...]]:
@@ -88,7 +88,7 @@ def test_digests_of_all_ranks_survive_stop_between_log_lines(
     assert "2 log lines agree: images and augmentations of steps 1 to 7" in verify_run(run)
 
 
-def at(*place: Any, value: Any) -> Callable[[Any], None]:
+def make_edit(*place: Any, value: Any) -> Callable[[Any], None]:
     """Return a function that sets the item at a path of keys in nested containers."""
 
     def edit(values: Any) -> None:
@@ -101,20 +101,28 @@ def at(*place: Any, value: Any) -> Callable[[Any], None]:
 
 DIGEST = "of .* the log has digest [0-9a-f]{16}"
 CHANGES: list[tuple[str, Callable[[Any], None], str]] = [
-    ("metrics.jsonl", at("seen", value="0" * 16), f"steps 7 to 8 {DIGEST}"),
-    ("metrics.jsonl", at("step", value=None), "has an invalid line: since 6, step None; restore"),
+    ("metrics.jsonl", make_edit("seen", value="0" * 16), f"steps 7 to 8 {DIGEST}"),
     (
         "metrics.jsonl",
-        at("kind", value=None),
+        make_edit("step", value=None),
+        "has an invalid line: since 6, step None; restore",
+    ),
+    (
+        "metrics.jsonl",
+        make_edit("kind", value=None),
         r"metrics\.jsonl has an invalid line, number 5; restore",
     ),
     (
         "config.json",
-        at("config", "augment", "views", 1, "scale_min", value=0.21),
+        make_edit("config", "augment", "views", 1, "scale_min", value=0.21),
         f"steps 1 to 2 {DIGEST}",
     ),
-    ("config.json", at("config", "optim", "batch", value=6), f"steps 1 to 2 {DIGEST}"),
-    ("config.json", at("config", "optim", "batch", value=512), "has batches of 512 images, but"),
+    ("config.json", make_edit("config", "optim", "batch", value=6), f"steps 1 to 2 {DIGEST}"),
+    (
+        "config.json",
+        make_edit("config", "optim", "batch", value=512),
+        "has batches of 512 images, but",
+    ),
 ]
 """A file of a run, an edit to it (JSON Lines: to the fifth line), and the expected message."""
 
@@ -152,7 +160,7 @@ def test_swapped_images_are_detected(small: TrainConfig, monkeypatch: pytest.Mon
 
     with monkeypatch.context() as patch:
         patch.setattr(Order, "indices", wrong)
-        run = train_run(small, log_every=4, **NOTHING)
+        run = train_run(small, log_every=4, **NO_MONITORING)
     with pytest.raises(FastSiamError, match="steps 5 to 8 of "):
         verify_run(run)
     assert "1 log line agrees: images and augmentations of steps 9 to 12" in verify_run(run, step=9)
@@ -177,6 +185,6 @@ def test_run_of_0_2_is_verified_from_resumed_step(small: TrainConfig, tmp_path: 
     run = shutil.copytree(OLD, tmp_path / "old")
     with pytest.raises(FastSiamError, match="has no digests"):
         verify_run(run)
-    text = verify_run(train_run(small, out=run, **NOTHING))
+    text = verify_run(train_run(small, out=run, **NO_MONITORING))
     assert "6 log lines agree: images and augmentations of steps 7 to 12" in text
     assert "no digest for steps 1 to 6" in text
