@@ -23,7 +23,7 @@ from fastsiam.run.records import read_records
 from tests.configs import with_settings
 from tests.conftest import write_images
 from tests.interchange.networks import saved_run
-from tests.pipelines.test_subsets import parts
+from tests.pipelines.test_subsets import split_names
 from tests.train.runs import CPU as HERE
 
 KNN = KnnConfig(k=(5,), workers=0, device="cpu")
@@ -46,7 +46,7 @@ def run(small: TrainConfig, images: Path) -> Path:
 def test_evaluations_use_holdout_of_run(
     run: Path, images: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    left, held_out = parts(images / "train", "25%")
+    left, held_out = split_names(images / "train", "25%")
     train, val = open_subject(run, KNN, HERE).loaders()
     assert (train.names(), val.names()) == (left, held_out)
     records = [evaluate_knn(run, KNN, HERE), evaluate_linear(run, LINEAR, HERE)]
@@ -145,7 +145,7 @@ def rows(run: Path, out: Path, **settings: Any) -> list[dict[str, str]]:
 
 def test_features_cover_every_image(run: Path, images: Path, tmp_path: Path) -> None:
     """The run's data are listed with each image's split; other data have no holdout."""
-    left, held_out_names = parts(images / "train", "25%")
+    left, held_out_names = split_names(images / "train", "25%")
     table = rows(run, tmp_path / "f.npy")
     assert [row["name"] for row in table] == sorted(left + held_out_names)
     of_val = [row["name"] for row in table if row["split"] == "val"]

@@ -16,7 +16,7 @@ from fastsiam.views.batch import crop_shapes
 from fastsiam.views.draws import draw_views
 from fastsiam.views.photometric.cpu import Stage
 from fastsiam.views.photometric.operations import operations
-from tests.pipelines.test_engine import ListStore, by_pillow
+from tests.pipelines.test_engine import ListStore, crop_with_pillow
 from tests.sources import encoded, gray_jpeg, picture, rotated_jpeg
 
 PLACE = "3"
@@ -95,7 +95,9 @@ def _make(engine: Engine, store: ListStore, config: AugmentConfig, *, finished: 
     engine.submit(index, batch, cuts, crops=crops).result()
     for cut, side, crop in zip(cuts, sides, crops, strict=True):
         for row in index.tolist():
-            assert np.array_equal(crop[:, row].numpy(), by_pillow(store, row, cut, side)), row
+            assert np.array_equal(crop[:, row].numpy(), crop_with_pillow(store, row, cut, side)), (
+                row
+            )
 
 
 def _image(seed: int, width: int, height: int, kind: str, **options: object) -> bytes:

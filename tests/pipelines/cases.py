@@ -17,24 +17,24 @@ from fastsiam.pipelines.store import BetonStore
 from fastsiam.views.batch import Batch, EvalLoader, Loader
 
 GRAPH, PAGES = "dali's graph for a GPU", "ffcv's page cache"
-NEEDS = {
+REQUIRED_MARKS = {
     name: [getattr(pytest.mark, name.split("'")[0])] for name in ("ffcv", "dali", GRAPH, PAGES)
 }
-PIPELINES = [pytest.param(name, marks=NEEDS.get(name, [])) for name in get_args(Pipeline)]
+PIPELINES = [pytest.param(name, marks=REQUIRED_MARKS.get(name, [])) for name in get_args(Pipeline)]
 WITH_IMAGES = [name for name in PIPELINES if name.values != ("synthetic",)]
-OPTIONAL = [name for name in WITH_IMAGES if name.values[0] in NEEDS]
+OPTIONAL = [name for name in WITH_IMAGES if name.values[0] in REQUIRED_MARKS]
 """Pipelines that need an optional package."""
-THREADED = [name for name in WITH_IMAGES if name.values[0] in (*NEEDS, "native")]
-WAYS = [pytest.param(name, marks=NEEDS[name]) for name in (GRAPH, PAGES)]
+THREADED = [name for name in WITH_IMAGES if name.values[0] in (*REQUIRED_MARKS, "native")]
+VARIANTS = [pytest.param(name, marks=REQUIRED_MARKS[name]) for name in (GRAPH, PAGES)]
 """Variants of pipelines that a GPU or a setting enables."""
-READERS = [*WITH_IMAGES, *WAYS]
-NEAR = {GRAPH: 40}
+READERS = [*WITH_IMAGES, *VARIANTS]
+TOLERANCES = {GRAPH: 40}
 """Allowed difference from torchvision's views, in levels of 255. Others differ by rounding only."""
 SMALL = AugmentConfig.alike(crop=16)
 _DATA = {field.name for field in fields(DataConfig)}
 
 
-def readable(name: str, root: Path) -> Path:
+def make_readable(name: str, root: Path) -> Path:
     """Return a source that a pipeline can read: FFCV needs a converted file."""
     if name not in ("ffcv", PAGES) or not root.is_dir() or list(root.glob("*.beton")):
         return root
@@ -44,10 +44,10 @@ def readable(name: str, root: Path) -> Path:
     return out
 
 
-def data_of(name: str, root: Path | str, **settings: Any) -> DataConfig:
+def make_data_config(name: str, root: Path | str, **settings: Any) -> DataConfig:
     """Return the data config for a pipeline, or a variant of it, and a folder or address."""
     pipeline: Any = {GRAPH: "dali", PAGES: "ffcv"}.get(name, name)
-    address = str(root if isinstance(root, str) else readable(name, root))
+    address = str(root if isinstance(root, str) else make_readable(name, root))
     usual = {"workers": int(pipeline != "torchvision"), "os_cache": name != PAGES}
     return DataConfig(data=address, pipeline=pipeline, **usual | settings)
 
@@ -62,7 +62,9 @@ def open_loader(
     **settings: Any,
 ) -> Loader:
     """Open a loader; ``settings`` are fields of ``DataConfig`` or arguments of ``build_loader``."""
-    data = data_of(name, root, **{key: value for key, value in settings.items() if key in _DATA})
+    data = make_data_config(
+        name, root, **{key: value for key, value in settings.items() if key in _DATA}
+    )
     rest = {key: value for key, value in settings.items() if key not in _DATA}
     with pytest.MonkeyPatch.context() as patch:
         if name == GRAPH:  # on any device
@@ -81,8 +83,10 @@ def central(
     split: Any = "train",
     **settings: Any,
 ) -> EvalLoader:
-    """Open a loader of central crops; ``settings`` as in ``opened``."""
-    data = data_of(name, root, **{key: value for key, value in settings.items() if key in _DATA})
+    """Open a loader of central crops; ``settings`` as in ``open_loader``."""
+    data = make_data_config(
+        name, root, **{key: value for key, value in settings.items() if key in _DATA}
+    )
     rest = {key: value for key, value in settings.items() if key not in _DATA}
     augment = AugmentConfig.alike(crop=side)
     return build_eval_loader(data, split, augment, resize=resize, **{"batch": 8, **rest})
@@ -116,13 +120,13 @@ def first(loader: Loader, epoch: int = 0) -> Batch:
 
 def change_image(name: str, root: Path, index: int, change: Callable[[bytes], bytes]) -> None:
     """Change an image's bytes where a pipeline reads them. A .beton record keeps its size."""
-    store = open_store(readable(name, root), "train")
+    store = open_store(make_readable(name, root), "train")
     content = change(bytes(store.read(index)))
     if not isinstance(store, BetonStore):
         (root / store.name(index)).write_bytes(content)
         return
     size = int(store.size[index])
-    with (readable(name, root) / "train.beton").open("r+b") as beton:
+    with (make_readable(name, root) / "train.beton").open("r+b") as beton:
         beton.seek(int(store.start[index]))
         beton.write(content[:size].ljust(size, b"\0"))
 
@@ -139,7 +143,7 @@ def same(one: Sequence[Batch], other: Sequence[Batch]) -> bool:
     return len(one) == len(other) and all(map(equal, one, other))
 
 
-def joined(parts: Sequence[Batch]) -> Batch:
+def join_parts(parts: Sequence[Batch]) -> Batch:
     """Concatenate the ranks' parts of a batch."""
     *views, index, label = (
         torch.cat(tensor_parts) for tensor_parts in zip(*map(tensors, parts), strict=True)

@@ -18,7 +18,7 @@ from tests.sources import encoded, picture, rotated_jpeg
 from tests.views.cases import pil_crop
 
 
-def trust(patch: pytest.MonkeyPatch) -> None:
+def skip_dali_checks(patch: pytest.MonkeyPatch) -> None:
     """Pass DALI every image that PIL can open, including GIFs, which it rejects with a warning."""
     from fastsiam.pipelines import dali_backend
 
@@ -51,18 +51,18 @@ def gaps(
     return np.concatenate(differences, axis=1)
 
 
-def sixteen_bits(seed: int) -> bytes:
+def encode_16_bit_png(seed: int) -> bytes:
     gray = np.asarray(picture(seed, width=90, height=60).convert("L")).astype(np.uint16)
     return encoded(Image.fromarray(gray * 257), "PNG")
 
 
-def with_alpha(seed: int) -> bytes:
+def encode_png_with_alpha(seed: int) -> bytes:
     image = picture(seed, width=90, height=60).convert("RGBA")
     image.putalpha(picture(seed + 100, width=90, height=60).convert("L"))
     return encoded(image, "PNG")
 
 
-def noisy(seed: int, width: int, height: int) -> Image.Image:
+def draw_noisy_picture(seed: int, width: int, height: int) -> Image.Image:
     """Return a picture with fine detail, which exposes differences in resampling."""
     smooth = np.asarray(picture(seed, width=width, height=height)).astype(np.float64)
     grain = np.random.default_rng(seed).normal(0, 25, smooth.shape)
@@ -70,20 +70,20 @@ def noisy(seed: int, width: int, height: int) -> Image.Image:
 
 
 KINDS: dict[str, Callable[[int], bytes]] = {
-    "landscape": lambda i: encoded(noisy(i, 190, 97)),
-    "portrait": lambda i: encoded(noisy(i, 83, 201)),
-    "4:4:4": lambda i: encoded(noisy(i, 120, 90), subsampling=0),
-    "progressive": lambda i: encoded(noisy(i, 120, 90), progressive=True),
-    "gray": lambda i: encoded(noisy(i, 120, 90).convert("L")),
-    "cmyk": lambda i: encoded(noisy(i, 120, 90).convert("CMYK")),
-    "coded as RGB": lambda i: encoded(noisy(i, 120, 90), keep_rgb=True),
+    "landscape": lambda i: encoded(draw_noisy_picture(i, 190, 97)),
+    "portrait": lambda i: encoded(draw_noisy_picture(i, 83, 201)),
+    "4:4:4": lambda i: encoded(draw_noisy_picture(i, 120, 90), subsampling=0),
+    "progressive": lambda i: encoded(draw_noisy_picture(i, 120, 90), progressive=True),
+    "gray": lambda i: encoded(draw_noisy_picture(i, 120, 90).convert("L")),
+    "cmyk": lambda i: encoded(draw_noisy_picture(i, 120, 90).convert("CMYK")),
+    "coded as RGB": lambda i: encoded(draw_noisy_picture(i, 120, 90), keep_rgb=True),
     "rotated by EXIF": rotated_jpeg,
     "tiny": lambda i: encoded(picture(i, width=3 + i % 3, height=2)),
     "one pixel": lambda i: encoded(picture(i, width=1, height=1)),
-    "PNG": lambda i: encoded(noisy(i, 90, 60), "PNG"),
-    "PNG with alpha": with_alpha,
-    "PNG of 16 bits": sixteen_bits,
-    "PNG with a palette": lambda i: encoded(noisy(i, 90, 60).convert("P"), "PNG"),
-    "GIF": lambda i: encoded(noisy(i, 90, 60), "GIF"),
-    "WebP": lambda i: encoded(noisy(i, 90, 60), "WEBP"),
+    "PNG": lambda i: encoded(draw_noisy_picture(i, 90, 60), "PNG"),
+    "PNG with alpha": encode_png_with_alpha,
+    "PNG of 16 bits": encode_16_bit_png,
+    "PNG with a palette": lambda i: encoded(draw_noisy_picture(i, 90, 60).convert("P"), "PNG"),
+    "GIF": lambda i: encoded(draw_noisy_picture(i, 90, 60), "GIF"),
+    "WebP": lambda i: encoded(draw_noisy_picture(i, 90, 60), "WEBP"),
 }

@@ -20,28 +20,34 @@ from fastsiam.pipelines.automatic import choose_pipeline
 from fastsiam.pipelines.backends import BACKENDS
 from fastsiam.pipelines.store import FolderStore
 from fastsiam.pipelines.survey import decoded_bytes, sample_of
-from tests.pipelines.cases import readable
+from tests.pipelines.cases import make_readable
 from tests.sources import put
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
-EACH = 3 * 24 * 24
+IMAGE_BYTES = 3 * 24 * 24
 """Bytes of a decoded test image."""
 
 
-def choice(root: Path, device: torch.device = CPU, *, free: float = 0.0, model: float = 0.0) -> str:
+def explain_choice(
+    root: Path, device: torch.device = CPU, *, free: float = 0.0, model: float = 0.0
+) -> str:
     store = open_store(root, "train")
     return str(choose_pipeline(store, device=device, free=free, model=model))
 
 
 def test_memory_is_chosen_if_images_and_model_fit(images: Path) -> None:
-    size = 24 * EACH
+    size = 24 * IMAGE_BYTES
     message = "pipeline memory: 24 images take 41 kB of 87 kB on the CPU"
-    assert choice(images, free=130_000) == message
+    assert explain_choice(images, free=130_000) == message
     least = size * 1.2 / 0.8  # loading may take four fifths of free memory
-    assert choice(images, free=least + 1).startswith("pipeline memory: ")
-    assert "pipeline memory" not in choice(images, free=least - 1)
-    assert choice(images, free=130_000, model=0.9 * 130_000 - size).startswith("pipeline memory")
-    assert "pipeline memory" not in choice(images, free=130_000, model=0.9 * 130_000 - size + 1)
+    assert explain_choice(images, free=least + 1).startswith("pipeline memory: ")
+    assert "pipeline memory" not in explain_choice(images, free=least - 1)
+    assert explain_choice(images, free=130_000, model=0.9 * 130_000 - size).startswith(
+        "pipeline memory"
+    )
+    assert "pipeline memory" not in explain_choice(
+        images, free=130_000, model=0.9 * 130_000 - size + 1
+    )
 
 
 TOO_LARGE = (
@@ -51,26 +57,28 @@ TOO_LARGE = (
 
 @pytest.mark.dali
 @pytest.mark.ffcv
-def test_choice_if_images_do_not_fit(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pipeline_choice_if_images_do_not_fit(
+    images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """DALI if the GPU has few cores and DALI can be loaded; torchvision if kernels are missing."""
-    for source in (images, readable("ffcv", images / "train")):
-        assert choice(source) == f"pipeline native: {TOO_LARGE}"
+    for source in (images, make_readable("ffcv", images / "train")):
+        assert explain_choice(source) == f"pipeline native: {TOO_LARGE}"
     reason = TOO_LARGE.replace("CPU", "GPU")
     for cores, line in {
         5: f"pipeline dali: {reason}; 5 cores for this GPU",
         6: f"pipeline native: {reason}",
     }.items():
         monkeypatch.setattr(module, "own_cores", lambda cores=cores: cores)
-        assert choice(images, GPU) == line
+        assert explain_choice(images, GPU) == line
     monkeypatch.setattr(module, "own_cores", lambda: 1)
     broken = replace(BACKENDS["dali"], package="sys", loader="no_such_module.Loader")
     monkeypatch.setattr(module, "BACKENDS", BACKENDS | {"dali": broken})
-    assert "dali pipeline cannot be loaded (No module" in choice(images, GPU)
-    assert choice(images, GPU).startswith("pipeline native: ")
+    assert "dali pipeline cannot be loaded (No module" in explain_choice(images, GPU)
+    assert explain_choice(images, GPU).startswith("pipeline native: ")
 
     missing = BackendError("no C++ compiler found")
     monkeypatch.setattr(library, "kernels", Mock(side_effect=missing))
-    assert choice(images) == f"pipeline torchvision: {TOO_LARGE}; no C++ compiler found"
+    assert explain_choice(images) == f"pipeline torchvision: {TOO_LARGE}; no C++ compiler found"
 
 
 def test_decoded_size_is_estimated_from_headers(
@@ -80,19 +88,21 @@ def test_decoded_size_is_estimated_from_headers(
     store = FolderStore(images / "train")
     read_mock = Mock(wraps=store.read)
     monkeypatch.setattr(store, "read", read_mock)
-    assert decoded_bytes(store) == (24 * EACH, True) and read_mock.call_count == 24
-    assert decoded_bytes(store, np.arange(5)) == (5 * EACH, True)
+    assert decoded_bytes(store) == (24 * IMAGE_BYTES, True) and read_mock.call_count == 24
+    assert decoded_bytes(store, np.arange(5)) == (5 * IMAGE_BYTES, True)
     (images / "train" / "class0" / "000.jpg").write_bytes(b"no image")
-    assert decoded_bytes(store) == (23 * EACH, True)
+    assert decoded_bytes(store) == (23 * IMAGE_BYTES, True)
     monkeypatch.setattr(survey, "_SAMPLE", 6)
     read_mock.reset_mock()
-    assert decoded_bytes(store) == (int(24 * EACH * 1.25), False) and read_mock.call_count == 6
+    assert (
+        decoded_bytes(store) == (int(24 * IMAGE_BYTES * 1.25), False) and read_mock.call_count == 6
+    )
     monkeypatch.setattr(survey, "_SAMPLE", 4)
     monkeypatch.setattr(survey, "_SAMPLE_GROUPS", 2)
     store.groups = np.arange(24) // 4
     assert sample_of(store, np.arange(24)).tolist() == [0, 1, 20, 21]
     bad = put(images / "bad" / "bad.jpg", "no image").parent
-    assert choice(bad, free=1e8) == (
+    assert explain_choice(bad, free=1e8) == (
         "pipeline native: image sizes are unknown: no header can be read"
     )
 
@@ -133,7 +143,7 @@ def test_free_memory_respects_cgroup_limits(
 
 def test_ranks_share_memory_of_machine(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = open_store(images, "train")
-    monkeypatch.setattr(environment, "host_memory", lambda: (int(24 * EACH / 0.4 * 1.5), 0))
+    monkeypatch.setattr(environment, "host_memory", lambda: (int(24 * IMAGE_BYTES / 0.4 * 1.5), 0))
     for ranks, fits in (("1", True), ("2", False)):
         monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
         assert (choose_pipeline(store, device=CPU).name == "memory") == fits

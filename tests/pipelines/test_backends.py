@@ -16,7 +16,7 @@ from fastsiam.pipelines import memory_backend, open_store
 from fastsiam.pipelines.backends import BACKENDS, BASELINE, CEILING, Backend, readiness
 from fastsiam.pipelines.headers import Headers
 from fastsiam.pipelines.store.base import warn_once
-from tests.pipelines.cases import OPTIONAL, open_loader, readable
+from tests.pipelines.cases import OPTIONAL, make_readable, open_loader
 from tests.pipelines.conftest import Loaders
 from tests.processes import python
 
@@ -41,7 +41,7 @@ def test_every_pipeline_is_listed_and_ready() -> None:
     assert broken.installed and not missing.installed
 
 
-def test_table_imports_neither_torch_nor_packages() -> None:
+def test_backend_table_imports_neither_torch_nor_backends() -> None:
     script = (
         "import sys; import fastsiam.pipelines; from fastsiam.pipelines.backends import BACKENDS\n"
         "print([m for m in sys.modules if m.split('.')[0] in "
@@ -52,9 +52,9 @@ def test_table_imports_neither_torch_nor_packages() -> None:
 
 
 @pytest.mark.ffcv
-def test_only_ffcv_rejects_stores_other_than_beton(images: Path) -> None:
+def test_only_ffcv_requires_beton(images: Path) -> None:
     folder = open_store(images / "train", "train")
-    converted = open_store(readable("ffcv", images / "train"), "train")
+    converted = open_store(make_readable("ffcv", images / "train"), "train")
     for backend in BACKENDS.values():
         assert backend.reads(converted)
         assert backend.reads(folder) == (not backend.needs_beton)
@@ -98,10 +98,10 @@ def test_settings_without_effect_cause_warning(
 
 
 @pytest.mark.parametrize("name", OPTIONAL)
-def test_broken_package_is_named_with_install_command(
+def test_backend_import_error_suggests_pip_install(
     name: str, images: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    root = readable(name, images / "train")
+    root = make_readable(name, images / "train")
     monkeypatch.setitem(sys.modules, f"fastsiam.pipelines.{name}_backend", None)
     with pytest.raises(BackendError, match=rf"pip install 'fastsiam\[{name}\]'") as caught:
         open_loader(name, root)

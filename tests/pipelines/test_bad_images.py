@@ -26,9 +26,9 @@ from tests.pipelines.cases import (
     central,
     change_image,
     equal,
-    joined,
+    join_parts,
+    make_readable,
     open_loader,
-    readable,
     same,
 )
 from tests.pipelines.conftest import Loaders
@@ -43,26 +43,26 @@ def folder(tmp_path: Path) -> Path:
     return write_images(tmp_path / "images")
 
 
-def other_height(data: bytes) -> bytes:
+def change_header_height(data: bytes) -> bytes:
     """Change the height in a JPEG's header, so that it contradicts the .beton file's table."""
     at = data.index(b"\xff\xc0") + 5
     height = int.from_bytes(data[at : at + 2], "big") - 8
     return data[:at] + height.to_bytes(2, "big") + data[at + 2 :]
 
 
-FILES: tuple[Change, ...] = (
+FILE_CHANGES: tuple[Change, ...] = (
     lambda data: data[: len(data) * 2 // 3], lambda _: b"no image" * 50, lambda _: b""
 )  # fmt: skip
-RECORDS: tuple[Change, ...] = (
+RECORD_CHANGES: tuple[Change, ...] = (
     lambda data: b"\xff\x05" * (len(data) // 2),
     lambda data: data[: len(data) // 2] + b"\xff\x05" * (len(data) // 4),
-    other_height,
+    change_header_height,
 )
 
 
 def damage(root: Path, indices: Sequence[int] = BAD) -> None:
     """Corrupt images in a folder or a converted file, in different ways."""
-    ways = RECORDS if list(root.glob("*.beton")) else FILES
+    ways = RECORD_CHANGES if list(root.glob("*.beton")) else FILE_CHANGES
     for number, index in enumerate(indices):
         change_image("native", root, index, ways[number % 3])
 
@@ -73,11 +73,11 @@ def load(name: str, root: Path, *epochs: int, skip: int = 0, **settings: Any) ->
     return batches(name, root, *(epochs or (0, 1)), skip=skip, **settings)
 
 
-def order_of(batches: Sequence[Batch]) -> list[int]:
+def collect_indices(batches: Sequence[Batch]) -> list[int]:
     return torch.cat([batch.index for batch in batches]).tolist()
 
 
-def in_place(order: Sequence[int], bad: Sequence[int] = BAD) -> list[int]:
+def replace_bad(order: Sequence[int], bad: Sequence[int] = BAD) -> list[int]:
     """Return the expected images of an epoch, given its order without bad images.
 
     Each bad image is replaced by the next good one, starting half an epoch later.
@@ -104,34 +104,36 @@ def test_bad_images_are_replaced(name: str, kind: str, folder: Path) -> None:
     Two ranks show the same images. So does a run that starts at any step with the list: listed
     images stay replaced even if they are repaired.
     """
-    root = folder if kind == "folder" else readable("ffcv", folder)
+    root = folder if kind == "folder" else make_readable("ffcv", folder)
     originals, good = load(name, root), root.with_name(f"good-{root.name}")
     shutil.copytree(root, good)
     damage(root)
     bad_images = BadImages(IMAGES)
     batches = load(name, root, bad=bad_images)
     for epoch in (slice(0, 3), slice(3, 6)):
-        assert order_of(batches[epoch]) == in_place(order_of(originals[epoch]))
+        assert collect_indices(batches[epoch]) == replace_bad(collect_indices(originals[epoch]))
     assert sorted(entry.index for entry in bad_images.list()) == list(BAD)
-    assert order_of(batches[:3]) != order_of(batches[3:]) and not set(BAD) & set(order_of(batches))
+    assert collect_indices(batches[:3]) != collect_indices(batches[3:]) and not set(BAD) & set(
+        collect_indices(batches)
+    )
     assert_near(batches, load("torchvision", root))
     views, before = (torch.cat([b.view1 for b in part]) for part in (batches, originals))
-    bad = torch.isin(torch.tensor(order_of(originals)), torch.tensor(BAD))
+    bad = torch.isin(torch.tensor(collect_indices(originals)), torch.tensor(BAD))
     assert bad.sum() == 6 and torch.equal(views[~bad], before[~bad])
-    twice = torch.tensor(order_of(batches))
+    twice = torch.tensor(collect_indices(batches))
     for place in bad.nonzero().flatten().tolist():
         alike = twice == twice[place]
         alike[place] = False
         assert alike.any() and not (views[alike] == views[place]).flatten(1).all(1).any()
     parts = [load(name, root, rank=rank, world=2) for rank in (0, 1)]
-    assert same([joined(both) for both in zip(*parts, strict=True)], batches)
+    assert same([join_parts(both) for both in zip(*parts, strict=True)], batches)
     for takes_more in (True, False):
         known = BadImages(IMAGES, bad_images.list(), takes_more=takes_more)
         assert same(load(name, good, skip=1, bad=known), batches[1:])
 
 
 @pytest.mark.parametrize("name", ["torchvision", "memory"])
-def test_image_is_replaced_only_since_it_became_bad(name: str, folder: Path) -> None:
+def test_image_is_replaced_only_after_becoming_bad(name: str, folder: Path) -> None:
     """The list records since when an image is bad. Earlier epochs still show it."""
     originals = load(name, folder, 0, 1, 2)
     bad_images = BadImages(IMAGES)
@@ -139,16 +141,16 @@ def test_image_is_replaced_only_since_it_became_bad(name: str, folder: Path) -> 
     rest = load(name, folder, 1, 2, bad=bad_images)
     (entry,) = bad_images.list()
     assert "truncated" in entry.reason
-    at = order_of(originals[3:6]).index(5) // BATCH
+    at = collect_indices(originals[3:6]).index(5) // BATCH
     assert entry == BadImage(3 + at, 5, "class0/005.jpg", entry.reason, 1)
     folder = write_images(folder.parent / "again")
     assert same(load(name, folder, 0, 1, 2, bad=BadImages(IMAGES, [entry])), originals[:3] + rest)
 
 
-def test_too_many_bad_images_are_error(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_too_many_bad_images_raise_error(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Too many to replace, or to leave out of an evaluation."""
     damage(folder, range(8))
-    assert set(range(8)).isdisjoint(order_of(load("torchvision", folder, 0)))
+    assert set(range(8)).isdisjoint(collect_indices(load("torchvision", folder, 0)))
     list(central("torchvision", folder, bad_images="replace"))
     assert f"8 bad images of {folder} are left out" in caplog.messages
     damage(folder, [8])
@@ -200,7 +202,7 @@ def test_bad_image_list_round_trip(tmp_path: Path) -> None:
 
 def test_central_crops_skip_bad_images(folder: Path) -> None:
     """On every pass, with cached or recomputed crops."""
-    beton = readable("ffcv", folder)
+    beton = make_readable("ffcv", folder)
     full_batch = next(iter(central("native", beton, batch=24)))
     damage(beton)
     left = [index for index in range(IMAGES) if index not in BAD]
@@ -223,10 +225,10 @@ def test_central_crops_skip_bad_images(folder: Path) -> None:
 @pytest.mark.parametrize("name", THREADED)
 def test_bad_images_are_those_pillow_rejects(name: str, tmp_path: Path) -> None:
     """Wherever the image is corrupt, even if a decoder reads only part of it or fills in pixels."""
-    root = readable(name, write_images(tmp_path / "images", classes=2, each=12, side=160))
+    root = make_readable(name, write_images(tmp_path / "images", classes=2, each=12, side=160))
     generator = np.random.default_rng(0)
     for index in range(IMAGES):
-        change_image("native", root, index, lambda data: _hurt(data, generator))
+        change_image("native", root, index, lambda data: _overwrite_bytes(data, generator))
     store = open_store(root, "train")
     refused = set()
     for index in range(IMAGES):
@@ -242,7 +244,7 @@ def test_bad_images_are_those_pillow_rejects(name: str, tmp_path: Path) -> None:
     assert bad_images.list() == reference.list()
 
 
-def _hurt(data: bytes, generator: np.random.Generator) -> bytes:
+def _overwrite_bytes(data: bytes, generator: np.random.Generator) -> bytes:
     """Overwrite some bytes anywhere in an image, with random values or zeros."""
     length = int(generator.integers(1, generator.choice([4, 60, 2000])))
     at = int(generator.integers(0, len(data) - length))
@@ -253,11 +255,11 @@ def _hurt(data: bytes, generator: np.random.Generator) -> bytes:
 # Without replacement: a bad image is an error.
 
 
-BY_FILE = ("torchvision", "native", "dali", GRAPH)
+FILE_READERS = ("torchvision", "native", "dali", GRAPH)
 """Pipelines that read each image's file when they load its batch."""
 
 
-def bomb(data: bytes) -> bytes:
+def make_decompression_bomb(data: bytes) -> bytes:
     """Claim 12 GB of pixels: Pillow rejects such an image, and DALI would allocate the memory."""
     size = data.index(b"\xff\xc0") + 5
     return data[:size] + b"\xff\xff\xff\xff" + data[size + 4 :]
@@ -267,15 +269,15 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
     "header alone": lambda data: data[:200],
     "noise": lambda data: np.random.default_rng(0).bytes(len(data)),
     "empty": lambda _: b"",
-    "bomb": bomb,
+    "bomb": make_decompression_bomb,
     "truncated": lambda data: data[:-20],
     "no end marker": lambda data: data[:-2],
 }
-BROKEN = r"cannot decode .*class1/003\.jpg"
+DECODE_ERROR = r"cannot decode .*class1/003\.jpg"
 
 
 @pytest.mark.parametrize("name", READERS)
-def test_corrupt_image_ends_epoch_at_its_step(name: str, images: Path, loaders: Loaders) -> None:
+def test_corrupt_image_raises_error_at_its_step(name: str, images: Path, loaders: Loaders) -> None:
     """Batches before it are loaded, also of central crops. Once it is repaired, all batches are."""
     root = images / "train"
     damages = list(DAMAGES)
@@ -288,7 +290,7 @@ def test_corrupt_image_ends_epoch_at_its_step(name: str, images: Path, loaders: 
         change_image(name, root, 11, lambda data, intact=intact: intact.append(data) or data)  # type: ignore[misc]
         change_image(name, root, 11, DAMAGES[damage])
         got = []
-        with pytest.raises(DataError, match=BROKEN) as caught:
+        with pytest.raises(DataError, match=DECODE_ERROR) as caught:
             for batch in (loader or open_loader(name, root)).epoch(0):
                 got.append(batch)
         assert "\n" not in str(caught.value)
@@ -298,14 +300,14 @@ def test_corrupt_image_ends_epoch_at_its_step(name: str, images: Path, loaders: 
         for _ in range(2 if name in ("native", "ffcv") else 0):  # the engine crops for all
             part = iter(crops)
             assert next(part).index.tolist() == list(range(8))
-            with pytest.raises(DataError, match=BROKEN):
+            with pytest.raises(DataError, match=DECODE_ERROR):
                 next(part)
         change_image(name, root, 11, lambda _, intact=intact: intact[0])  # type: ignore[misc]
     assert loader is None or same(list(loader.epoch(0)), expected)
 
 
-@pytest.mark.parametrize("name", [n for n in READERS if n.values[0] in BY_FILE])
-def test_deleted_file_is_named(name: str, images: Path, loaders: Loaders) -> None:
+@pytest.mark.parametrize("name", [n for n in READERS if n.values[0] in FILE_READERS])
+def test_deleted_file_is_named_in_error(name: str, images: Path, loaders: Loaders) -> None:
     loader = loaders(name, images / "train")
     (images / "train" / "class2" / "001.jpg").unlink()
     with pytest.raises(DataError, match=r"cannot read .*class2/001\.jpg"):

@@ -63,7 +63,7 @@ def test_images_dali_rejects_are_decoded_by_pil(
 
 
 @pytest.mark.usefixtures("trusting")
-def test_images_dali_and_pil_reject_are_named(images: Path, loaders: Loaders) -> None:
+def test_images_dali_and_pil_reject_are_named_in_error(images: Path, loaders: Loaders) -> None:
     """The error names the image and is distinguished from other DALI errors."""
     root, originals = images / "train", list[bytes]()
     loader = loaders(GRAPH, root, batch=4, prefetch=3)
@@ -88,19 +88,19 @@ def test_images_dali_and_pil_reject_are_named(images: Path, loaders: Loaders) ->
 def test_dali_prints_nothing_about_corrupt_image(images: Path) -> None:
     """DALI's own error output does not reach the user."""
     change_image("dali", images / "train", 11, lambda data: data[:-20])
-    result = Forked(print_the_error, images).wait()
+    result = Forked(print_load_error, images).wait()
     assert result.stdout.count("\n") == 1 and "cannot decode" in result.stdout
     assert (result.returncode, result.stderr) == (0, "")
 
 
-def print_the_error(data: Path) -> None:
+def print_load_error(data: Path) -> None:
     try:
         batches("dali", data, batch=4, workers=2)
     except DataError as error:
         print(error)
 
 
-def test_views_of_different_sizes(real_images: Path, loaders: Loaders) -> None:
+def test_views_of_different_sizes_are_close_to_pil(real_images: Path, loaders: Loaders) -> None:
     """Close to PIL's except at edges. DALI's graph has one decoder and gets each image once."""
     store = open_store(real_images, "train")
     augment = UNEQUAL.changed(scale_min=0.3, scale_max=1.0)

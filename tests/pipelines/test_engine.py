@@ -63,7 +63,7 @@ class ListStore(Store):
         return ""
 
 
-def by_pillow(store: Store, index: int, cuts: Cuts, side: int) -> NDArray[np.uint8]:
+def crop_with_pillow(store: Store, index: int, cuts: Cuts, side: int) -> NDArray[np.uint8]:
     places = zip(cuts.box[:, index], cuts.flip[:, index], strict=True)
     return np.stack([pil_crop(store.decode(index), *place, side) for place in places])
 
@@ -126,14 +126,14 @@ def test_crops_equal_pillow(batch: tuple[ListStore, dict[int, Cuts], int]) -> No
             engine.submit(index, encoded_batch, boxes, crops=crops).result()
             for (side, side_cuts), crop in zip(cuts.items(), crops, strict=True):
                 for row in index.tolist():
-                    expected = by_pillow(store, row, side_cuts, side)
+                    expected = crop_with_pillow(store, row, side_cuts, side)
                     assert np.array_equal(crop[:, row].numpy(), expected)
     finally:
         engine.close()
 
 
 @pytest.fixture(scope="module")
-def odd(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def mixed_formats(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder in which some images need Pillow: PNG, CMYK, 16 bits and EXIF-rotated."""
     root = write_images(tmp_path_factory.mktemp("odd") / "images")
     (root / "class0" / "png.png").write_bytes(encoded(picture(1), "PNG"))
@@ -162,7 +162,7 @@ def test_image_that_changes_size_is_rejected(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [n for n in WITH_IMAGES if n.values != ("ffcv",)])
-def test_image_with_header_only_pillow_reads(name: str, tmp_path: Path) -> None:
+def test_image_with_nonstandard_header_matches_torchvision(name: str, tmp_path: Path) -> None:
     root = write_images(tmp_path / "images", each=4)
     change_image(name, root, 5, lambda data: b"\xff\xd8\xff\x00" + data[2:])
     assert_near(batches(name, root, batch=6), batches("torchvision", root, batch=6))
@@ -170,10 +170,10 @@ def test_image_with_header_only_pillow_reads(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("prefetch", [1, 2, 4])
 def test_crops_are_valid_until_next_batch_is_requested(
-    prefetch: int, odd: Path, loaders: Loaders
+    prefetch: int, mixed_formats: Path, loaders: Loaders
 ) -> None:
     """However many batches are prefetched meanwhile, into the remaining buffers."""
-    loader = loaders("native", odd, batch=3, workers=2, prefetch=prefetch)
+    loader = loaders("native", mixed_formats, batch=3, workers=2, prefetch=prefetch)
     expected = [crops[0].clone() for *_, crops in loader.crops(0)]
     assert len(expected) >= 8
     for number, (*_, crops) in enumerate(loader.crops(0)):
@@ -181,7 +181,7 @@ def test_crops_are_valid_until_next_batch_is_requested(
         assert torch.equal(crops[0], expected[number])
 
 
-def test_cancelled_batch_does_not_write_to_memory() -> None:
+def test_cancelled_batch_stops_writing_crops() -> None:
     """Nothing is written after the cancel, whatever the threads were doing."""
     store = ListStore([encoded(picture(i, width=900, height=700), "PNG") for i in range(8)])
     engine = Engine(store, workers=2)
@@ -199,18 +199,22 @@ def test_cancelled_batch_does_not_write_to_memory() -> None:
     engine.close()
 
 
-def test_batches_without_libjpeg(odd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = batches("native", odd, 0, 1)
+def test_batches_are_equal_without_libjpeg(
+    mixed_formats: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = batches("native", mixed_formats, 0, 1)
     monkeypatch.setattr(headers, "decoder", lambda: 0)
-    assert same(batches("native", odd, 0, 1), expected)
+    assert same(batches("native", mixed_formats, 0, 1), expected)
     known, both = headers.Headers(ListStore([jpeg(0), jpeg(1)])), np.arange(2)
     known.read(both)  # Pillow reads all images, and the kernels read none
     assert known.read_images(both, lambda: memoryview(bytearray(1 << 20))) == {}
 
 
-def test_missing_kernels_are_reported_on_open(odd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_kernels_are_reported_on_open(
+    mixed_formats: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Not at the first batch, when the run has started."""
 
     monkeypatch.setattr(headers, "decoder", Mock(side_effect=BackendError("no compiler")))
     with pytest.raises(BackendError, match="no compiler"):
-        open_loader("native", odd)
+        open_loader("native", mixed_formats)

@@ -24,24 +24,26 @@ from fastsiam.pipelines.job import Images, Job, run_in_threads
 from fastsiam.views.batch import EvalBatch, EvalLoader
 from fastsiam.views.photometric.reference import normalize
 from tests.data_formats import FORMS
-from tests.pipelines.cases import NEEDS, central, levels
+from tests.pipelines.cases import REQUIRED_MARKS, central, levels
 from tests.pipelines.dali_cases import KINDS
 from tests.sources import picture
 
 
-def pils(images: list[Image.Image], resize: int, side: int) -> NDArray[np.uint8]:
+def crop_with_pil(images: list[Image.Image], resize: int, side: int) -> NDArray[np.uint8]:
     """Compute central crops with torchvision's Resize and CenterCrop."""
     return np.stack(
         [np.asarray(TF.center_crop(TF.resize(image, [resize]), [side, side])) for image in images]
     )
 
 
-def expected(store: Store, resize: int, side: int) -> Tensor:
-    crops = torch.from_numpy(pils([store.decode(i) for i in range(len(store))], resize, side))
+def compute_expected_crops(store: Store, resize: int, side: int) -> Tensor:
+    crops = torch.from_numpy(
+        crop_with_pil([store.decode(i) for i in range(len(store))], resize, side)
+    )
     return normalize(crops.permute(0, 3, 1, 2).float(), AugmentConfig())
 
 
-def images_of(loader: EvalLoader) -> Tensor:
+def load_images(loader: EvalLoader) -> Tensor:
     return torch.cat([batch.image for batch in loader])
 
 
@@ -61,12 +63,12 @@ def test_central_crops_equal_pil_for_any_size() -> None:
         crops = torch.full((1, len(images), side, side, 3), 7, dtype=torch.uint8)
         cuts = cut_centres(size, resize=resize, side=side)
         run_in_threads(Job(Images.of_arrays(images), [cuts], (crops,)))
-        theirs = pils([Image.fromarray(image) for image in images], resize, side)
+        theirs = crop_with_pil([Image.fromarray(image) for image in images], resize, side)
         np.testing.assert_array_equal(crops[0].numpy(), theirs)
 
 
 @pytest.fixture(scope="module")
-def odd(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def unusual_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Images of every kind, some much longer than the crop, and one of exactly its size."""
     folder = tmp_path_factory.mktemp("odd") / "images"
     folder.mkdir()
@@ -80,13 +82,13 @@ def odd(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("kind", ["folder", "converted", "pixels"])
 @pytest.mark.parametrize(("resize", "side"), [(20, 16), (12, 17)])
 def test_central_crops_of_unusual_images_equal_pil(
-    resize: int, side: int, kind: str, odd: Path
+    resize: int, side: int, kind: str, unusual_images: Path
 ) -> None:
-    root = odd.with_name(kind)
+    root = unusual_images.with_name(kind)
     if not root.exists():
-        root = FORMS[kind](odd, root)
-    ours = images_of(central("native", root, resize=resize, side=side))
-    assert torch.equal(ours, expected(open_store(root, "train"), resize, side))
+        root = FORMS[kind](unusual_images, root)
+    ours = load_images(central("native", root, resize=resize, side=side))
+    assert torch.equal(ours, compute_expected_crops(open_store(root, "train"), resize, side))
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +109,7 @@ def test_dali_resize_is_close_to_pil(resize: int, side: int, photographs: Path) 
     data, device = DataConfig(pipeline="dali", workers=2), torch.device("cpu")
     crop_batches = central_crops(data, store, batches, resize=resize, side=side, device=device)
     ours = np.concatenate([crops.clone().numpy() for crops in crop_batches])
-    theirs = pils([store.decode(i) for i in range(len(store))], resize, side)
+    theirs = crop_with_pil([store.decode(i) for i in range(len(store))], resize, side)
     gap = np.abs(ours.astype(np.int64) - theirs)
     assert gap.mean() < 0.2 and gap.mean((1, 2, 3)).max() < 0.3
     assert gap.max() == 1 if resize > side else (gap > 2).mean() < 0.005
@@ -115,7 +117,7 @@ def test_dali_resize_is_close_to_pil(resize: int, side: int, photographs: Path) 
 
 @pytest.mark.dali
 @pytest.mark.ffcv
-def test_engine_makes_central_crops_except_for_dali_on_gpu(images: Path) -> None:
+def test_engine_computes_central_crops_except_for_dali_on_gpu(images: Path) -> None:
     """So the other tests here use one pipeline. At resize 95, crops have a border."""
     store = open_store(images / "train", "train")
     for name in get_args(Pipeline):
@@ -131,7 +133,9 @@ def test_engine_makes_central_crops_except_for_dali_on_gpu(images: Path) -> None
 
 
 @pytest.mark.parametrize("keep", [0, 2**30])
-def test_every_pass_is_equal(keep: int, images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repeated_passes_are_equal(
+    keep: int, images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also after abandoned passes. Cached crops are not computed again."""
     monkeypatch.setattr(module, "_KEEP_BYTES", keep)
     root = images / "train"
@@ -148,7 +152,7 @@ def test_every_pass_is_equal(keep: int, images: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("world", [2, 1, 5])
-def test_ranks_share_chosen_images(world: int, images: Path) -> None:
+def test_ranks_split_subset_in_order(world: int, images: Path) -> None:
     root = images / "train"
     chosen = np.array([0, 1, 5, 11, 12, 20, 23])
     everything = next(iter(central("native", root, batch=24)))
@@ -178,7 +182,7 @@ def test_ranks_take_batches_in_turn(images: Path) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ["native", pytest.param("dali", marks=NEEDS["dali"])])
+@pytest.mark.parametrize("name", ["native", pytest.param("dali", marks=REQUIRED_MARKS["dali"])])
 def test_central_crops_on_gpu_are_close_to_cpu(name: str, photographs: Path) -> None:
     """They equal the CPU's, except that nvJPEG rounds its transform and colours differently."""
     settings = {"resize": 256, "side": 224, "batch": 32}
@@ -208,13 +212,13 @@ def test_dali_resize_on_gpu_is_close_to_pil(resize: int, side: int, photographs:
     if not pixels.exists():
         source = ConvertConfig(source=str(photographs), out=str(pixels), raw=True, limit=16)
         convert_data("folder", source)
-    ours = images_of(central("dali", pixels, resize=resize, side=side, device="cuda"))
-    gap = levels(ours.cpu(), expected(open_store(pixels, "train"), resize, side))
+    ours = load_images(central("dali", pixels, resize=resize, side=side, device="cuda"))
+    gap = levels(ours.cpu(), compute_expected_crops(open_store(pixels, "train"), resize, side))
     assert gap.max() < 1.01 if resize > side else (gap > 2).float().mean() < 0.005
 
 
 @pytest.mark.gpu
-def test_slow_gpu_gets_all_crops(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_crops_are_correct_on_slow_gpu(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pinned memory must not be reused before it has been copied."""
     monkeypatch.setattr(module, "_KEEP_BYTES", 0)
     host, device = (
@@ -225,4 +229,4 @@ def test_slow_gpu_gets_all_crops(images: Path, monkeypatch: pytest.MonkeyPatch) 
         for batch in device:
             torch.cuda._sleep(50_000_000)
             crops.append(batch.image)
-        assert torch.allclose(torch.cat(crops).cpu(), images_of(host), atol=1e-5)
+        assert torch.allclose(torch.cat(crops).cpu(), load_images(host), atol=1e-5)

@@ -61,7 +61,7 @@ def test_epochs_have_exact_shares_and_use_images_equally(
         )
 
 
-def test_repeated_image_gets_new_views() -> None:
+def test_repeated_images_get_distinct_draw_numbers() -> None:
     """The default weights are the data sets' sizes, with which each image is shown once."""
     numbers = Mixture(np.repeat([0, 1, 2], [7, 500, 33]), (7, 500, 33)).epoch(3, 9)
     assert np.array_equal(np.sort(numbers), np.arange(540))
@@ -113,7 +113,7 @@ def test_mixed_store_reads_stores_of_every_kind(images: Path, tmp_path: Path) ->
     assert all(blocks[a:b].min() > blocks[:a].max() for a, b in pairwise(first[1:]))
 
 
-def test_each_data_set_checks_its_files(tmp_path: Path) -> None:
+def test_mixed_store_check_detects_truncated_file(tmp_path: Path) -> None:
     """Even if together they have more files than a single data set checks."""
     names = [tmp_path / "one" / "0.tar", *(tmp_path / "many" / f"{i}.tar" for i in range(17))]
     tars = [tar(path, [("a/0.jpg", jpeg(0))]) for path in names]
@@ -125,7 +125,7 @@ def test_each_data_set_checks_its_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [one for one in WITH_IMAGES if one.values != ("ffcv",)])
-def test_mixture_yields_same_views_as_one_folder(
+def test_mixture_batches_equal_single_folder(
     name: Pipeline, images: Path, halves: list[Path]
 ) -> None:
     two: Any = {"data": str(halves[0]), "mixed_with": (str(halves[1]),), "weights": "3,1"}
@@ -144,7 +144,7 @@ def test_mixture_yields_same_views_as_one_folder(
 
 
 @pytest.mark.parametrize("name", ["native", "torchvision", "memory"])
-def test_exif_rules_do_not_apply_to_converted_data_set(name: Pipeline, tmp_path: Path) -> None:
+def test_exif_applies_in_mixture_with_converted_data_set(name: Pipeline, tmp_path: Path) -> None:
     """``--exif`` applies to the other data sets of a mixture, whichever data set is first."""
     plain = write_images(tmp_path / "plain", classes=1)
     for i in range(8):

@@ -20,7 +20,7 @@ from fastsiam.pipelines.store.base import BLOCK_IMAGES, in_order
 from fastsiam.views import rng
 
 
-def epoch_of(order: Order, epoch: int) -> np.ndarray:
+def collect_epoch_indices(order: Order, epoch: int) -> np.ndarray:
     return np.concatenate(
         [np.zeros(0, int), *map(partial(order.indices, epoch), range(order.steps))]
     )
@@ -50,7 +50,7 @@ def test_ranks_and_subsets_share_one_order(
     A subset is ordered like a data set of its size.
     """
     order, world = whole
-    indices = epoch_of(order, epoch)
+    indices = collect_epoch_indices(order, epoch)
     assert len(np.unique(indices)) == len(indices) == order.images // order.batch * order.batch
     assert not len(indices) or (indices.min() >= 0 and indices.max() < order.images)
     ranks = [replace(order, rank=rank, world=world) for rank in range(world)]
@@ -60,8 +60,8 @@ def test_ranks_and_subsets_share_one_order(
     chosen = np.arange(order.images) * spread
     part = replace(order, chosen=chosen)
     assert part == order and part.steps == order.steps
-    np.testing.assert_array_equal(epoch_of(part, epoch), chosen[indices])
-    np.testing.assert_array_equal(epoch_of(replace(order), epoch), indices)
+    np.testing.assert_array_equal(collect_epoch_indices(part, epoch), chosen[indices])
+    np.testing.assert_array_equal(collect_epoch_indices(replace(order), epoch), indices)
 
 
 def test_epoch_is_shuffled_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,7 +80,7 @@ def test_bad_images_of_mixture_are_replaced() -> None:
     mixture = Mixture(np.repeat([0, 1], [98, 2]), (0.5, 0.5))
     bad = BadImages(100, [BadImage(0, 99, "", "", 0)])
     order = Order(images=100, batch=10, seed=0, shuffle=mixture, bad=bad)
-    indices = np.concatenate([epoch_of(order, epoch) for epoch in range(20)])
+    indices = np.concatenate([collect_epoch_indices(order, epoch) for epoch in range(20)])
     assert {98} < set(indices.tolist()) <= set(range(99))
 
 
@@ -124,7 +124,7 @@ def test_window_shuffle_keeps_blocks_together() -> None:
         assert images - gaps.max() <= window + BLOCK_IMAGES + window // 10  # for crowding
 
 
-def test_window_shuffle_is_uniform_over_epochs() -> None:
+def test_window_shuffle_has_mean_and_spread_of_full_shuffle() -> None:
     """Over many epochs, an image's position has the mean and spread of a full shuffle."""
     images, epochs = 2048, 300
     window = Window(256, in_order(images))

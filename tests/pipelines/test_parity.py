@@ -29,7 +29,7 @@ PAIRS = [
     if name.values != ("torchvision",) and (*name.values, kind) != ("ffcv", "folder")
 ]
 """FFCV reads converted files."""
-HOW = {"batch": 10, "seed": 3}
+LOADER_SETTINGS = {"batch": 10, "seed": 3}
 VIEWS = AugmentConfig.alike(crop=96)
 CROPS = VIEWS.changed(jitter_p=0, gray_p=0, blur_p=0)
 
@@ -72,17 +72,17 @@ def source(kind: str, all_kinds: Path) -> Path:
 
 
 @lru_cache(maxsize=12)
-def expected_of(root: Path, augment: AugmentConfig) -> list[Batch]:
-    return batches("torchvision", root, 1, augment=augment, **HOW)
+def load_expected_batches(root: Path, augment: AugmentConfig) -> list[Batch]:
+    return batches("torchvision", root, 1, augment=augment, **LOADER_SETTINGS)
 
 
 @pytest.mark.parametrize(("name", "kind"), PAIRS)
 def test_images_and_pixels_equal_torchvision(name: str, kind: str, all_kinds: Path) -> None:
     root = source(kind, all_kinds)
     for augment in (CROPS, VIEWS, UNEQUAL):
-        loaded = batches(name, root, 1, augment=augment, **HOW)
+        loaded = batches(name, root, 1, augment=augment, **LOADER_SETTINGS)
         assert len(loaded) == 4
-        assert_near(loaded, expected_of(root, augment))
+        assert_near(loaded, load_expected_batches(root, augment))
 
 
 @pytest.mark.parametrize("name", [*THREADED, "memory"])
@@ -93,6 +93,6 @@ def test_exif_and_alpha_rules_equal_torchvision(name: str, all_kinds: Path) -> N
         source = all_kinds.with_name("ruled")
         config = ConvertConfig(source=str(all_kinds), out=str(source), raw=True, **rules)
         convert_data("folder", config)
-    expected = batches("torchvision", source, 1, augment=VIEWS, **HOW, **rules)
-    assert not same(expected, expected_of(all_kinds, VIEWS))
-    assert_near(batches(name, source, 1, augment=VIEWS, **HOW, **rules), expected)
+    expected = batches("torchvision", source, 1, augment=VIEWS, **LOADER_SETTINGS, **rules)
+    assert not same(expected, load_expected_batches(all_kinds, VIEWS))
+    assert_near(batches(name, source, 1, augment=VIEWS, **LOADER_SETTINGS, **rules), expected)

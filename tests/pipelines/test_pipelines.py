@@ -30,18 +30,18 @@ from fastsiam.views.digest import batch_digest, sum_digests
 from tests.conftest import write_images
 from tests.pipelines.cases import (
     GRAPH,
-    NEAR,
     PAGES,
     PIPELINES,
     READERS,
     SMALL,
-    WAYS,
+    TOLERANCES,
+    VARIANTS,
     assert_near,
     batches,
     central,
     equal,
-    joined,
-    readable,
+    join_parts,
+    make_readable,
     same,
 )
 from tests.pipelines.conftest import Loaders
@@ -62,7 +62,7 @@ def batches_of(folder: Path) -> Callable[..., list[Batch]]:
         key = (name, epoch, *sorted((key, str(value)) for key, value in settings.items()))
         if key not in cache:
             if "select_images" in settings:
-                store = open_store(readable(name, folder), "train")
+                store = open_store(make_readable(name, folder), "train")
                 settings = {"store": select_images(store, settings["select_images"])}
             cache[key] = batches(name, folder, epoch, **settings)
         return cache[key]
@@ -70,7 +70,7 @@ def batches_of(folder: Path) -> Callable[..., list[Batch]]:
     return of
 
 
-def digests(store: Store, epoch: int, augment: AugmentConfig) -> list[int]:
+def compute_digests(store: Store, epoch: int, augment: AugmentConfig) -> list[int]:
     """Compute the expected digests from their definition and PIL's image sizes."""
     order, batch_digests = Order(images=len(store), batch=8, seed=0), []
     for step in range(order.steps):
@@ -81,12 +81,16 @@ def digests(store: Store, epoch: int, augment: AugmentConfig) -> list[int]:
     return batch_digests
 
 
-CHOSEN = np.array([0, 3, 4, 9, 11, 12, 17, 20, 22, 23])
-PICKED = np.where(np.arange(24) == 9, 10, np.arange(24))
+SUBSET = np.array([0, 3, 4, 9, 11, 12, 17, 20, 22, 23])
+SELECTED = np.where(np.arange(24) == 9, 10, np.arange(24))
 """Positions of a data set in which image 10 replaces image 9."""
-SITUATIONS: tuple[dict[str, Any], ...] = (
-    {}, {"seed": 1}, {"augment": UNEQUAL}, {"batch": 4, "chosen": CHOSEN}, {"select_images": PICKED}
-)  # fmt: skip
+SETTINGS: tuple[dict[str, Any], ...] = (
+    {},
+    {"seed": 1},
+    {"augment": UNEQUAL},
+    {"batch": 4, "chosen": SUBSET},
+    {"select_images": SELECTED},
+)
 
 
 @pytest.mark.parametrize("name", READERS)
@@ -95,10 +99,10 @@ def test_epoch_equals_torchvision(
 ) -> None:
     """Each image once, with its label, name, draws and two different views; also in subsets."""
     whole_store = open_store(folder, "train")
-    for epoch, settings in product((0, 1), SITUATIONS):
+    for epoch, settings in product((0, 1), SETTINGS):
         store = select_images(whole_store, settings.get("select_images", np.arange(24)))
         loaded = batches_of(name, epoch, **settings)
-        near = 255 if name == GRAPH and "augment" in settings else NEAR.get(name, 1e-3)
+        near = 255 if name == GRAPH and "augment" in settings else TOLERANCES.get(name, 1e-3)
         assert_near(
             loaded, batches_of("torchvision", epoch, **settings), near
         )  # solarising amplifies gaps
@@ -114,9 +118,9 @@ def test_epoch_equals_torchvision(
             seen = batch_digest(batch.params, indices, epoch=epoch, place=place * len(indices))
             assert batch.digest == seen
         if settings in ({}, {"augment": UNEQUAL}):
-            expected = digests(store, epoch, settings.get("augment", SMALL))
+            expected = compute_digests(store, epoch, settings.get("augment", SMALL))
             assert [batch.digest for batch in loaded] == expected
-    for one, other in zip(batches_of(name), batches_of(name, select_images=PICKED), strict=True):
+    for one, other in zip(batches_of(name), batches_of(name, select_images=SELECTED), strict=True):
         changed = one.index == 9  # the others are unchanged
         for view, now in zip(one.views, other.views, strict=True):
             assert torch.equal(view[~changed], now[~changed])
@@ -130,7 +134,7 @@ def test_epoch_equals_torchvision(
         assert not torch.equal(a.index, b.index) and not torch.equal(a.view1, b.view1)
 
 
-@pytest.mark.parametrize("name", [*PIPELINES, WAYS[0]])
+@pytest.mark.parametrize("name", [*PIPELINES, VARIANTS[0]])
 def test_batches_have_documented_shapes_and_dtypes(
     name: str, folder: Path, loaders: Loaders
 ) -> None:
@@ -158,7 +162,7 @@ def test_batches_have_documented_shapes_and_dtypes(
 @pytest.mark.parametrize(
     ("world", "skip", "workers", "left"), [(1, 2, 2, 0), (2, 1, 2, 2), (4, 0, 0, 1)]
 )
-@pytest.mark.parametrize("name", [*PIPELINES, *WAYS])
+@pytest.mark.parametrize("name", [*PIPELINES, *VARIANTS])
 def test_ranks_share_epoch_from_any_step(
     name: str,
     world: int,
@@ -178,8 +182,8 @@ def test_ranks_share_epoch_from_any_step(
         start = loader.steps - 3 if name == "synthetic" else 0
         shares.append(list(loader.epoch(1, skip=start + skip)))
     for batch, *parts in zip(batches_of(name, batch=12)[skip:], *shares, strict=True):
-        assert equal(joined(parts), batch) or (name == "synthetic" and world > 1)
-        assert torch.equal(joined(parts).index, batch.index)
+        assert equal(join_parts(parts), batch) or (name == "synthetic" and world > 1)
+        assert torch.equal(join_parts(parts).index, batch.index)
         assert sum_digests(*(part.digest for part in parts)) == batch.digest
         assert len({batch.digest, *(part.digest for part in parts)}) == world + (world > 1)
 
@@ -190,7 +194,7 @@ def test_ffcv_reads_pages_of_selected_images(tmp_path: Path) -> None:
     for number in range(4):
         pixels = np.random.default_rng(number).integers(0, 256, (1500, 1500, 3), dtype=np.uint8)
         Image.fromarray(pixels).save(tmp_path / f"images/noise/{number}.jpg", quality=100)
-    converted = readable("ffcv", tmp_path / "images")
+    converted = make_readable("ffcv", tmp_path / "images")
     store = open_store(converted, "train")
     assert isinstance(store, BetonStore) and len(set((store.start // store.page_size).tolist())) > 1
     last = select_images(store, np.array([3, 2]))
@@ -200,10 +204,10 @@ def test_ffcv_reads_pages_of_selected_images(tmp_path: Path) -> None:
 
 @pytest.mark.ffcv
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_failed_ffcv_page_cache_is_error(images: Path, loaders: Loaders) -> None:
+def test_ffcv_page_cache_failure_raises_error(images: Path, loaders: Loaders) -> None:
     """FFCV's reader threads die, and FFCV waits for their pages forever."""
     loader = loaders(PAGES, images / "train", workers=2)
-    path = readable("ffcv", images / "train") / "train.beton"
+    path = make_readable("ffcv", images / "train") / "train.beton"
     path.rename(path.with_suffix(".gone"))
     with pytest.raises(DataError, match="is the file still there"):
         list(loader.epoch(0))
@@ -228,7 +232,7 @@ def test_loader_runs_one_epoch_at_a_time(name: str, folder: Path, loaders: Loade
         next(one.epoch(0))
 
 
-def test_worker_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_worker_count_is_cores_per_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(12)), raising=False)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     assert [count(workers) for workers in (-1, 0, 5)] == [3, 0, 5]

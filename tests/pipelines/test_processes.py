@@ -25,7 +25,7 @@ def _twice(number: int) -> int:
     return 2 * number
 
 
-def test_signal_while_workers_start_kills_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_signal_during_worker_start_kills_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     """It ends the command without an error of the pool, and workers are killed."""
 
     before = multiprocessing.active_children()
@@ -38,13 +38,13 @@ def test_signal_while_workers_start_kills_them(monkeypatch: pytest.MonkeyPatch) 
         assert worker.exitcode == -signal.SIGKILL
 
 
-def _wait(path: str) -> None:
+def _mark_and_sleep(path: str) -> None:
     Path(path).with_name(f"{os.getpid()}.worker").touch()
     time.sleep(600)
 
 
-def _fork_two(folder: str, forks: bool) -> None:
-    with process_pool(2, _wait, forks=forks) as run:
+def _run_two_workers(folder: str, forks: bool) -> None:
+    with process_pool(2, _mark_and_sleep, forks=forks) as run:
         list(run([f"{folder}/a", f"{folder}/b"]))
 
 
@@ -53,7 +53,7 @@ def test_workers_exit_with_parent(tmp_path: Path) -> None:
     processes = []
     for number, forks in ((signal.SIGKILL, True), (signal.SIGTERM, True), (signal.SIGKILL, False)):
         (folder := tmp_path / f"{number.name}-{forks}").mkdir()
-        processes.append((Forked(_fork_two, str(folder), forks), number))
+        processes.append((Forked(_run_two_workers, str(folder), forks), number))
     for process, _ in processes:
         wait_until(process, lambda: len(list(tmp_path.glob("*/*.worker"))) == 2 * len(processes))
     for process, number in processes:
@@ -65,7 +65,7 @@ def test_workers_exit_with_parent(tmp_path: Path) -> None:
             time.sleep(0.01)
 
 
-def _signalled(number: int) -> int:
+def _signal_self(number: int) -> int:
     os.kill(os.getpid(), number)
     return number
 
@@ -74,21 +74,21 @@ def _signalled(number: int) -> int:
 def test_workers_ignore_signals_meant_for_parent(forks: bool) -> None:
     """A terminal sends SIGINT and SIGHUP to all processes of a command; SLURM sends SIGUSR1."""
     numbers = [signal.SIGINT, signal.SIGHUP, signal.SIGUSR1]
-    with process_pool(1, _signalled, forks=forks) as run:
+    with process_pool(1, _signal_self, forks=forks) as run:
         assert list(run(numbers)) == numbers
 
 
-def _die(number: int) -> None:
+def _kill_self(number: int) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_killed_worker_is_error_with_advice() -> None:
+def test_killed_worker_raises_error_with_advice() -> None:
     error = pytest.raises(WorkerError, match=r"a worker process died .*: lower --workers, or give")
-    with error, process_pool(2, _die) as run:
+    with error, process_pool(2, _kill_self) as run:
         list(run(range(5)))
 
 
-def test_sigint_while_fork_server_imports(tmp_path: Path) -> None:
+def test_fork_server_ignores_sigint_during_import(tmp_path: Path) -> None:
     """The fork server ignores the signal: only the command reports that it stops."""
     (tmp_path / "slow.py").write_text("import time; print('importing', flush=True); time.sleep(2)")
     script = (
@@ -112,7 +112,7 @@ def test_sigint_while_fork_server_imports(tmp_path: Path) -> None:
     assert process.communicate(timeout=60) == ("", "") and process.returncode == 0
 
 
-def _slow_to_leave(folder: Path) -> None:
+def _stop_slowly(folder: Path) -> None:
     """Take a minute to stop, like a process that waits for a lost disk."""
     with stoppable("on"):
         try:
@@ -124,7 +124,7 @@ def _slow_to_leave(folder: Path) -> None:
 
 
 def test_second_sigint_ends_conversion_immediately(tmp_path: Path) -> None:
-    process = Forked(_slow_to_leave, tmp_path)
+    process = Forked(_stop_slowly, tmp_path)
     for mark in ("begun", "leaving"):
         wait_until(process, (tmp_path / mark).exists)
         time.sleep(2 * ECHO if mark == "leaving" else 0)

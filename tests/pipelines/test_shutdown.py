@@ -21,20 +21,20 @@ from fastsiam.config import AugmentConfig, Pipeline
 from tests.conftest import write_images
 from tests.pipelines.cases import (
     GRAPH,
-    NEEDS,
+    REQUIRED_MARKS,
     THREADED,
     central,
     first,
+    make_readable,
     open_loader,
-    readable,
     same,
 )
 from tests.pipelines.conftest import Loaders
-from tests.pipelines.dali_cases import trust
+from tests.pipelines.dali_cases import skip_dali_checks
 from tests.processes import Forked, python
 from tests.sources import encoded
 
-LEFT_OPEN = """
+OPEN_LOADERS_SCRIPT = """
 import sys
 import numba, torch
 from tests.pipelines.cases import central, open_loader
@@ -66,14 +66,14 @@ CASES = [("evaluation", "native")] + [
 _M_MMAP_THRESHOLD = -3
 
 
-def threads() -> set[int]:
+def list_threads() -> set[int]:
     return set(map(int, os.listdir("/proc/self/task")))
 
 
 def have_ended(some: set[int], *, seconds: float = 60) -> bool:
     """Wait until these threads are gone: a joined thread stays listed for a moment."""
     limit = time.monotonic() + seconds
-    while some & threads():
+    while some & list_threads():
         if time.monotonic() > limit:
             return False
         time.sleep(0.01)
@@ -98,25 +98,25 @@ def test_closed_loader_and_abandoned_evaluation_end_threads(
     crops = central(name, images / "train", batch=2, workers=3)
     next(iter(crops))  # starts the threads that libraries keep
     first(open_loader(name, images / "train", batch=4, workers=3))
-    before = threads()
+    before = list_threads()
     loader = loaders(name, images / "train", batch=4, workers=3)
     epoch = loader.epoch(0)
     next(epoch)
-    new_threads = threads() - before
+    new_threads = list_threads() - before
     assert len(new_threads) >= 3
     loader.close()
     loader.close()
     assert have_ended(new_threads) and list(epoch) == []
-    before = threads()
+    before = list_threads()
     batches = iter(crops)
     next(batches)
-    new_threads = threads() - before
+    new_threads = list_threads() - before
     assert len(new_threads) >= 3
     del batches
     assert have_ended(new_threads)
 
 
-def test_loader_is_usable_after_sigint(
+def test_loader_is_usable_after_keyboard_interrupt(
     images: Path, loaders: Loaders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It leaves torch's iterator half reset, and a notebook may use the same loader again."""
@@ -134,12 +134,12 @@ def test_loader_is_usable_after_sigint(
 @pytest.mark.parametrize("name", THREADED)
 def test_loader_in_forked_process_is_rejected(name: str, images: Path) -> None:
     """It lacks the loader's threads. DALI's exit handler leaves the parent's pipelines alone."""
-    result = Forked(use_in_a_fork, name, images / "train").wait(120)
+    result = Forked(use_loader_in_fork, name, images / "train").wait(120)
     assert (result.returncode, result.stderr) == (0, "")
 
 
-def use_in_a_fork(name: str, root: Path) -> None:
-    loader = open_loader(name, readable(name, root), batch=4)
+def use_loader_in_fork(name: str, root: Path) -> None:
+    loader = open_loader(name, make_readable(name, root), batch=4)
     running = loader.epoch(0)
     next(running)
     if not (child := os.fork()):
@@ -160,15 +160,21 @@ def test_program_exits_with_open_loaders(images: Path) -> None:
     One program opens a loader of every kind and pipeline: any of them could keep it from exiting.
     """
     arguments = [
-        text for kind, name in CASES for text in (kind, name, str(readable(name, images / "train")))
+        text
+        for kind, name in CASES
+        for text in (kind, name, str(make_readable(name, images / "train")))
     ]
-    result = python(LEFT_OPEN, *arguments)
+    result = python(OPEN_LOADERS_SCRIPT, *arguments)
     assert (result.returncode, result.stdout, result.stderr) == (7, "", "")
 
 
 @pytest.mark.alone
 @pytest.mark.parametrize(
-    "name", [pytest.param(GRAPH, marks=NEEDS["dali"]), pytest.param("ffcv", marks=NEEDS["ffcv"])]
+    "name",
+    [
+        pytest.param(GRAPH, marks=REQUIRED_MARKS["dali"]),
+        pytest.param("ffcv", marks=REQUIRED_MARKS["ffcv"]),
+    ],
 )
 def test_memory_does_not_grow(name: str, tmp_path: Path) -> None:
     """Over complete epochs and as many abandoned ones. DALI fails in each of them."""
@@ -176,11 +182,11 @@ def test_memory_does_not_grow(name: str, tmp_path: Path) -> None:
     if name == GRAPH:
         path = root / "class1" / "003.jpg"
         path.write_bytes(encoded(Image.open(path), "GIF"))
-    result = Forked(print_sizes, name, readable(name, root)).wait()
+    result = Forked(print_sizes, name, make_readable(name, root)).wait()
     assert result.returncode == 0, result.stderr
     assert name != GRAPH or "DALI cannot decode" in result.stderr
     view, *sizes = json.loads(result.stdout)
-    assert growth(sizes) < 5 * view  # the minima are 15 epochs, or 90 views, apart
+    assert compute_growth(sizes) < 5 * view  # the minima are 15 epochs, or 90 views, apart
 
 
 def print_sizes(name: str, root: Path) -> None:
@@ -189,22 +195,22 @@ def print_sizes(name: str, root: Path) -> None:
     DALI gets every image, like with the fixture ``trusting``.
     """
     ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 2**17)  # or glibc raises it as blocks are freed
-    trust(pytest.MonkeyPatch())
+    skip_dali_checks(pytest.MonkeyPatch())
     loader, sizes = open_loader(name, root, batch=16, augment=AugmentConfig.alike(crop=128)), []
     for epoch in range(45):
         for batch in loader.epoch(epoch):
             view = batch.view1.nbytes
         next(iter(loader.epoch(epoch)))
-        sizes.append(resident())
+        sizes.append(read_resident_bytes())
     loader.close()
     print(json.dumps([view, *sizes]))
 
 
-def resident() -> int:
+def read_resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def growth(sizes: Sequence[int]) -> int:
+def compute_growth(sizes: Sequence[int]) -> int:
     """Return how many bytes a process grew, given its resident memory after each epoch.
 
     The first third is warm-up. The minima of the other two thirds are compared, because temporary

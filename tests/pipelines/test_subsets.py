@@ -57,7 +57,7 @@ def test_sample_keeps_class_proportions() -> None:
     assert sample(np.repeat([0, 1], [10, 5]), size=3, seed=0).tolist() == [0, 5, 11]
 
 
-def listed(folder: Path, *lines: str) -> list[int]:
+def read_names(folder: Path, *lines: str) -> list[int]:
     path = folder / "list.txt"
     path.write_text("\n".join(lines))
     return list(read_list(open_store(folder / "images", "train"), path))
@@ -77,15 +77,15 @@ def test_subset_is_read_from_list_of_names(folder: Path) -> None:
     """Full names, file names, blank lines, Windows line endings and a duplicate."""
     store = open_store(folder / "images", "train")
     lines = ["n02_5.JPEG", "", "class1/002.jpg\r", "  class0/n01_5.JPEG ", "n01_5.JPEG", ""]
-    names = [store.name(i) for i in listed(folder, *lines)]
+    names = [store.name(i) for i in read_names(folder, *lines)]
     assert names == ["class0/n01_5.JPEG", "class1/002.jpg", "class2/n02_5.JPEG"]
     (folder / "images/class1/000.jpg").rename(folder / "images/class1/a\u2028b.jpg")
-    assert len(listed(folder, "a\u2028b.jpg")) == 1  # Python's splitlines splits here
+    assert len(read_names(folder, "a\u2028b.jpg")) == 1  # Python's splitlines splits here
     missing = r"^4 of the 5 images listed in .*list\.txt are missing from .*: a, b, c, \.\.\.$"
     with pytest.raises(DataError, match=missing):
-        listed(folder, "a", "b", "n01_5.JPEG", "c", "class1/n01_5.JPEG")
+        read_names(folder, "a", "b", "n01_5.JPEG", "c", "class1/n01_5.JPEG")
     with pytest.raises(DataError, match=r"^1 of the 2 .* are ambiguous in .*: 002\.jpg$"):
-        listed(folder, "002.jpg", "n01_5.JPEG")
+        read_names(folder, "002.jpg", "n01_5.JPEG")
     table = folder / "images.csv"
     table.write_text("path" + "\nimages/class0/n01_5.JPEG" * 2)
     (folder / "list.txt").write_text("images/class0/n01_5.JPEG")
@@ -102,7 +102,7 @@ def photos(tmp_path: Path) -> Path:
     return write_images(tmp_path / "photos", each=20)
 
 
-def parts(root: Path, holdout: str = "10%") -> tuple[list[str], list[str]]:
+def split_names(root: Path, holdout: str = "10%") -> tuple[list[str], list[str]]:
     """Return the names of the training images and of the held-out images."""
     data = DataConfig(data=str(root), holdout=holdout)
     return names_of(open_split(data, "train")), names_of(open_split(data, "val"))
@@ -111,7 +111,7 @@ def parts(root: Path, holdout: str = "10%") -> tuple[list[str], list[str]]:
 def test_holdout_takes_share_of_each_class(photos: Path) -> None:
     every = names_of(open_store(photos, "train"))
     for holdout, each in (("10%", 2), ("12.5%", 2), ("50%", 10), ("1%", 1), ("99.9%", 19)):
-        left, held_out = parts(photos, holdout)
+        left, held_out = split_names(photos, holdout)
         assert (
             sorted(left + held_out) == every
             and left == sorted(left)
@@ -130,7 +130,7 @@ def test_holdout_takes_share_of_each_class(photos: Path) -> None:
 
 def test_holdout_is_pinned(photos: Path) -> None:
     """Resumed runs and records of evaluations depend on it."""
-    assert parts(photos)[1] == [
+    assert split_names(photos)[1] == [
         "class0/001.jpg", "class0/007.jpg", "class1/007.jpg",
         "class1/014.jpg", "class2/011.jpg", "class2/017.jpg",
     ]  # fmt: skip
@@ -140,8 +140,8 @@ def test_class_with_one_image_is_not_held_out(tmp_path: Path) -> None:
     write_images(tmp_path / "few", classes=2, each=1)
     assert len(hold_out(open_store(tmp_path / "few", "train"), percent=50)) == 0
     with pytest.raises(DataError, match=r"no class of .*few has two: remove --holdout, or sort"):
-        parts(tmp_path / "few")
+        split_names(tmp_path / "few")
     write_images(tmp_path / "few", classes=1, each=3)
-    left, held_out = parts(tmp_path / "few", "99%")
+    left, held_out = split_names(tmp_path / "few", "99%")
     assert len(held_out) == 2 and all(name.startswith("class0/") for name in held_out)
     assert "class1/000.jpg" in left

@@ -9,7 +9,7 @@ import pytest
 from fastsiam.pipelines.tuning import WorkerTuner
 
 
-def tuned(most: int, period: Callable[[int], float], *, batches: int = 100) -> WorkerTuner:
+def run_tuner(most: int, period: Callable[[int], float], *, batches: int = 100) -> WorkerTuner:
     """Return a tuner after some batches; ``period`` maps its threads to seconds per batch."""
     tuner, now = WorkerTuner(most), 0.0
     for number in range(batches):
@@ -31,7 +31,7 @@ def tuned(most: int, period: Callable[[int], float], *, batches: int = 100) -> W
 def test_tuner_finds_fewest_sufficient_threads(
     most: int, period: Callable[[int], float], chosen: int
 ) -> None:
-    tuner = tuned(most, period)
+    tuner = run_tuner(most, period)
     assert tuner.is_done and tuner.workers == chosen
     assert f"loader threads: {chosen};" in str(tuner)
 

@@ -26,7 +26,15 @@ from fastsiam.pipelines import (
 )
 from fastsiam.pipelines.engine import Engine
 from fastsiam.views.batch import Batch, Crops
-from tests.pipelines.cases import NEEDS, SMALL, WITH_IMAGES, batches, data_of, open_loader, same
+from tests.pipelines.cases import (
+    REQUIRED_MARKS,
+    SMALL,
+    WITH_IMAGES,
+    batches,
+    make_data_config,
+    open_loader,
+    same,
+)
 from tests.pipelines.conftest import Loaders
 
 BATCH = 8
@@ -37,27 +45,27 @@ def root(images: Path) -> Path:
     return images / "train"
 
 
-def loader_of(root: Path, *, batch: int = BATCH, seed: int = 0) -> ViewLoader:
+def make_loader(root: Path, *, batch: int = BATCH, seed: int = 0) -> ViewLoader:
     return ViewLoader(root, SMALL, batch=batch, seed=seed)
 
 
-def epoch_of(root: Path, number: int) -> list[Batch]:
+def load_epoch(root: Path, number: int) -> list[Batch]:
     return batches("native", root, number)
 
 
 def test_each_iteration_is_next_epoch(root: Path) -> None:
-    with loader_of(root) as loader:
-        assert same(list(loader), epoch_of(root, 0)) and len(loader) == len(epoch_of(root, 0))
+    with make_loader(root) as loader:
+        assert same(list(loader), load_epoch(root, 0)) and len(loader) == len(load_epoch(root, 0))
         next(iter(loader))  # an iteration that is abandoned counts
-        assert same(list(loader), epoch_of(root, 2))
+        assert same(list(loader), load_epoch(root, 2))
         loader.set_epoch(1)
-        assert same(list(loader), epoch_of(root, 1))
+        assert same(list(loader), load_epoch(root, 1))
 
 
 @pytest.mark.parametrize("taken", [0, 1, 2])
 def test_state_resumes_mid_epoch(root: Path, taken: int) -> None:
     """In a pickled copy, which keeps the loader's arguments."""
-    with loader_of(root) as loader:
+    with make_loader(root) as loader:
         loader.set_epoch(3)
         list(islice(loader, taken))
         state, pickled = loader.state_dict(), pickle.dumps(loader)
@@ -66,20 +74,20 @@ def test_state_resumes_mid_epoch(root: Path, taken: int) -> None:
         later.load_state_dict(state)
         assert later.state_dict() == state
         later.set_epoch(state["epoch"])  # like loops that resume
-        assert same([*later], epoch_of(root, 3)[taken:])
-        assert same([*later], epoch_of(root, 4))
+        assert same([*later], load_epoch(root, 3)[taken:])
+        assert same([*later], load_epoch(root, 4))
 
 
-FLOATING = "dtype must be a floating type of two bytes or more, not torch"
+DTYPE_ERROR = "dtype must be a floating type of two bytes or more, not torch"
 
 
 @pytest.mark.parametrize(
     ("how", "error"),
     [
         ({"device": "meta"}, "device must be cpu or cuda, not meta"),
-        ({"dtype": torch.uint8}, FLOATING),  # a compiled kernel would write floats into bytes
-        ({"dtype": torch.int64}, FLOATING),
-        ({"dtype": torch.float8_e4m3fn}, FLOATING),
+        ({"dtype": torch.uint8}, DTYPE_ERROR),  # a compiled kernel would write floats into bytes
+        ({"dtype": torch.int64}, DTYPE_ERROR),
+        ({"dtype": torch.float8_e4m3fn}, DTYPE_ERROR),
         ({"data": [1, 2]}, r"data must be a path .* not a list: the loader reads the"),
         ({"augment": print}, "augment must be an AugmentConfig, not a builtin_function"),
         ({"crop_transform": lambda crops: None}, "must return the crops, not None"),
@@ -93,11 +101,11 @@ def test_invalid_arguments_are_rejected(how: dict[str, Any], error: str, root: P
         next(iter(loader))
 
 
-def test_process_group_initialised_after_first_use(
+def test_process_group_created_after_first_use_is_respected(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise, after an early ``len``, each rank would train on all images of every batch."""
-    with loader_of(root) as loader:
+    with make_loader(root) as loader:
         assert len(loader) == 3 and next(iter(loader)).index.shape == (BATCH,)
         for name, value in (("is_initialized", True), ("get_rank", 1), ("get_world_size", 2)):
             monkeypatch.setattr(torch.distributed, name, lambda value=value: value)
@@ -105,21 +113,21 @@ def test_process_group_initialised_after_first_use(
         assert len(loader) == 3 and next(iter(loader)).index.shape == (BATCH // 2,)
 
 
-def test_state_of_other_order_is_rejected(root: Path, images: Path) -> None:
-    state = loader_of(root).state_dict()
+def test_state_of_different_loader_is_rejected(root: Path, images: Path) -> None:
+    state = make_loader(root).state_dict()
     for other, name in (
-        (loader_of(root, batch=4), "batch 8, but this one has batch 4"),
-        (loader_of(root, seed=1), "seed 0, but this one has seed 1"),
-        (loader_of(images / "val"), "images"),
+        (make_loader(root, batch=4), "batch 8, but this one has batch 4"),
+        (make_loader(root, seed=1), "seed 0, but this one has seed 1"),
+        (make_loader(images / "val"), "images"),
     ):
         with other, pytest.raises(ValueError, match=f"loader with {name}"):
             other.load_state_dict(state)
-    with loader_of(root) as loader, pytest.raises(ValueError, match="it has model, loader"):
+    with make_loader(root) as loader, pytest.raises(ValueError, match="it has model, loader"):
         loader.load_state_dict({"model": {}, "loader": state})
 
 
 @pytest.fixture(scope="module")
-def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def noise_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Twelve noise images, which are slow to decode."""
     root = tmp_path_factory.mktemp("large")
     noise = Image.effect_noise((1000, 1000), 100).convert("RGB")
@@ -130,11 +138,16 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(
     ("name", "taken"),
-    [("native", 0), ("native", 1), ("memory", 1), pytest.param("dali", 1, marks=NEEDS["dali"])],
+    [
+        ("native", 0),
+        ("native", 1),
+        ("memory", 1),
+        pytest.param("dali", 1, marks=REQUIRED_MARKS["dali"]),
+    ],
 )
-def test_forked_process_reopens_images(name: str, taken: int, large: Path) -> None:
+def test_loader_works_in_forked_process(name: str, taken: int, noise_images: Path) -> None:
     """The threads of the parent's loader do not exist in the child."""
-    with ViewLoader(data_of(name, large, workers=2), SMALL, batch=2) as loader:
+    with ViewLoader(make_data_config(name, noise_images, workers=2), SMALL, batch=2) as loader:
         steps, passes = len(loader), [iter(loader)]
         assert len([*islice(passes[0], taken)]) == taken
         if not (child := os.fork()):
@@ -167,25 +180,23 @@ def test_state_includes_bad_images(images: Path) -> None:
     assert 0 not in [index for batch in [*seen_batches, *later] for index in batch.index.tolist()]
 
 
-def negative(crops: Crops) -> Any:
+def invert_crops(crops: Crops) -> Any:
     """A transform may return any iterable."""
     return (255 - crop for crop in crops)
 
 
 @pytest.mark.parametrize("name", WITH_IMAGES)
-def test_crop_transform_runs_before_colour_operations(
-    name: str, root: Path, loaders: Loaders
-) -> None:
+def test_crop_transform_is_applied_to_crops(name: str, root: Path, loaders: Loaders) -> None:
     """Without colour operations, the views are the negatives of the untransformed ones."""
     plain: Any = {"jitter_p": 0.0, "gray_p": 0.0, "blur_p": 0.0, "mean": (0.5, 0.5, 0.5)}
     augment = AugmentConfig.alike(crop=16, **plain)
     if name == "torchvision":
         with pytest.raises(ValueError, match="the torchvision pipeline has no crops"):
-            open_loader(name, root, crop_transform=negative)
+            open_loader(name, root, crop_transform=invert_crops)
         return
     negatives, usual = (
         next(loaders(name, root, augment=augment, crop_transform=transform).epoch(1))
-        for transform in (negative, None)
+        for transform in (invert_crops, None)
     )
     for view, other in zip(negatives.views, usual.views, strict=True):
         torch.testing.assert_close(view, -other, atol=2e-5, rtol=0)
@@ -229,8 +240,8 @@ def test_loader_reports_its_pipeline(root: Path) -> None:
         assert {*next(iter(loader)).index.tolist()} < {*chosen}
 
 
-def test_batch_formats_of_other_libraries(root: Path) -> None:
-    batch = epoch_of(root, 0)[0]
+def test_batches_convert_to_formats_of_other_libraries(root: Path) -> None:
+    batch = load_epoch(root, 0)[0]
     views, targets, names = lightly_batch(batch)
     assert views[1] is batch.view2 and targets is batch.label and len(names) == BATCH
     index, views, targets = solo_learn_batch(batch)

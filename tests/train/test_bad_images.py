@@ -21,7 +21,7 @@ from fastsiam.report.run import write_report
 from fastsiam.run import checkpoint as checkpoints
 from fastsiam.run.log import read_metrics
 from tests.configs import with_settings
-from tests.pipelines.cases import WITH_IMAGES, change_image, readable
+from tests.pipelines.cases import WITH_IMAGES, change_image, make_readable
 from tests.processes import fastsiam
 from tests.train.runs import CPU, Killed, assert_same_runs, train_run, train_until_kill, verify_run
 
@@ -71,7 +71,7 @@ def test_run_with_bad_images_resumes_bit_for_bit(
     name: str, config: TrainConfig, images: Path, tmp_path: Path
 ) -> None:
     """The result is bitwise equal, even if the files are repaired before the run resumes."""
-    data, good = readable(name, images), dict[Path, bytes]()
+    data, good = make_readable(name, images), dict[Path, bytes]()
     if name == "ffcv":
         for index in (3, 12):
             change_image(name, images, index, lambda content: b"\xff" * len(content))

@@ -27,7 +27,7 @@ from fastsiam.run.log import read_metrics
 from fastsiam.train.image_list import FILE, ImageList, files_of, names_of
 from fastsiam.views.batch import Batch
 from tests.configs import flags, with_settings
-from tests.pipelines.cases import readable
+from tests.pipelines.cases import make_readable
 from tests.pipelines.store.test_columns import table
 from tests.processes import fastsiam
 from tests.sources import folder_members, tar
@@ -55,7 +55,7 @@ def pack_tar(images: Path) -> Path:
 
 
 def convert_to_beton(images: Path) -> Path:
-    return readable("ffcv", images)
+    return make_readable("ffcv", images)
 
 
 def tables(images: Path) -> Any:

@@ -14,7 +14,7 @@ from fastsiam.evaluate.subject import open_subject
 from fastsiam.report.run import write_report
 from fastsiam.run import checkpoint as checkpoints
 from tests.configs import flags, with_settings
-from tests.pipelines.cases import readable
+from tests.pipelines.cases import make_readable
 from tests.processes import fastsiam
 from tests.train.runs import CPU, train_run
 
@@ -48,7 +48,7 @@ def test_pipeline_that_cannot_read_images_is_replaced(
     small: TrainConfig, images: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Evaluations and resumed runs choose another pipeline, unless the user passes this one."""
-    beton = readable("ffcv", images / "train")
+    beton = make_readable("ffcv", images / "train")
     run = train_run(small, pipeline="ffcv", data=beton, knn_every=0, max_steps=2)
 
     def pipeline(**settings: Any) -> str:

@@ -26,7 +26,7 @@ from fastsiam.views.batch import Batch
 from tests.configs import flags, with_settings
 from tests.conftest import small_config, write_data
 from tests.conversions import stub_raising
-from tests.pipelines.cases import PIPELINES, readable
+from tests.pipelines.cases import PIPELINES, make_readable
 from tests.processes import Forked, command, fastsiam, wait_until
 from tests.tiers import slow
 from tests.train.runs import (
@@ -45,7 +45,7 @@ RunOfPipeline = Callable[[str], Path]
 
 def make_run_config(config: TrainConfig, pipeline: str = "memory") -> TrainConfig:
     """Return a run of 12 steps that saves every 2 steps: 4 epochs, or one if synthetic."""
-    data = readable(pipeline, Path(config.data.data))
+    data = make_readable(pipeline, Path(config.data.data))
     config = with_settings(config, pipeline=pipeline, data=data, max_steps=12)
     return with_settings(config, shuffle="window:7", save_every=2, knn_every=0)
 
@@ -208,7 +208,7 @@ def test_run_stopped_by_killed_worker_resumes(small: TrainConfig, tmp_path: Path
 def test_run_stopped_by_changed_file_size_resumes(
     small: TrainConfig, images: Path, tmp_path: Path
 ) -> None:
-    file = readable("ffcv", images) / "train.beton"
+    file = make_readable("ffcv", images) / "train.beton"
     size = file.stat().st_size
     config = with_settings(small, data=file.parent, pipeline="torchvision", knn_every=0)
     error = resume_after(

@@ -18,7 +18,7 @@ from fastsiam.config import AugmentConfig, DataConfig
 from fastsiam.errors import BackendError
 from fastsiam.pipelines import build_eval_loader, build_loader, engine
 from fastsiam.views.batch import Batch
-from tests.pipelines.cases import readable
+from tests.pipelines.cases import make_readable
 from tests.views.cases import UNEQUAL
 
 from .conftest import Launch
@@ -70,7 +70,9 @@ def test_loaders_return_valid_gpu_batches(
 ) -> None:
     """Two epochs reuse buffers without a wait. The memory pipeline frees unused GPU memory."""
     augment = UNEQUAL if dtype == torch.bfloat16 else AugmentConfig.alike(crop=16)
-    data = DataConfig(data=str(readable(pipeline, images / "train")), pipeline=pipeline, workers=0)
+    data = DataConfig(
+        data=str(make_readable(pipeline, images / "train")), pipeline=pipeline, workers=0
+    )
     loader = build_loader(data, augment, batch=4, device="cuda", dtype=dtype)
     try:
         seen = 0
