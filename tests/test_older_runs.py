@@ -21,12 +21,12 @@ from fastsiam.run import checkpoint as checkpoints
 from fastsiam.run.log import read_metrics
 from tests.configs import with_settings
 from tests.processes import fastsiam
-from tests.train.runs import OLD, train_run
+from tests.train.runs import OLD_RUN, train_run
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    return Path(shutil.copytree(OLD, tmp_path / "run"))
+    return Path(shutil.copytree(OLD_RUN, tmp_path / "run"))
 
 
 def test_settings_of_0_2_run_are_read(small: TrainConfig, run: Path) -> None:
@@ -68,7 +68,7 @@ def test_resumed_0_2_run_reproduces_metrics(small: TrainConfig, run: Path) -> No
         train_run(small, out=run, crop=20, eval_resize=20)
     train_run(small, out=run)
     assert checkpoints.load(run).step == 12
-    expected = [json.loads(x) for x in (OLD / "metrics-whole.jsonl").read_text().splitlines()]
+    expected = [json.loads(x) for x in (OLD_RUN / "metrics-whole.jsonl").read_text().splitlines()]
     lines = read_metrics(run)
     assert [line["kind"] for line in lines] == [line["kind"] for line in expected]
     for ours, theirs in zip(lines, expected, strict=True):

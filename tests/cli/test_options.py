@@ -26,7 +26,7 @@ from tests.conftest import ROOT
 from tests.methods.barlow_twins import BarlowTwinsConfig
 from tests.processes import fastsiam
 from tests.ranks import fastsiam_on_ranks
-from tests.train.runs import OLD, history
+from tests.train.runs import OLD_RUN, history
 
 
 def invoke(*arguments: str, code: int = 0) -> tuple[list[tuple[str, TrainConfig]], str]:
@@ -162,16 +162,16 @@ def test_option_without_effect_is_rejected(tmp_path: Path) -> None:
     for arguments, message in (
         (["--rendezvous", "node1"], "is for several machines: pass --nodes too, or leave"),
         (["--no-sync-bn", "--sync-bn-ranks", "2"], "one of sync-bn-ranks 2 and no-sync-bn"),
-        (["--resume", str(OLD), "--init", "a.pt"], "init starts a new run: choose one"),
+        (["--resume", str(OLD_RUN), "--init", "a.pt"], "init starts a new run: choose one"),
     ):
         assert message in usage_error(*arguments)
-    for command in (["eval", "knn", str(OLD)], ["features", str(OLD)]):
+    for command in (["eval", "knn", str(OLD_RUN)], ["features", str(OLD_RUN)]):
         result = CliRunner().invoke(cli.app, [*command, "--rendezvous", "node1"])
         assert result.exit_code == 2 and "pass --nodes too" in " ".join(result.output.split())
     file = tmp_path / "my.toml"
     file.write_text('rendezvous = "node1"\nnodes = 4\nsync_bn_ranks = 2\ninit = "a.pt"\n')
     parse("--config", str(file), "--nodes", "1", "--no-sync-bn")
-    parse("--config", str(file), "--resume", str(OLD))
+    parse("--config", str(file), "--resume", str(OLD_RUN))
 
 
 def test_flag_overrides_file_overrides_recipe(tmp_path: Path) -> None:

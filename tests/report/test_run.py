@@ -21,7 +21,7 @@ from fastsiam.report.run import Run, curves, evaluation_tables, write_report
 from fastsiam.run.log import read_metrics
 from fastsiam.train.command import train_here
 from tests.configs import with_settings
-from tests.train.runs import CPU, OLD
+from tests.train.runs import CPU, OLD_RUN
 
 
 def _read_first_table(page: str) -> list[list[str]]:
@@ -32,7 +32,7 @@ def _read_first_table(page: str) -> list[list[str]]:
 
 def copy_edited_run(folder: Path, name: str = "", old: str = "", new: str = "") -> Path:
     """Copy the run of version 0.2, optionally replacing a text in one of its files."""
-    shutil.copytree(OLD, folder)
+    shutil.copytree(OLD_RUN, folder)
     if name:
         text = (folder / name).read_text()
         assert old in text
@@ -156,7 +156,7 @@ def test_points_on_chart_edge_are_not_clipped(tmp_path: Path, one_chart: None) -
     """Shares of 0 and 1 of time waiting for data lie on the edges of their chart."""
     fields = ("epoch", "loss", "z_std", "rank", "images_per_second", "data_wait")
     lines = [{"kind": "train", **dict.fromkeys(fields, x)} for x in (0.0, 1.0)]
-    settings = RunSettings.read(OLD)
+    settings = RunSettings.read(OLD_RUN)
     (chart,) = curves([Run("run", tmp_path, lines, settings, [])])
     assert chart.caption == "Share of time waiting for data"
     pattern = r'<path d="[^"]*" (clip-path="[^"]*" )?style="[^"]*stroke: #1f77b4'

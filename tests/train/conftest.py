@@ -18,7 +18,7 @@ from tests.train.runs import train_run
 
 
 @pytest.fixture(scope="session")
-def stopped(tmp_path_factory: pytest.TempPathFactory) -> TrainConfig:
+def stopped_config(tmp_path_factory: pytest.TempPathFactory) -> TrainConfig:
     """A run of 4 epochs (12 steps), stopped after step 6. Tests must not change it or its data."""
     folder = tmp_path_factory.mktemp("stopped")
     config = small_config(write_data(folder / "data"), folder / "run")
@@ -28,10 +28,10 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> TrainConfig:
 
 
 @pytest.fixture
-def stopped_copy(stopped: TrainConfig, tmp_path: Path) -> TrainConfig:
-    """A copy of ``stopped`` that a test may change."""
-    run = shutil.copytree(stopped.run.out, tmp_path / "run")
-    return with_settings(stopped, out=run)
+def stopped_copy(stopped_config: TrainConfig, tmp_path: Path) -> TrainConfig:
+    """A copy of ``stopped_config`` that a test may change."""
+    run = shutil.copytree(stopped_config.run.out, tmp_path / "run")
+    return with_settings(stopped_config, out=run)
 
 
 @pytest.fixture

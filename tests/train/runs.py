@@ -23,10 +23,10 @@ from tests import rank_jobs
 from tests.configs import with_settings
 
 CPU = Place(0, 1, torch.device("cpu"))
-OLD = Path(__file__).parents[1] / "data" / "run-0.2"
+OLD_RUN = Path(__file__).parents[1] / "data" / "run-0.2"
 """A run of version 0.2, after 6 of 12 steps."""
 
-Before = Callable[[int, Batch], Batch | None]
+StepHook = Callable[[int, Batch], Batch | None]
 """Hook that is called with the step and its batch before each step. It may return another batch."""
 
 
@@ -34,10 +34,10 @@ class Killed(BaseException):
     """Ends a run like SIGKILL would: nothing catches it and nothing is saved."""
 
 
-class Wrapped:
+class HookedLoader:
     """A loader that runs ``before(step, batch)`` ahead of each step."""
 
-    def __init__(self, loader: Loader, before: Before) -> None:
+    def __init__(self, loader: Loader, before: StepHook) -> None:
         self._loader, self._before = loader, before
         self.source, self.images, self.steps = loader.source, loader.images, loader.steps
 
@@ -51,12 +51,12 @@ class Wrapped:
         self._loader.close()
 
 
-def train_run(config: TrainConfig, before: Before | None = None, **settings: Any) -> Path:
+def train_run(config: TrainConfig, before: StepHook | None = None, **settings: Any) -> Path:
     """Train in this process with some settings changed; return the run's folder."""
     build: Any = vars(command)["build_loader"]
     with pytest.MonkeyPatch.context() as patch:
         if before is not None:
-            wrapped: Any = lambda *a, **k: Wrapped(build(*a, **k), before)  # noqa: E731
+            wrapped: Any = lambda *a, **k: HookedLoader(build(*a, **k), before)  # noqa: E731
             patch.setattr(command, "build_loader", wrapped)
         return command.train_here(with_settings(config, **settings), "imagenet")
 
@@ -96,7 +96,7 @@ def assert_same_runs(run: Path, reference: Path) -> None:
 
 
 def resume_after(
-    config: TrainConfig, folder: Path, before: Before, restore: Callable[[], Any] = bool
+    config: TrainConfig, folder: Path, before: StepHook, restore: Callable[[], Any] = bool
 ) -> FastSiamError:
     """End a run with an error that ``before`` raises; check that it saves and resumes exactly.
 
@@ -115,7 +115,7 @@ def resume_after(
     return caught.value
 
 
-def kills_a_worker() -> Before:
+def make_worker_kill_hook() -> StepHook:
     """Return a hook that kills one loader worker before step 4 and waits until it has exited.
 
     Workers that already exist are ignored: a thread may still be shutting down those of an earlier
@@ -133,7 +133,7 @@ def kills_a_worker() -> Before:
     return kill
 
 
-def results(**settings: Any) -> dict[str, Any]:
+def run_three_steps(**settings: Any) -> dict[str, Any]:
     """Return the losses, gradients, weights and BN statistics of three steps."""
     return rank_jobs.steps(0, 1, **settings)
 

@@ -25,12 +25,12 @@ from tests.pipelines.cases import WITH_IMAGES, change_image, make_readable
 from tests.processes import fastsiam
 from tests.train.runs import CPU, Killed, assert_same_runs, train_run, train_until_kill, verify_run
 
-BAD = ("class0/003.jpg", "class1/004.jpg")
+BAD_NAMES = ("class0/003.jpg", "class1/004.jpg")
 
 
 def corrupt_images(images: Path) -> dict[Path, bytes]:
     """Truncate one image and empty another; return their original contents."""
-    one, other = (images / "train" / name for name in BAD)
+    one, other = (images / "train" / name for name in BAD_NAMES)
     good = {file: file.read_bytes() for file in (one, other)}
     one.write_bytes(good[one][:400])
     other.write_bytes(b"")
@@ -51,7 +51,7 @@ def test_bad_images_are_replaced_and_recorded(
     run = train_run(config)
     assert checkpoints.load(run).step == 12
     entries = [json.loads(line) for line in (run / FILE).read_text().splitlines()]
-    assert sorted(bad["name"] for bad in entries) == sorted(BAD)
+    assert sorted(bad["name"] for bad in entries) == sorted(BAD_NAMES)
     assert all(bad["reason"] and bad["epoch"] == bad["step"] // 3 == 0 for bad in entries)
     for bad in entries:
         line = (
@@ -102,14 +102,12 @@ def test_run_stopped_by_bad_image_resumes_with_replacement(
         r"--bad-images replace to continue with another image in its place",
         note,
     )
-    assert error.value.name in BAD and error.value.name in str(error.value)
+    assert error.value.name in BAD_NAMES and error.value.name in str(error.value)
     assert not (Path(config.run.out) / FILE).exists()
     assert_same_runs(train_run(config), reference)
 
 
-def test_branch_copies_list_of_bad_images(
-    config: TrainConfig, images: Path, tmp_path: Path
-) -> None:
+def test_branch_copies_bad_image_list(config: TrainConfig, images: Path, tmp_path: Path) -> None:
     """A branch that was killed at its first checkpoint already has its own copy of the list."""
     good = corrupt_images(images)
     run, save = train_run(config, max_steps=4), checkpoints.save
@@ -129,7 +127,7 @@ def test_branch_copies_list_of_bad_images(
     assert read_bad_images(train_run(config, max_steps=4)) == []
 
 
-def test_evaluations_features_and_report_skip_bad_images(
+def test_evaluations_skip_and_report_lists_bad_images(
     config: TrainConfig, images: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The monitor, evaluations, features and report skip bad images, also in the validation set."""
@@ -152,7 +150,7 @@ def test_evaluations_features_and_report_skip_bad_images(
         table = list(csv.DictReader(file))
     assert np.load(array).shape[0] == len(table) == 22
     assert all(row["name"].split("/")[0] == row["class"] for row in table)
-    assert not {row["name"] for row in table} & set(BAD)
+    assert not {row["name"] for row in table} & set(BAD_NAMES)
 
     page = write_report([run], run / "report.html").read_text()
     assert "<h2>Bad images</h2>" in page and "Each of these 2 images was replaced" in page

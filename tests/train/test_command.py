@@ -23,7 +23,9 @@ from tests.ranks import fastsiam_on_ranks
 from tests.train.runs import train_run
 
 
-def test_variant_is_initialised_from_matching_parts(stopped: TrainConfig, tmp_path: Path) -> None:
+def test_variant_is_initialised_from_matching_parts(
+    stopped_config: TrainConfig, tmp_path: Path
+) -> None:
     """Variants initialise each other. A predictor that the other variant lacks is new."""
     variants: list[tuple[dict[str, Any], tuple[str, ...], tuple[str, ...]]] = [
         # the projector's output has a bias instead of BN; the predictor is the same
@@ -32,13 +34,13 @@ def test_variant_is_initialised_from_matching_parts(stopped: TrainConfig, tmp_pa
         ({"predictor": "none", "target_average": 0.8}, ("projector",), ("projector",)),
     ]
     for variant, there, back in variants:
-        other = with_settings(stopped, max_steps=1, init=stopped.run.out, **variant)
+        other = with_settings(stopped_config, max_steps=1, init=stopped_config.run.out, **variant)
         run = train_run(other, out=tmp_path / str(variant))
-        for config, heads in ((other, there), (with_settings(stopped, init=run), back)):
+        for config, heads in ((other, there), (with_settings(stopped_config, init=run), back)):
             assert initial_weights(config)[1] == ("backbone", *heads)
 
 
-def refused_runs(small: TrainConfig, tmp_path: Path) -> Iterator[tuple[TrainConfig, str]]:
+def make_invalid_runs(small: TrainConfig, tmp_path: Path) -> Iterator[tuple[TrainConfig, str]]:
     """Yield runs that fail at startup, each with a part of the error message."""
     ones = write_images(tmp_path / "ones", classes=9, each=1)
     yield (
@@ -55,7 +57,7 @@ def refused_runs(small: TrainConfig, tmp_path: Path) -> Iterator[tuple[TrainConf
 def test_rejected_run_leaves_no_folder(small: TrainConfig, tmp_path: Path) -> None:
     """The launcher fails before or after it starts ranks; with torchrun, rank 0 fails."""
     out = tmp_path / "runs" / "new"
-    cases = [*refused_runs(small, tmp_path)]
+    cases = [*make_invalid_runs(small, tmp_path)]
     for config, message in cases:
         with pytest.raises(FastSiamError, match=re.escape(message)):
             train_run(config, out=out)
@@ -68,12 +70,12 @@ def test_rejected_run_leaves_no_folder(small: TrainConfig, tmp_path: Path) -> No
     assert message in ranks[0].stderr and not out.parent.exists()
 
 
-def test_init_loads_weights_of_file(
-    stopped: TrainConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_init_loads_pretrained_weights(
+    stopped_config: TrainConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    first, some = Path(stopped.run.out), tmp_path / "some.pth"
+    first, some = Path(stopped_config.run.out), tmp_path / "some.pth"
     torch.save({"state_dict": load_pretrained(first).part("backbone")}, some)
-    zero = with_settings(stopped, lr=1e-30, max_steps=1, weight_decay=0.0)
+    zero = with_settings(stopped_config, lr=1e-30, max_steps=1, weight_decay=0.0)
     weights = {
         name: load_pretrained(train_run(zero, out=tmp_path / name, init=init)).state
         for name, init in (("all", first), ("some", some), ("none", ""))
@@ -92,13 +94,13 @@ def test_init_loads_weights_of_file(
     lost = tmp_path / "lost"
     for different in ({"width": 8}, {"stem": "cifar-pad2"}):
         with pytest.raises(CheckpointError, match="pass the same --backbone, --stem and --width"):
-            preflight(with_settings(stopped, out=lost, init=first, **different), world=1)
-    missing = with_settings(stopped, out=lost, init=tmp_path / "nowhere.pth")
+            preflight(with_settings(stopped_config, out=lost, init=first, **different), world=1)
+    missing = with_settings(stopped_config, out=lost, init=tmp_path / "nowhere.pth")
     error = fastsiam("train", *flags(missing), code=1).stderr
     assert error.startswith("error: no checkpoint at") and error.count("\n") == 1
     assert not lost.exists()
     some.unlink()  # a resumed run no longer needs it
-    preflight(with_settings(stopped, out=tmp_path / "some", init=some), world=1)
+    preflight(with_settings(stopped_config, out=tmp_path / "some", init=some), world=1)
 
 
 def test_max_restarts_needs_out_and_resume_auto(

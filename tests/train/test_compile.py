@@ -32,7 +32,7 @@ from tests.configs import with_settings
 from tests.networks import short_resnet10
 from tests.processes import Forked
 from tests.tiers import slow
-from tests.train.runs import CPU, assert_same, results, train_run
+from tests.train.runs import CPU, assert_same, run_three_steps, train_run
 
 NETWORKS: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "stem": short_resnet10,
@@ -62,18 +62,20 @@ def network(request: pytest.FixtureRequest) -> Iterator[None]:
 )
 def test_compiled_step_matches_eager_step(settings: dict[str, Any], network: None) -> None:
     """Losses, gradients, weights and BN statistics of three steps, in float32."""
-    eager = results(accumulate=settings.get("accumulate", 1))
-    assert_same(results(compile="on", **settings), eager, tolerance=1e-4)
+    eager = run_three_steps(accumulate=settings.get("accumulate", 1))
+    assert_same(run_three_steps(compile="on", **settings), eager, tolerance=1e-4)
 
 
 @pytest.mark.parametrize("network", ["stem"], indirect=True)
 def test_compiled_bfloat16_losses_match_eager(network: None) -> None:
     """They differ by 0.0002. The float32 losses differ from them by 0.006."""
-    eager, compiled = (results(precision="bf16", compile=mode)["loss"] for mode in ("off", "on"))
+    eager, compiled = (
+        run_three_steps(precision="bf16", compile=mode)["loss"] for mode in ("off", "on")
+    )
     torch.testing.assert_close(compiled, eager, atol=3e-3, rtol=0)
 
 
-def test_prepare_compiles_everything_and_changes_no_state(
+def test_prepare_compiles_all_graphs_and_preserves_state(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """``prepare`` changes no weights, gradients or random state, also when it warms up CUDA graphs.
@@ -171,7 +173,7 @@ def test_failed_cuda_graph_capture_is_reported(
             step.prepare()
 
 
-def test_old_empty_libraries_are_removed_from_cache(
+def test_stale_empty_libraries_are_removed_from_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Old empty libraries are removed: inductor never recompiles them. New ones may be in use."""
@@ -234,7 +236,7 @@ def _compile_error(error: Exception) -> Exception:
     return caught.value
 
 
-def test_cause_of_failed_compilation_is_reported() -> None:
+def test_cause_line_extracts_cause_of_compile_error() -> None:
     """Generic first lines of torch's messages are skipped."""
     from torch._dynamo.exc import Unsupported
     from torch._inductor.compile_worker.subproc_pool import SubprocException
@@ -258,11 +260,11 @@ def test_cause_of_failed_compilation_is_reported() -> None:
     assert cause_line(RuntimeError("one\ntwo")) == "RuntimeError: one"
 
 
-def test_compile_auto_depends_on_length_and_is_kept(
-    small: TrainConfig, stopped: TrainConfig
+def test_compile_auto_depends_on_step_count_and_is_kept(
+    small: TrainConfig, stopped_config: TrainConfig
 ) -> None:
     """The number of steps of this start decides, not the length of the schedule."""
-    run = checkpoints.load(Path(stopped.run.out))
+    run = checkpoints.load(Path(stopped_config.run.out))
 
     def resolved(config: TrainConfig, began_with: str, steps: int) -> str:
         start = None

@@ -20,12 +20,12 @@ from tests.train.runs import train_run
 
 
 @pytest.fixture(autouse=True)
-def healthy(monkeypatch: pytest.MonkeyPatch) -> None:
+def ample_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Report plenty of free memory, whatever other tests use."""
     monkeypatch.setattr(gauges, "host_memory", lambda: (10 * 10**9, 64 * 10**9))
 
 
-def warnings_of(run: Path, waits: list[float]) -> list[str]:
+def collect_warnings(run: Path, waits: list[float]) -> list[str]:
     log = MetricsLog(RunFolder(run), step=0, steps_per_epoch=10)
     machine_monitor = MachineMonitor(log, console=Console(quiet=True))
     for step, wait in enumerate(waits, start=1):
@@ -37,8 +37,8 @@ def warnings_of(run: Path, waits: list[float]) -> list[str]:
 def test_slowing_loader_causes_warning(tmp_path: Path) -> None:
     """A loader that was slow from the start, or for a few log points, gives no warning."""
     steady = [0.9, *(60 * [0.3])]
-    assert warnings_of(tmp_path / "steady", [*steady, *(18 * [0.9]), *steady]) == []
-    (warning,) = warnings_of(tmp_path / "slower", [*steady, *(60 * [0.41])])
+    assert collect_warnings(tmp_path / "steady", [*steady, *(18 * [0.9]), *steady]) == []
+    (warning,) = collect_warnings(tmp_path / "slower", [*steady, *(60 * [0.41])])
     assert warning == (
         "82 data_wait: data wait grew from 30% to 41% (medians of 40 log points): the loader "
         "became slower"
@@ -47,7 +47,7 @@ def test_slowing_loader_causes_warning(tmp_path: Path) -> None:
 
 def test_low_host_memory_causes_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gauges, "host_memory", lambda: (3 * 10**9, 64 * 10**9))
-    (warning,) = warnings_of(tmp_path, 3 * [0.02])
+    (warning,) = collect_warnings(tmp_path, 3 * [0.02])
     assert warning.startswith("1 memory: the host has 3.0 GB of 64 GB memory left; ")
 
 

@@ -16,7 +16,7 @@ NAMES = st.lists(st.sampled_from("abcd"), max_size=8)  # includes names that sev
 
 
 @given(then=NAMES, now=NAMES)
-def test_positions_follow_image_names(then: list[str], now: list[str]) -> None:
+def test_images_are_matched_by_name(then: list[str], now: list[str]) -> None:
     """Images with the same name keep their order; a missing image is replaced by the next one."""
     places = ImageList(tuple(then)).positions_in(now)
     for name in "abcd":
@@ -30,7 +30,7 @@ def test_positions_follow_image_names(then: list[str], now: list[str]) -> None:
             assert index == next(place for place in following[at:] if place >= 0)
 
 
-def test_image_list_round_trip(tmp_path: Path) -> None:
+def test_image_list_round_trips_and_rejects_corrupt_file(tmp_path: Path) -> None:
     assert ImageList.load(tmp_path) is None
     blocks = np.array([0, 0, 1], np.int32)
     names = ("a/\udcff.jpg", "b/ä\n.jpg", "c")

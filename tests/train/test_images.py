@@ -40,10 +40,10 @@ NAME, LOST = "class1/001.jpg", 9
 
 
 @pytest.fixture(scope="session")
-def finished(stopped: TrainConfig, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished_run(stopped_config: TrainConfig, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The stopped run, resumed on its original data and trained to the end."""
-    run = shutil.copytree(stopped.run.out, tmp_path_factory.mktemp("finished") / "run")
-    return train_run(stopped, out=run)
+    run = shutil.copytree(stopped_config.run.out, tmp_path_factory.mktemp("finished") / "run")
+    return train_run(stopped_config, out=run)
 
 
 def copy_folder(images: Path) -> Path:
@@ -85,7 +85,7 @@ def find_training_file(place: Path) -> Path:
     rest_slow([copy_folder, pack_tar, convert_to_beton, save_arrow, write_parquet], fast=2),
 )
 def test_run_resumes_from_any_container(
-    container: Callable[[Path], Path], stopped_copy: TrainConfig, images: Path, finished: Path,
+    container: Callable[[Path], Path], stopped_copy: TrainConfig, images: Path, finished_run: Path,
     capfd: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     """Data may be moved, converted or packed. A missing or truncated file is a one-line error."""
@@ -107,7 +107,7 @@ def test_run_resumes_from_any_container(
     for stop, warns in ((10, container is not copy_folder), (0, False)):
         train_run(config, max_steps=stop)
         assert (message in capfd.readouterr().err) == warns  # only once
-    assert_same_runs(run, finished)
+    assert_same_runs(run, finished_run)
 
 
 def pad_tar(place: Path) -> None:
@@ -117,8 +117,8 @@ def pad_tar(place: Path) -> None:
     place.write_bytes(content + bytes(10240))
 
 
-def test_file_of_different_size_is_rejected(
-    stopped_copy: TrainConfig, images: Path, finished: Path
+def test_changed_file_size_is_rejected(
+    stopped_copy: TrainConfig, images: Path, finished_run: Path
 ) -> None:
     """It fails even with the same names, unless the path is new or the run has no file list."""
     file = pack_tar(images)
@@ -143,11 +143,11 @@ def test_file_of_different_size_is_rejected(
     assert again is not None and again.files == files_of(open_store(file, "train"))
     pad_tar(file)
     train_run(config, data_changed="accept")
-    assert_same_runs(run, finished)
+    assert_same_runs(run, finished_run)
 
 
 def test_all_new_image_names_are_accepted_if_count_matches(
-    stopped_copy: TrainConfig, images: Path, finished: Path, capfd: pytest.CaptureFixture[str]
+    stopped_copy: TrainConfig, images: Path, finished_run: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Shards number their images and folders name them, so only the count can be compared."""
     members = [
@@ -156,13 +156,15 @@ def test_all_new_image_names_are_accepted_if_count_matches(
     shards = tar(images.with_name("shards.tar"), members)
     run = train_run(stopped_copy, data=shards, max_steps=9)
     assert "all image names changed since" in capfd.readouterr().err
-    assert history(run) == history(finished)[:9]
+    assert history(run) == history(finished_run)[:9]
     tar(shards, members[:-1])
     with pytest.raises(CheckpointError, match=r"24 of 24 images missing .*, 23 new"):
         train_run(stopped_copy, data=shards)
 
 
-def test_changed_data_are_rejected(stopped_copy: TrainConfig, images: Path, tmp_path: Path) -> None:
+def test_renamed_image_is_rejected_on_resume_and_branch(
+    stopped_copy: TrainConfig, images: Path, tmp_path: Path
+) -> None:
     """It fails for resumed runs, their branches, and branches from a copied checkpoint."""
     run, config = tmp_path / "run", with_settings(stopped_copy, data=images)
     copied_checkpoint = shutil.copy(checkpoints.last(run), run / "kept.pt")
@@ -217,7 +219,9 @@ def test_accepted_data_change_keeps_order_of_other_images(
         train_run(config)
 
 
-def test_run_without_image_list_compares_count(stopped_copy: TrainConfig, images: Path) -> None:
+def test_run_without_image_list_compares_image_count(
+    stopped_copy: TrainConfig, images: Path
+) -> None:
     run, image = Path(stopped_copy.run.out), images / "train" / NAME
     (run / FILE).unlink()
     content = image.read_bytes()
@@ -275,7 +279,7 @@ def window_shuffle_config(small: TrainConfig, monkeypatch: pytest.MonkeyPatch) -
     return with_settings(small, shuffle="window:7", knn_every=0, tracker="none")
 
 
-def test_window_shuffle_is_kept_in_any_container(
+def test_window_shuffle_is_kept_across_containers(
     window_shuffle_config: TrainConfig, images: Path, tmp_path: Path
 ) -> None:
     """Containers store the images in different orders, so new runs would shuffle differently."""
@@ -291,7 +295,7 @@ def test_window_shuffle_is_kept_in_any_container(
     assert history(turned) != history(reference)
 
 
-def test_run_on_mixture_resumes_exactly(
+def test_run_on_mixture_resumes_bit_for_bit(
     small: TrainConfig, images: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Half of a folder with three classes, half of one with a single class. It resumes exactly."""

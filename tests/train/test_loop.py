@@ -183,7 +183,7 @@ def test_collapse_guard_stops_run(small: TrainConfig) -> None:
         train_run(config, on_collapse="stop", log_every=10)
 
 
-def test_collapse_guard_allows_for_small_micro_batches(small: TrainConfig) -> None:
+def test_collapse_guard_tolerates_small_micro_batches(small: TrainConfig) -> None:
     """Centred outputs of four images span at most three dimensions, which is not a collapse."""
     config = with_settings(small, batch=16, accumulate=4, knn_every=0, on_collapse="stop")
     run = train_run(config, max_steps=1)
@@ -201,7 +201,7 @@ def train_without_stderr(arguments: list[str]) -> None:
     main()
 
 
-def test_run_trains_without_stderr(small: TrainConfig) -> None:
+def test_run_completes_with_closed_stderr(small: TrainConfig) -> None:
     """stderr is closed (``2>&-``). For a full disk see tests/test_console.py."""
     result = Forked(train_without_stderr, ["train", *flags(small)]).wait(120)
     assert result.returncode == 0 and len(history(Path(small.run.out))) == 12

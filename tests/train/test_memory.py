@@ -31,7 +31,7 @@ def test_estimate_bounds_saved_tensors() -> None:
     assert really < training_bytes(config, CPU, images=100) < 2 * really
 
 
-def test_estimate_counts_state_of_method() -> None:
+def test_estimate_includes_method_state() -> None:
     """A frozen encoder adds its weights once. Averages add one row per image."""
     config = with_settings(RECIPES["cifar10"](), batch=32, width=16)
     images = 1_000_000

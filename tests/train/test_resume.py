@@ -32,7 +32,7 @@ from tests.tiers import slow
 from tests.train.runs import (
     assert_same_runs,
     history,
-    kills_a_worker,
+    make_worker_kill_hook,
     resume_after,
     same_state,
     train_run,
@@ -185,7 +185,7 @@ SLOW = [*ENDINGS][-4:]
 
 
 @pytest.mark.parametrize("ending", [slow(name) if name in SLOW else name for name in ENDINGS])
-def test_run_resumes_after_every_kind_of_failure(
+def test_run_resumes_after_failure(
     ending: str, small: TrainConfig, full_run: RunOfPipeline, capfd: pytest.CaptureFixture[str]
 ) -> None:
     ENDINGS[ending](make_run_config(small))
@@ -200,7 +200,7 @@ def test_run_resumes_after_every_kind_of_failure(
 
 def test_run_stopped_by_killed_worker_resumes(small: TrainConfig, tmp_path: Path) -> None:
     config = with_settings(small, pipeline="torchvision", workers=2, knn_every=0)
-    error = resume_after(config, tmp_path, kills_a_worker())
+    error = resume_after(config, tmp_path, make_worker_kill_hook())
     assert str(error).startswith("a worker process died (")
     assert str(error).endswith("start the same command again to resume")
 

@@ -55,7 +55,7 @@ def endless_config(small: TrainConfig) -> TrainConfig:
         slow((1, signal.SIGHUP, 129)),
     ],
 )
-def test_signals_save_and_exit(
+def test_signal_saves_checkpoint_and_exits(
     processes: int, number: int, code: int, endless_config: TrainConfig, tmp_path: Path
 ) -> None:
     """The signal goes to the launcher, which forwards it, and to the ranks, as from a terminal.
@@ -88,7 +88,7 @@ def _run_under_nohup(*arguments: str) -> None:
     main()
 
 
-def test_nohup_ignores_sighup(endless_config: TrainConfig, tmp_path: Path) -> None:
+def test_run_under_nohup_ignores_sighup(endless_config: TrainConfig, tmp_path: Path) -> None:
     run = tmp_path / "run"
     process = Forked(
         _run_under_nohup, "train", *flags(with_settings(endless_config, gpus=2)), session=True

@@ -37,7 +37,7 @@ NEW_SETTINGS: dict[str, Any] = {
 
 
 @pytest.fixture
-def branch(stopped_copy: TrainConfig, tmp_path: Path) -> TrainConfig:
+def branch_config(stopped_copy: TrainConfig, tmp_path: Path) -> TrainConfig:
     return with_settings(stopped_copy, resume=tmp_path / "run", out=tmp_path / "branch")
 
 
@@ -51,10 +51,10 @@ def cosine(part: float) -> float:
 
 
 def test_branch_uses_new_optimizer_settings(
-    branch: TrainConfig, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    branch_config: TrainConfig, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Each step has the learning rate of the new settings. No old setting remains."""
-    run = train_run(branch, **NEW_SETTINGS)
+    run = train_run(branch_config, **NEW_SETTINGS)
     state, origin = checkpoints.load(run), checkpoints.load(tmp_path / "run")
     assert state.step == 15 and state.config.optim.lr == 0.1
     groups = state.optimizer["param_groups"]
@@ -86,9 +86,9 @@ def vars_of(settings: Any) -> dict[str, Any]:
     return {name: getattr(settings, name) for name in settings.__slots__}
 
 
-def test_restarted_branch_resumes_bit_for_bit(branch: TrainConfig, tmp_path: Path) -> None:
+def test_restarted_branch_resumes_bit_for_bit(branch_config: TrainConfig, tmp_path: Path) -> None:
     """It resumes the branch and not the original run, even without config.json."""
-    config = with_settings(branch, **NEW_SETTINGS)
+    config = with_settings(branch_config, **NEW_SETTINGS)
     reference = train_run(config, out=tmp_path / "whole")
     for stop in (6, 8, 0):
         run = train_run(config, max_steps=stop)
@@ -139,9 +139,9 @@ def test_extending_finished_run_prints_learning_rates(
     )
 
 
-def test_branch_can_be_extended(branch: TrainConfig, tmp_path: Path) -> None:
+def test_branch_can_be_extended(branch_config: TrainConfig, tmp_path: Path) -> None:
     for stop in (8, 0):
-        train_run(branch, extend=5, max_steps=stop)
+        train_run(branch_config, extend=5, max_steps=stop)
     assert checkpoints.load(tmp_path / "branch").step == 15
     assert checkpoints.load(tmp_path / "run").config.optim.epochs == 4
 
@@ -151,7 +151,7 @@ WAY = (
     r"\(--resume {run} --out OTHER"
 )
 BRANCH = {"resume": "{run}", "out": "{new}"}
-REFUSED: list[tuple[dict[str, Any], str]] = [
+INVALID_CHANGES: list[tuple[dict[str, Any], str]] = [
     ({"lr": 0.1}, rf"\(lr: 0.5 -> 0.1\); {WAY}"),
     ({"crop": 14}, "crop: 16 -> 14"),
     ({"resume": "never"}, "already contains a run"),
@@ -174,46 +174,48 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 
 def test_invalid_resume_is_rejected_and_changes_nothing(
-    stopped: TrainConfig, tmp_path: Path
+    stopped_config: TrainConfig, tmp_path: Path
 ) -> None:
-    run, new = Path(stopped.run.out), tmp_path / "new" / "run"
+    run, new = Path(stopped_config.run.out), tmp_path / "new" / "run"
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
-    for settings, message in REFUSED:
+    for settings, message in INVALID_CHANGES:
         changes: dict[str, Any] = {
             name: x.format(run=run, new=new) if isinstance(x, str) else x
             for name, x in settings.items()
         }
         with pytest.raises(CheckpointError, match=message.format(run=run)):
-            train_run(stopped, **changes)
+            train_run(stopped_config, **changes)
         assert before == {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
         assert not new.parent.exists(), message
 
 
-def test_resumed_branch_rejects_changed_learning_rate(branch: TrainConfig, tmp_path: Path) -> None:
-    train_run(branch, lr=0.1, max_steps=7)
+def test_resumed_branch_rejects_changed_learning_rate(
+    branch_config: TrainConfig, tmp_path: Path
+) -> None:
+    train_run(branch_config, lr=0.1, max_steps=7)
     message = rf"\(lr: 0.1 -> 0.2\); {WAY.format(run=tmp_path / 'run')}"
     with pytest.raises(CheckpointError, match=message):
-        train_run(branch, lr=0.2)
+        train_run(branch_config, lr=0.2)
     assert checkpoints.load(tmp_path / "branch").step == 7
 
 
-def test_branch_is_not_overwritten_by_continued_run(
-    stopped_copy: TrainConfig, branch: TrainConfig, tmp_path: Path
+def test_branch_behind_its_parent_is_not_overwritten(
+    stopped_copy: TrainConfig, branch_config: TrainConfig, tmp_path: Path
 ) -> None:
-    last = checkpoints.last(train_run(branch, max_steps=8))
+    last = checkpoints.last(train_run(branch_config, max_steps=8))
     train_run(stopped_copy, max_steps=8)
-    train_run(branch, max_steps=9)  # both runs are at the same step: it takes its own
+    train_run(branch_config, max_steps=9)  # both runs are at the same step: it takes its own
     before = last.read_bytes()
     train_run(stopped_copy)
     with pytest.raises(
         CheckpointError, match=r"branch already contains a run at step 9, before step 12"
     ):
-        train_run(branch)
+        train_run(branch_config)
     assert last.read_bytes() == before
     older = checkpoints.previous(last.parents[1])
     with pytest.raises(CheckpointError, match=r"previous\.pt is at step 8, but \S+ is at step 9"):
-        train_run(branch, resume=older)
-    train_run(branch, resume=last.parents[1])
+        train_run(branch_config, resume=older)
+    train_run(branch_config, resume=last.parents[1])
     assert [line[0] for line in history(tmp_path / "branch")] == list(range(7, 13))
 
 
@@ -230,8 +232,8 @@ def test_resolved_precision_is_recorded_and_kept(
         train_run(config, precision="fp32")
 
 
-def test_run_of_0_2_with_removed_schedule_can_branch(
-    stopped_copy: TrainConfig, branch: TrainConfig, capfd: pytest.CaptureFixture[str]
+def test_removed_schedule_prevents_resume_but_not_branch(
+    stopped_copy: TrainConfig, branch_config: TrainConfig, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Such a run can be evaluated and exported, but not resumed with another learning rate."""
     run = Path(stopped_copy.run.out)
@@ -247,6 +249,6 @@ def test_run_of_0_2_with_removed_schedule_can_branch(
                 train_run(stopped_copy, **changes)
         assert load_pretrained(run).epoch == 2
     capfd.readouterr()
-    train_run(branch, lr=0.25, max_steps=7)
+    train_run(branch_config, lr=0.25, max_steps=7)
     assert " now, 0.00391 at the next step" in capfd.readouterr().err
-    assert checkpoints.load(train_run(branch, lr=0.25, max_steps=8)).step == 8
+    assert checkpoints.load(train_run(branch_config, lr=0.25, max_steps=8)).step == 8

@@ -17,14 +17,14 @@ from fastsiam.train.step import TrainingStep
 from tests import rank_jobs
 from tests.configs import with_settings
 from tests.processes import Forked
-from tests.train.runs import CPU, assert_same, results
+from tests.train.runs import CPU, assert_same, run_three_steps
 
 
 def test_recomputing_activations_does_not_change_step() -> None:
-    assert_same(results(activation_memory=0.5), results())
+    assert_same(run_three_steps(activation_memory=0.5), run_three_steps())
 
 
-def saved_bytes(**settings: Any) -> int:
+def count_saved_bytes(**settings: Any) -> int:
     config = with_settings(rank_jobs.CONFIG, **settings)
     method = rank_jobs.make_method()
     TrainingStep(config, method, CPU, steps_per_epoch=10).prepare()
@@ -42,7 +42,7 @@ def saved_bytes(**settings: Any) -> int:
 
 
 def test_recomputing_activations_saves_memory() -> None:
-    assert saved_bytes(activation_memory=0.5) < 0.5 * saved_bytes()
+    assert count_saved_bytes(activation_memory=0.5) < 0.5 * count_saved_bytes()
 
 
 @pytest.mark.parametrize("kept", [True, False])
@@ -71,7 +71,7 @@ def count_faults(keep: bool) -> None:
     print(faults() - before, flush=True)
 
 
-def test_invalid_step_settings_are_rejected_before_start(small: TrainConfig) -> None:
+def test_preflight_rejects_invalid_step_settings(small: TrainConfig) -> None:
     graphs = {"compile": "on", "cuda_graphs": True}
     for settings, world, message in (
         ({"compile": "yes"}, 1, "compile must be one of auto, on, off"),

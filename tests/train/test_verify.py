@@ -24,14 +24,14 @@ from tests.conftest import small_config, write_data
 from tests.processes import fastsiam
 from tests.ranks import fastsiam_on_ranks
 from tests.sources import insert_junk
-from tests.train.runs import OLD, train_run, verify_run
+from tests.train.runs import OLD_RUN, train_run, verify_run
 
 NO_MONITORING: dict[str, Any] = {"knn_every": 0, "tracker": "none"}
 ALL = "log lines agree: images and augmentations of steps 1 to 12"
 
 
 @pytest.fixture(scope="module")
-def logged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def logged_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of 12 steps in 4 epochs, with a log line every 2 steps. Tests must not change it.
 
     One of its images can only be decoded by Pillow.
@@ -43,12 +43,12 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train_run(config, log_every=2, **NO_MONITORING)
 
 
-def test_verify_confirms_run_and_changes_nothing(logged: Path) -> None:
-    before = {path: path.read_bytes() for path in logged.rglob("*") if path.is_file()}
-    text = verify_run(logged)
+def test_verify_confirms_run_and_changes_nothing(logged_run: Path) -> None:
+    before = {path: path.read_bytes() for path in logged_run.rglob("*") if path.is_file()}
+    text = verify_run(logged_run)
     assert f"6 {ALL}, recomputed from seed 0" in text
     assert "the weights after step 12 agree: SHA-256 " in text
-    assert before == {path: path.read_bytes() for path in logged.rglob("*") if path.is_file()}
+    assert before == {path: path.read_bytes() for path in logged_run.rglob("*") if path.is_file()}
 
 
 def test_digests_of_all_ranks_survive_stop_between_log_lines(
@@ -127,9 +127,9 @@ CHANGES: list[tuple[str, Callable[[Any], None], str]] = [
 """A file of a run, an edit to it (JSON Lines: to the fifth line), and the expected message."""
 
 
-def test_changed_files_are_detected(logged: Path, tmp_path: Path) -> None:
+def test_verify_detects_edited_run_files(logged_run: Path, tmp_path: Path) -> None:
     for number, (name, edit, message) in enumerate(CHANGES):
-        run = shutil.copytree(logged, tmp_path / str(number))
+        run = shutil.copytree(logged_run, tmp_path / str(number))
         text = (run / name).read_text()
         rows, line = (text.splitlines(), 4) if name == "metrics.jsonl" else ([text], 0)
         values = json.loads(rows[line])
@@ -140,7 +140,7 @@ def test_changed_files_are_detected(logged: Path, tmp_path: Path) -> None:
             verify_run(run)
     stderr = fastsiam("verify", str(run), code=1).stderr
     assert stderr.startswith("error: ") and len(stderr.splitlines()) == 1
-    run = shutil.copytree(logged, tmp_path / "weights")
+    run = shutil.copytree(logged_run, tmp_path / "weights")
     state = torch.load(checkpoints.last(run), weights_only=True)
     next(iter(state["model"].values()))[0] += 1e-3
     torch.save(state, checkpoints.last(run))
@@ -148,7 +148,7 @@ def test_changed_files_are_detected(logged: Path, tmp_path: Path) -> None:
         verify_run(run)
 
 
-def test_swapped_images_are_detected(small: TrainConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verify_detects_swapped_images(small: TrainConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     """The loader has a planted bug: in one of 12 steps it swaps two images."""
     right = Order.indices
 
@@ -166,9 +166,11 @@ def test_swapped_images_are_detected(small: TrainConfig, monkeypatch: pytest.Mon
     assert "1 log line agrees: images and augmentations of steps 9 to 12" in verify_run(run, step=9)
 
 
-def test_verify_step_lists_its_images(logged: Path) -> None:
+def test_verify_step_lists_its_images(logged_run: Path) -> None:
     """Step 8, the second of the third epoch, has eight images in the order that was drawn."""
-    head, title, *rows = fastsiam("verify", str(logged), "--step", "8").stdout.splitlines()[-10:]
+    head, title, *rows = fastsiam("verify", str(logged_run), "--step", "8").stdout.splitlines()[
+        -10:
+    ]
     assert head.startswith(
         "1 log line agrees: images and augmentations of steps 7 to 8, recomputed"
     )
@@ -176,13 +178,13 @@ def test_verify_step_lists_its_images(logged: Path) -> None:
     index = Order(images=24, batch=8, seed=0).indices(2, 1).tolist()
     assert rows == [f"{8 + row} {i} class{i // 8}/{i % 8:03d}.jpg" for row, i in enumerate(index)]
     with pytest.raises(FastSiamError, match=r"does not cover step 13, only steps 1 to 12"):
-        verify_run(logged, step=13)
+        verify_run(logged_run, step=13)
 
 
 def test_run_of_0_2_is_verified_from_resumed_step(small: TrainConfig, tmp_path: Path) -> None:
     with pytest.raises(FastSiamError, match=r"cannot read .*config.json"):
         verify_run(tmp_path)
-    run = shutil.copytree(OLD, tmp_path / "old")
+    run = shutil.copytree(OLD_RUN, tmp_path / "old")
     with pytest.raises(FastSiamError, match="has no digests"):
         verify_run(run)
     text = verify_run(train_run(small, out=run, **NO_MONITORING))

@@ -13,7 +13,13 @@ from tests.configs import flags, with_settings
 from tests.object_storage import KEY, SECRET, environment, faulty_proxy, reconnect, upload
 from tests.processes import fastsiam
 from tests.tiers import rest_slow
-from tests.train.runs import history, kills_a_worker, resume_after, train_run, train_until_kill
+from tests.train.runs import (
+    history,
+    make_worker_kill_hook,
+    resume_after,
+    train_run,
+    train_until_kill,
+)
 
 BAD_LINE = {"errors": 0.1, "cuts": 0.1, "stalls": 0.02}
 """Much worse than one failure in 100 requests, as on a busy day: a short run meets every fault."""
@@ -101,5 +107,5 @@ def test_killed_loader_process_of_remote_data(
 ) -> None:
     """A fork server started it. The error is still one line, and the run resumes."""
     config = with_settings(small, pipeline="torchvision", workers=2, knn_every=0, data=data)
-    error = resume_after(config, tmp_path, kills_a_worker())
+    error = resume_after(config, tmp_path, make_worker_kill_hook())
     assert str(error).startswith("a worker process died (")
