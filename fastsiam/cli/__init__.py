@@ -145,8 +145,19 @@ def _say(error: object, prefix: str = "") -> None:
     """Print an error's message, followed by its notes in brackets."""
     notes = [f"({note})" for note in getattr(error, "__notes__", ())]
     with contextlib.suppress(OSError):  # an unwritable log must not change the exit code
-        text = " ".join([f"{prefix}{error}", *notes])
-        print(_CONTROLS.sub(lambda match: repr(match[0])[1:-1], text), file=sys.stderr)
+        print(_escape(" ".join([f"{prefix}{error}", *notes])), file=sys.stderr)
+
+
+def _escape(text: str) -> str:
+    """Replace control characters by their escape sequences."""
+    return _CONTROLS.sub(lambda match: repr(match[0])[1:-1], text)
+
+
+class _LogFormatter(logging.Formatter):
+    """Formats each message of fastsiam as one line of printable text."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return _escape(record.message) if record.name.startswith("fastsiam.") else record.message
 
 
 def _exit_immediately(error: BaseException) -> NoReturn:
@@ -177,5 +188,7 @@ def _common(
     ] = False,
 ) -> None:
     if os.environ.get("RANK", "0") == "0":
-        logging.basicConfig(format="%(message)s")
+        handler = logging.StreamHandler()
+        handler.setFormatter(_LogFormatter())
+        logging.basicConfig(handlers=[handler])
         logging.getLogger("fastsiam").setLevel(logging.INFO)

@@ -21,12 +21,13 @@ from fastsiam.config.recipes import RECIPES
 from fastsiam.config.train import train_settings
 from fastsiam.run import checkpoint as checkpoints
 from fastsiam.train.command import train_here
+from fastsiam.views.batch import Batch
 from tests.configs import flags, with_settings
 from tests.conftest import ROOT
 from tests.methods.barlow_twins import BarlowTwinsConfig
 from tests.processes import fastsiam
 from tests.ranks import fastsiam_on_ranks
-from tests.train.runs import OLD_RUN, history
+from tests.train.runs import OLD_RUN, history, train_run
 
 
 def invoke(*arguments: str, code: int = 0) -> tuple[list[tuple[str, TrainConfig]], str]:
@@ -320,7 +321,14 @@ def test_views_command_uses_run_settings(stopped_run: TrainConfig, tmp_path: Pat
     assert "2 views of 2 images, pipeline memory, epoch 0, seed 0" in result.stdout
     of_run = json.loads(draws.read_text())
     assert len(of_run) == 2 and all(Path(image["path"]).exists() for image in of_run)
-    assert of_run[0]["views"][0]["box"] != of_run[0]["views"][1]["box"]
+    batches: list[Batch] = []
+    train_run(stopped_run, lambda _, batch: batches.append(batch), out=tmp_path / "again")
+    assert [image["index"] for image in of_run] == batches[0].index[:2].tolist()
+    params = batches[0].params
+    assert params is not None
+    for name in of_run[0]["views"][0]:
+        drawn = [[view[name] for view in image["views"]] for image in of_run]
+        assert drawn == getattr(params, name)[:, :2].swapaxes(0, 1).tolist(), name
     file = tmp_path / "my.toml"
     file.write_text(f'[data]\ndata = "{stopped_run.data.data}"\n[augment]\ncrop = 16\n')
     result = fastsiam(*command, "--config", str(file))

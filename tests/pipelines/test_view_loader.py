@@ -186,20 +186,24 @@ def invert_crops(crops: Crops) -> Any:
 
 
 @pytest.mark.parametrize("name", WITH_IMAGES)
-def test_crop_transform_is_applied_to_crops(name: str, root: Path, loaders: Loaders) -> None:
-    """Without colour operations, the views are the negatives of the untransformed ones."""
+def test_crop_transform_precedes_colour_operations(name: str, root: Path, loaders: Loaders) -> None:
+    """Without colour operations, inverted crops become negative views.
+
+    Solarisation inverts the brighter half of the levels, so a crop and its negative become equal.
+    """
     plain: Any = {"jitter_p": 0.0, "gray_p": 0.0, "blur_p": 0.0, "mean": (0.5, 0.5, 0.5)}
-    augment = AugmentConfig.alike(crop=16, **plain)
     if name == "torchvision":
         with pytest.raises(ValueError, match="the torchvision pipeline has no crops"):
             open_loader(name, root, crop_transform=invert_crops)
         return
-    negatives, usual = (
-        next(loaders(name, root, augment=augment, crop_transform=transform).epoch(1))
-        for transform in (invert_crops, None)
-    )
-    for view, other in zip(negatives.views, usual.views, strict=True):
-        torch.testing.assert_close(view, -other, atol=2e-5, rtol=0)
+    for solarise_p, sign in ((0.0, -1), (1.0, 1)):
+        augment = AugmentConfig.alike(crop=16, solarise_p=solarise_p, **plain)
+        inverted, usual = (
+            next(loaders(name, root, augment=augment, crop_transform=transform).epoch(1))
+            for transform in (invert_crops, None)
+        )
+        for view, other in zip(inverted.views, usual.views, strict=True):
+            torch.testing.assert_close(view, sign * other, atol=2e-5, rtol=0)
 
 
 def test_workers_auto_tunes_while_loading(

@@ -20,7 +20,7 @@ from fastsiam.evaluate.feature_files import write_features
 from fastsiam.report.run import write_report
 from fastsiam.run import checkpoint as checkpoints
 from fastsiam.run.log import read_metrics
-from tests.configs import with_settings
+from tests.configs import flags, with_settings
 from tests.pipelines.cases import WITH_IMAGES, change_image, make_readable
 from tests.processes import fastsiam
 from tests.train.runs import CPU, Killed, assert_same_runs, train_run, train_until_kill, verify_run
@@ -64,6 +64,15 @@ def test_bad_images_are_replaced_and_recorded(
     assert "12 log lines agree" in verify_run(run)
     (run / FILE).unlink()
     fastsiam("verify", str(run), code=1)
+
+
+def test_control_characters_of_bad_image_name_are_escaped(
+    config: TrainConfig, images: Path
+) -> None:
+    (images / "train" / "class0" / "0\n\x1b[1m.jpg").write_bytes(b"")
+    stderr = fastsiam("train", *flags(config)).stderr
+    assert r"(class0/0\n\x1b[1m.jpg): it is empty; another image" in stderr
+    assert "\x1b" not in stderr
 
 
 @pytest.mark.parametrize("name", WITH_IMAGES)
@@ -130,7 +139,7 @@ def test_branch_copies_bad_image_list(config: TrainConfig, images: Path, tmp_pat
 def test_evaluations_skip_and_report_lists_bad_images(
     config: TrainConfig, images: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The monitor, evaluations, features and report skip bad images, also in the validation set."""
+    """Bad images are skipped in the validation set too, and features have no rows for them."""
     corrupt_images(images)
     (images / "val" / "class0" / "001.jpg").write_bytes(b"")
     run = train_run(config, epochs=2, knn_every=1)
