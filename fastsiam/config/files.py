@@ -10,7 +10,7 @@ import json
 import textwrap
 import tomllib
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
@@ -127,11 +127,13 @@ def read_settings(path: Path, *, resumes: bool = False) -> Settings:
             for name in () if resumes else _OF_ONE_RUN:
                 del flags[name]
         else:
+            settings = train_settings()
             for section, value in content.items():
                 table = value if isinstance(value, Mapping) else {section: value}
                 require(not table.get("restarts"), "restarts was removed after version 0.2")
                 for key in [key for key in table if key not in REMOVED]:
-                    require((name := _setting_name(key)) not in flags, f"{name} occurs twice")
+                    name = _setting_name(key, settings)
+                    require(name not in flags, f"{name} occurs twice")
                     require(table[key] not in _NULL, f"{name} has no value: leave it out")
                     flags[name] = table[key]
             check_name("recipe", recipe, ["", *RECIPES])
@@ -167,9 +169,9 @@ def _table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return dict(pairs)
 
 
-def _setting_name(text: object) -> str:
+def _setting_name(text: object, settings: Collection[str]) -> str:
     name = str(text).strip().replace("-", "_")
-    check_name("setting", name, train_settings())
+    check_name("setting", name, settings)
     return name
 
 
@@ -179,11 +181,11 @@ def parse_assignments(texts: Iterable[str]) -> dict[str, Any]:
     Raises:
         ValueError: "=" is missing, or the setting is unknown.
     """
-    flags = {}
+    flags, settings = {}, train_settings()
     for text in texts:
         name, equals, value = text.partition("=")
         require(bool(equals), f"--set takes NAME=VALUE, not {text!r}")
-        flags[_setting_name(name)] = value.strip()
+        flags[_setting_name(name, settings)] = value.strip()
     return flags
 
 

@@ -67,8 +67,8 @@ class Setting:
         """Convert a value to the setting's type; raise ``ValueError`` if it is not allowed."""
         value = checked(self.kind, value, self.flag)
         for number in value if isinstance(value, tuple) else () if value is None else (value,):
-            is_within = all(_COMPARISONS[name](number, end) for name, end in self.bounds.items())
-            require(is_within, f"{self.flag} must be {self.range}, not {number}")
+            if not all(_COMPARISONS[name](number, end) for name, end in self.bounds.items()):
+                raise ValueError(f"{self.flag} must be {self.range}, not {number}")
             is_finite = not isinstance(number, float) or isfinite(number)
             require(is_finite, f"{self.flag} must be finite, not {number}")
         return value
