@@ -36,6 +36,10 @@ _ADVICE = {
     errno.ENFILE: "allow more open files (ulimit -n)",
 }
 """Advice for errors of the operating system."""
+
+_SCHEMES = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "hf", "file", "ftp", "http", "https"}
+"""Schemes of the URLs that are not accepted as local paths."""
+
 _PROBE = 1 << 20
 """Bytes of a test write that detects a full disk: more than any library buffers."""
 
@@ -217,7 +221,7 @@ def require_local(path: Path, *, reads: bool = False) -> None:
     first, *parts = path.parts or ("",)
     if hint := tilde_hint(path):
         raise FastSiamError(f"cannot {'read' if reads else 'write to'} {path}{hint}")
-    if first not in ("s3:", "gs:", "az:", "http:", "https:"):
+    if not first.endswith(":") or first.removesuffix(":") not in _SCHEMES:
         return
     if reads:
         raise FastSiamError(

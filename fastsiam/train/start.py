@@ -162,13 +162,19 @@ def _find_start(config: TrainConfig, run: Path) -> Start:
     if start is not None and path.resolve() == run.resolve():
         is_named = False
     if is_named and checkpoints.locate(path).resolve() != checkpoints.last(run).resolve():
-        requested = checkpoints.load(path)
+        requested, origin = checkpoints.load(path), run_folder(path) or path.parent
+        is_same_run = origin.resolve() == run.resolve()
         if start is None:
-            start, folder = requested, run_folder(path) or path.parent
-        elif start.step > requested.step and (run_folder(path) or path).resolve() == run.resolve():
+            start, folder = requested, origin
+        elif start.step > requested.step and is_same_run:
             raise CheckpointError(
                 f"{path} is at step {requested.step:,}, but {run} is at step {start.step:,}; pass "
                 f"--resume {quoted(run)} to resume it there, or another --out to branch off"
+            )
+        elif not is_same_run and not _is_branch_of(start, origin):
+            raise CheckpointError(
+                f"{run} already contains a run that did not branch off {path}; pass --resume "
+                f"{quoted(run)} to resume that run, or choose another --out for a new branch"
             )
         elif start.step < requested.step:
             raise CheckpointError(
@@ -183,6 +189,12 @@ def _find_start(config: TrainConfig, run: Path) -> Start:
             "share (--out)"
         )
     return Start() if start is None else Start(checkpoint=start, folder=folder, damaged=warning)
+
+
+def _is_branch_of(checkpoint: Checkpoint, run: Path) -> bool:
+    """Return whether a checkpoint is of a branch of ``run``, which may have been moved since."""
+    recorded = checkpoint.branch.get("run")
+    return recorded is not None and (Path(recorded) == run.resolve() or not Path(recorded).exists())
 
 
 def check_no_existing_run(run: Path) -> None:

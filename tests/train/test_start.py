@@ -219,6 +219,25 @@ def test_branch_behind_its_parent_is_not_overwritten(
     assert [line[0] for line in history(tmp_path / "branch")] == list(range(7, 13))
 
 
+def test_branch_does_not_continue_unrelated_run(
+    stopped_copy: TrainConfig, small: TrainConfig, tmp_path: Path
+) -> None:
+    original, other = Path(stopped_copy.run.out), tmp_path / "other"
+    train_run(small, out=other, knn_every=0, max_steps=7)
+    before = checkpoints.last(other).read_bytes(), (other / "config.json").read_bytes()
+    with pytest.raises(CheckpointError, match=r"other already contains a run that did not branch"):
+        train_run(stopped_copy, resume=original, out=other)
+    assert before == (checkpoints.last(other).read_bytes(), (other / "config.json").read_bytes())
+
+
+def test_branch_resumes_after_its_parent_was_moved(
+    stopped_copy: TrainConfig, branch_config: TrainConfig, tmp_path: Path
+) -> None:
+    train_run(branch_config, max_steps=7)
+    moved = Path(stopped_copy.run.out).rename(tmp_path / "moved")
+    assert checkpoints.load(train_run(branch_config, resume=moved, max_steps=8)).step == 8
+
+
 def test_resolved_precision_is_recorded_and_kept(
     small: TrainConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
