@@ -88,7 +88,11 @@ def model_card(pretrained: Pretrained, *, format: str, file: str, results: Seque
         recipe=(settings.recipe or None) if settings else None,
         monitored=_last_monitored(pretrained),
         results=[
-            (record, _images(record), dict.fromkeys(key for row in record.results for key in row))
+            (
+                record,
+                [*_images(record), *_preprocessing(record, pretrained)],
+                dict.fromkeys(key for row in record.results for key in row),
+            )
             for record in results
         ],
         trained_by=settings.environment if settings else None,
@@ -123,6 +127,27 @@ def _images(record: Record) -> list[str]:
             part = f"training images in {Path(data.subset).name}"
         return [*details, f"{part}: {data.train:,}"]
     return [*details, f"{data.train:,} training images"] if details else []
+
+
+def _preprocessing(record: Record, pretrained: Pretrained) -> list[str]:
+    """Describe the preprocessing of an evaluation where it differs from the card's section Input.
+
+    Empty for detection, whose protocol says how images are resized.
+    """
+    images, usual = record.images, pretrained.input_or_default
+    if record.kind == "detect":
+        return []
+    details = []
+    if (images.resize, images.crop) != (usual.resize, usual.crop):
+        details.append(f"shorter side {images.resize}, crop {images.crop}")
+    for name in ("mean", "std"):
+        if tuple(getattr(images, name)) != tuple(getattr(usual, name)):
+            details.append(f"{name} {', '.join(f'{x:g}' for x in getattr(images, name))}")
+    for name in ("exif", "alpha"):
+        trained_with = pretrained.config and getattr(pretrained.config.data, name)
+        if trained_with and getattr(images, name) != trained_with:
+            details.append(f"{name} {getattr(images, name)}")
+    return details
 
 
 def _literal(text: str) -> str:

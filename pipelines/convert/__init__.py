@@ -27,7 +27,7 @@ from ..store.base import IMAGE_ENDINGS, JPEG_ENDINGS
 from ..store.decode import ImageRules
 from ..subsets import sample
 from ..survey import survey
-from .manifest import write_manifest
+from .manifest import remove_old_manifests, write_manifest
 from .verify import Report, verify
 from .writer import BadImagesError, write
 
@@ -109,6 +109,7 @@ def convert(kind: Kind, config: ConvertConfig, console: Console) -> list[OutputF
         raise BadImagesError("; ".join(map(str, failures)), bad)
     descriptions = {file.path.name: file.about for file in files}
     write_manifest(out / f"manifest{part}.json", sources["train"].classes, descriptions)
+    remove_old_manifests(out)
     return files
 
 

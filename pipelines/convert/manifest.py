@@ -6,6 +6,7 @@ finished file. A conversion resumes, or accepts an existing file, only if the pl
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import json
@@ -139,7 +140,7 @@ def read_manifests(folder: Path) -> dict[str, Any]:
         DataError: a manifest is corrupt or cannot be read.
     """
     descriptions: dict[str, Any] = {}
-    for path in sorted([*folder.glob("manifest.json"), *folder.glob("manifest-*-of-*.json")]):
+    for path in _manifests(folder):
         try:
             descriptions |= dict(parse_json(path.read_text())["files"])
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -147,3 +148,16 @@ def read_manifests(folder: Path) -> dict[str, Any]:
                 f"cannot read {path} ({error}); convert again to recreate it"
             ) from error
     return descriptions
+
+
+def remove_old_manifests(folder: Path) -> None:
+    """Delete the manifests of earlier conversions all of whose files have been deleted."""
+    for path in _manifests(folder):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            files = dict(parse_json(path.read_text())["files"])
+            if not any((folder / name).exists() for name in files):
+                path.unlink()
+
+
+def _manifests(folder: Path) -> list[Path]:
+    return sorted([*folder.glob("manifest.json"), *folder.glob("manifest-*-of-*.json")])

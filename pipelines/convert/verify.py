@@ -78,7 +78,7 @@ def verify(path: Path, *, decoding: bool, workers: int, console: Console) -> lis
         report.checked = ", ".join(name for name, is_on in checks.items() if is_on) or "structure"
         with console.tally(f"{file.name}: images", report.images) as done:
             report.bad += _bad_images(store, decoding, workers, done)
-    for name in manifest.keys() - {file.name for file in files}:
+    for name in sorted(manifest.keys() - {file.name for file in files}):
         reports.append(Report(path / name, bad=[f"{path / name} is in the manifest but missing"]))
     return reports
 

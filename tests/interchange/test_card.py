@@ -74,14 +74,17 @@ def test_card_lists_schedule_and_variant(tmp_path: Path) -> None:
         assert all(row in card for row in rows)
 
 
-def test_card_names_images_of_partial_and_other_evaluations(
+def test_card_names_images_of_unusual_evaluations(
     tmp_path: Path,
 ) -> None:
     saved_run(tmp_path / "run", TINY)
     pretrained, out = load_pretrained(tmp_path / "run"), tmp_path / "w.pt"
     records = read_records(ROOT / "bench" / "results" / "cifar10-evaluation")
     linear = {x.data.train: x for x in records if x.kind == "linear"}
+    usual = pretrained.input_or_default
+    images = {name: getattr(usual, name) for name in ("crop", "resize", "mean", "std")}
     full_record, part = linear[10_000], linear[100].data
+    full_record = replace(full_record, images=replace(full_record.images, **images))
     data, first = full_record.data, next(iter(full_record.protocol))
     assert isinstance(part, TrainingDataFacts)
     listed = replace(part, percent=100.0, subset="/home/me/mine.txt")
@@ -98,3 +101,8 @@ def test_card_names_images_of_partial_and_other_evaluations(
         export_weights(pretrained, format="plain", out=out, results=results, force=True)
         card = (tmp_path / "w.pt.md").read_text()
         assert f"**linear** ({text}{first} " in card and "/home" not in card
+    other = replace(full_record.images, crop=40, resize=48, mean=(0.5, 0.5, 0.25), exif="apply")
+    results = [replace(full_record, images=other)]
+    export_weights(pretrained, format="plain", out=out, results=results, force=True)
+    text = "shorter side 48, crop 40, mean 0.5, 0.5, 0.25, exif apply, "
+    assert f"**linear** ({text}{first} " in (tmp_path / "w.pt.md").read_text()

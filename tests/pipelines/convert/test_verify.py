@@ -37,6 +37,17 @@ def test_corruption_inside_jpeg_is_detected_by_decoding(
     assert "class0/001.jpg" in result.stderr and "NOT intact (1 fault)" in result.stdout
 
 
+def test_manifests_of_deleted_files_are_removed(images: Path, tmp_path: Path) -> None:
+    """A folder whose files are deleted to convert the images in other parts stays valid."""
+    out = tmp_path / "out"
+    for parts in (["1/2", "2/2"], [""], ["1/3", "2/3", "3/3"]):
+        for part in parts:
+            run("folder", images, out, part=part)
+        assert find_problems(out) == []
+        for file in out.glob("*.beton"):
+            file.unlink()
+
+
 def test_verify_compares_files_with_manifest(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
