@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from fastsiam.bench.config import HeadlineConfig
 from fastsiam.bench.records import circumstances
 from fastsiam.config import DataConfig
@@ -76,15 +78,23 @@ class Training:
 
     @property
     def curve(self) -> list[dict[str, float]]:
-        """The kNN evaluations: epoch, top-1 in percent, and seconds of training before each."""
+        """The kNN evaluations: epoch, top-1 in percent, and seconds of training before each.
+
+        An epoch may end between two log lines; the seconds are interpolated.
+        """
         lines = read_metrics(self.folder)
-        seconds, points = 0.0, []
-        for line in lines:
-            if line["kind"] == "train":
-                seconds = line["seconds"]
-            elif line["kind"] == "knn":
-                points.append({"epoch": line["epoch"], "top1": line["top1"], "seconds": seconds})
-        return points
+        logged = [(0.0, 0.0)]
+        logged += [(x["epoch"], x["seconds"]) for x in lines if x["kind"] == "train"]
+        epochs, seconds = zip(*logged, strict=True)
+        return [
+            {
+                "epoch": line["epoch"],
+                "top1": line["top1"],
+                "seconds": float(np.interp(line["epoch"], epochs, seconds)),
+            }
+            for line in lines
+            if line["kind"] == "knn"
+        ]
 
     @property
     def seconds_to_goal(self) -> float | None:

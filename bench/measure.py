@@ -31,9 +31,13 @@ def timed(run: Callable[[], object]) -> Sample:
 
 
 def cpu_seconds() -> float:
-    """Return the processor seconds of this process and its children, including ended ones."""
-    total = 0.0
-    for process in (psutil.Process(), *children()):
+    """Return the processor seconds of this process and its children, including ended ones.
+
+    Those of this process are exact, those of its children are in steps of 0.01 s.
+    """
+    own = psutil.Process().cpu_times()
+    total: float = time.process_time() + own.children_user + own.children_system
+    for process in children():
         with contextlib.suppress(psutil.Error):  # it may end in the meantime
             times = process.cpu_times()
             total += times.user + times.system + times.children_user + times.children_system

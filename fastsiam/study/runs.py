@@ -216,18 +216,19 @@ def runs_of(
         seeds: seeds of each variant.
         linear: whether the runs need a linear evaluation in addition to kNN.
     """
-    variants = dict.fromkeys(row.variant for study in studies for row in study.rows)
+    names = dict.fromkeys(row.variant for study in studies for row in study.rows)
+    variants = {name: (scale.shared_variant(name), scale.settings(name)) for name in names}
     return [
         Run(
-            folder / f"{scale.shared_variant(variant)}-seed-{seed}",
+            folder / f"{shared_variant}-seed-{seed}",
             variant,
             seed,
             scale,
-            scale.settings(variant, seed=seed),
+            replace(settings, numerics=replace(settings.numerics, seed=seed)),
             linear,
         )
         for seed in seeds
-        for variant in variants
+        for variant, (shared_variant, settings) in variants.items()
     ]
 
 

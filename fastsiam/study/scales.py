@@ -78,16 +78,16 @@ class Scale:
         if VARIANTS[variant].get("method") != "simsiam":
             return variant  # only the rows of SimSiam among other methods repeat another variant
         recipe = self.recipe_of(variant)
-        return next(name for name in VARIANTS if self.recipe_of(name) == recipe)
+        of_simsiam = (x for x in VARIANTS if VARIANTS[x].get("method", "simsiam") == "simsiam")
+        return next(name for name in of_simsiam if self.recipe_of(name) == recipe)
 
-    def settings(self, variant: str, *, seed: int) -> TrainConfig:
-        """Return the settings of a variant's run: recipe, seed, logging and saving."""
+    def settings(self, variant: str) -> TrainConfig:
+        """Return the settings of a variant's run, except for the seed: recipe, logging, saving."""
         config = self.recipe_of(variant)
         per_epoch = max(1, self.images // config.optim.batch)
         total = config.optim.epochs * per_epoch
         return replace(
             config,
-            numerics=replace(config.numerics, seed=seed),
             run=replace(
                 config.run,
                 tracker="none",

@@ -77,6 +77,24 @@ def test_run_with_other_settings_is_rejected(change: dict[str, Any], tmp_path: P
         run(replace(config, **change))
 
 
+def test_seconds_of_evaluation_between_log_lines_are_interpolated(tmp_path: Path) -> None:
+    knn = {"kind": "knn", "top1": 50.0}
+    lines = [
+        {**knn, "epoch": 0.0},
+        {"kind": "train", "epoch": 0.8, "seconds": 4.0},
+        {**knn, "epoch": 1.0},
+        {"kind": "train", "epoch": 1.2, "seconds": 7.0},
+        {"kind": "train", "epoch": 2.0, "seconds": 9.0},
+        {**knn, "epoch": 2.0},
+    ]
+    (tmp_path / "simsiam").mkdir()
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (tmp_path / "simsiam" / "metrics.jsonl").write_text(text)
+    curve = Training("simsiam", HeadlineConfig(out=str(tmp_path))).curve
+    assert [point["epoch"] for point in curve] == [0, 1, 2]
+    assert [point["seconds"] for point in curve] == pytest.approx([0, 5.5, 9])
+
+
 @pytest.mark.slow
 def test_call_stops_in_time_and_next_resumes(tmp_path: Path) -> None:
     """The record then has the curves of both methods, with the time summed over all calls."""
