@@ -33,12 +33,21 @@ from fastsiam.views import rng
 
 _REPETITION = 40
 """Number of low bits, which hold the position; the bits above hold the repetition."""
+_KEYS = 2**20
+"""Number of random keys drawn at once for passes over a small data set."""
 
 
 def full_shuffle(images: int, seed: int, epoch: int) -> NDArray[np.int64]:
     """Return a random permutation of the images, (images,), a function of (seed, epoch)."""
-    key = rng.keys(seed, epoch, rng.Stream.ORDER, np.arange(images))
-    return np.argsort(key, kind="stable")
+    order: NDArray[np.int64] = full_shuffles(images, seed, np.array([epoch]))[0]
+    return order
+
+
+def full_shuffles(images: int, seed: int, epochs: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the permutations of several epochs: (epochs, images)."""
+    key = rng.keys(seed, epochs[:, None], rng.Stream.ORDER, np.arange(images)[None])
+    order: NDArray[np.int64] = np.argsort(key, axis=1, kind="stable")
+    return order
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -122,17 +131,24 @@ class Mixture:
     ) -> NDArray[np.int64]:
         """Return the next ``count`` numbers of ``images``, after the first ``done``."""
         first, last = done // len(images), (done + count - 1) // len(images)
+        numbers = np.arange(first, last + 1)
+        at_once = max(1, _KEYS // len(images))  # a small data set may need a million passes
         passes = [
-            images[self._pass_order(images, seed, number)] + ((number - first) << _REPETITION)
-            for number in range(first, last + 1)
+            images[self._passes(images, seed, part)] + ((part - first) << _REPETITION)[:, None]
+            for part in np.split(numbers, range(at_once, len(numbers), at_once))
         ]
-        return np.concatenate([images[:0], *passes])[done - first * len(images) :][:count]
+        flat = np.concatenate([images[:0], *(part.ravel() for part in passes)])
+        return flat[done - first * len(images) :][:count]
 
-    def _pass_order(self, images: NDArray[np.int64], seed: int, number: int) -> NDArray[np.int64]:
-        """Return the order of a pass over a data set: a permutation of ``range(len(images))``."""
+    def _passes(
+        self, images: NDArray[np.int64], seed: int, numbers: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """Return the orders of some passes over a data set: (passes, images) positions."""
         if self.blocks is None:
-            return full_shuffle(len(images), seed, number)
-        return Window(self.window, self.blocks[images]).epoch(seed, number)
+            return full_shuffles(len(images), seed, numbers)
+        window = Window(self.window, self.blocks[images])
+        orders = [window.epoch(seed, number) for number in numbers.tolist()]
+        return np.array(orders, np.int64).reshape(len(numbers), len(images))
 
 
 def shuffle_of(

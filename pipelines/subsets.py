@@ -27,6 +27,7 @@ from .remote.path import open_place
 from .store import MixedStore, Split, Store, open_store, select_images
 from .store.base import warn_once
 from .store.decode import ImageRules
+from .store.folder import ListedStore
 
 _MAX_QUOTED = 3
 """Maximum number of list entries that a message quotes."""
@@ -179,7 +180,8 @@ def hold_out(store: Store, *, percent: float) -> NDArray[np.int64]:
 
     Of each class with two or more images, at least one is drawn and at least one is left. Images
     without a label count as one class. Shares are rounded half to even. The result depends only on
-    the names and labels, not on the order of the images or their container.
+    the names and labels, not on the order of the images or their container. All rows of a list
+    (``--data images.csv``) that name the same file are drawn or left together, and count once.
 
     Returns:
         (n,) int64 positions, ascending.
@@ -189,9 +191,13 @@ def hold_out(store: Store, *, percent: float) -> NDArray[np.int64]:
         for i in range(len(store))
     )
     key = rng.keys(0, 0, rng.Stream.HOLDOUT, np.frombuffer(digests, "<u8"))
-    order, rank, count = _rank_by_class(store.labels, key)
+    images, is_list = np.arange(len(store)), isinstance(store, ListedStore)
+    if is_list:  # elsewhere different images may have the same name
+        _, images = np.unique(key, return_index=True)
+    order, rank, count = _rank_by_class(store.labels[images], key[images])
     quota = np.minimum(np.maximum(np.rint(count * percent / 100), 1), count - 1)
-    return np.sort(order[rank < quota])
+    drawn = images[order[rank < quota]]
+    return np.flatnonzero(np.isin(key, key[drawn])) if is_list else np.sort(drawn)
 
 
 def _rank_by_class(

@@ -8,6 +8,8 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from fastsiam.errors import ImageError
+
 from .base import NewChunk, Store
 from .decode import ImageRules
 from .probe import Bytes
@@ -46,15 +48,26 @@ class MixedStore(Store):
             store.check()
 
     def read(self, index: int) -> Bytes:
-        """Return an image's bytes."""
+        """Return an image's bytes.
+
+        Raises:
+            ImageError: the image has no bytes; it has the mixture's index and name.
+        """
         store, position = self._place(index)
-        return store.read(position)
+        try:
+            return store.read(position)
+        except ImageError as error:
+            raise self.cannot_decode(index, error.reason) from error
 
     def read_into(self, indices: NDArray[np.int64], new_chunk: NewChunk) -> list[Bytes]:
-        """Return the bytes of several images."""
+        """Return the bytes of several images; raise like ``read``."""
         images: dict[int, Bytes] = {}
         for store, rows, positions in self._parts(indices):
-            part_images = store.read_into(positions, new_chunk)
+            try:
+                part_images = store.read_into(positions, new_chunk)
+            except ImageError as error:
+                row = rows[np.flatnonzero(positions == error.index)[0]]
+                raise self.cannot_decode(int(indices[row]), error.reason) from error
             images |= dict(zip(rows.tolist(), part_images, strict=True))
         return [images[row] for row in range(len(indices))]
 

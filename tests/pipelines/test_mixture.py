@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -11,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,10 +22,11 @@ from fastsiam.config import DataConfig, Pipeline
 from fastsiam.errors import DataError, FileLostError
 from fastsiam.pipelines import Order, build_loader, open_split
 from fastsiam.pipelines.backends import BACKENDS
-from fastsiam.pipelines.shuffle import Mixture, positions_of, shuffle_of
+from fastsiam.pipelines.shuffle import Mixture, full_shuffle, positions_of, shuffle_of
 from fastsiam.pipelines.store import MixedStore, Store, open_store, select_images
 from fastsiam.pipelines.store.base import in_order
 from fastsiam.pipelines.subsets import open_training
+from fastsiam.views import rng
 from tests.conftest import write_images
 from tests.data_formats import FORMS
 from tests.pipelines.cases import SMALL, WITH_IMAGES, batches, equal, first, same
@@ -77,6 +81,36 @@ def test_repeated_images_get_distinct_draw_numbers() -> None:
     part = replace(order, chosen=chosen)
     np.testing.assert_array_equal(part.indices(0, 2), chosen[order.indices(0, 2)])
     assert len(np.unique(np.concatenate([part.draw_numbers(0, s) for s in range(5)]))) == 40
+
+
+def test_passes_over_small_data_set_are_its_full_shuffles() -> None:
+    mixture = Mixture(np.repeat([0, 1], [900, 4]), (1, 1))
+    positions = np.concatenate([positions_of(mixture.epoch(3, epoch)) for epoch in range(2)])
+    seed = int(rng.keys(3, rng.Stream.MIXTURE, 1)[0])
+    passes = [full_shuffle(4, seed, number) for number in range(226)]
+    np.testing.assert_array_equal(positions[positions >= 900] - 900, np.concatenate(passes))
+
+
+@pytest.mark.parametrize("name", ["native", "memory", "torchvision"])
+def test_row_without_bytes_is_replaced_in_mixture(
+    name: Pipeline, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The bad image is that of the mixture, not the one at the row's place in its own data set."""
+    folder = write_images(tmp_path / "folder", classes=2, each=8)
+    (tmp_path / "rows").mkdir()
+    rows = [{"image": {"bytes": b"" if i == 3 else jpeg(i)}, "label": 0} for i in range(8)]
+    file = tmp_path / "rows" / "train.parquet"
+    pq.write_table(pa.Table.from_pylist(rows), file, compression="none", use_dictionary=False)
+    data = DataConfig(
+        data=str(folder), mixed_with=(str(tmp_path / "rows"),), pipeline=name, workers=1,
+        bad_images="replace",
+    )  # fmt: skip
+    with closing(build_loader(data, SMALL, batch=8)) as loader:
+        indices = np.concatenate([batch.index.numpy() for batch in loader.epoch(0)])
+    assert len(indices) == 24 and 19 not in indices and 3 in indices
+    assert [x.getMessage() for x in caplog.records if "bad image" in x.getMessage()] == [
+        "bad image 19 (1/0/row 3): the row has no bytes; another image replaces it"
+    ]
 
 
 @pytest.fixture

@@ -136,6 +136,16 @@ def test_holdout_is_pinned(photos: Path) -> None:
     ]  # fmt: skip
 
 
+def test_holdout_has_all_or_no_rows_of_listed_file(tmp_path: Path) -> None:
+    write_images(tmp_path, classes=2, each=4)
+    files = sorted(str(file.relative_to(tmp_path)) for file in tmp_path.rglob("*.jpg"))
+    rows = [f"{file},{file.split('/')[0]}" for file in (files + files[1:3]) * 3]
+    (tmp_path / "list.csv").write_text("\n".join(["path,label", *rows, ""]))
+    left, held_out = split_names(tmp_path / "list.csv", "30%")
+    assert not set(left) & set(held_out) and len(left) + len(held_out) == 30
+    assert len(set(held_out)) == 2
+
+
 def test_class_with_one_image_is_not_held_out(tmp_path: Path) -> None:
     write_images(tmp_path / "few", classes=2, each=1)
     assert len(hold_out(open_store(tmp_path / "few", "train"), percent=50)) == 0
