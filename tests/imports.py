@@ -22,6 +22,8 @@ for _module in pkgutil.walk_packages(fastsiam.__path__, "fastsiam."):
     if not any(name in _module.name for name in (*_BACK_ENDS, _LIBRARIES)):
         try:
             importlib.import_module(_module.name)
+        except ModuleNotFoundError:  # an optional package is not installed
+            pass
         except ImportError as error:  # the fork server would ignore it and preload no more
             raise RuntimeError(f"cannot import {_module.name}") from error
 
