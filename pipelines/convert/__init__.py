@@ -108,8 +108,9 @@ def convert(kind: Kind, config: ConvertConfig, console: Console) -> list[OutputF
         bad = [image for failure in failures for image in failure.bad]
         raise BadImagesError("; ".join(map(str, failures)), bad)
     descriptions = {file.path.name: file.about for file in files}
-    write_manifest(out / f"manifest{part}.json", sources["train"].classes, descriptions)
-    remove_old_manifests(out)
+    manifest = out / f"manifest{part}.json"
+    write_manifest(manifest, sources["train"].classes, descriptions)
+    remove_old_manifests(manifest)
     return files
 
 

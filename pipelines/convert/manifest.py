@@ -150,13 +150,19 @@ def read_manifests(folder: Path) -> dict[str, Any]:
     return descriptions
 
 
-def remove_old_manifests(folder: Path) -> None:
-    """Delete the manifests of earlier conversions all of whose files have been deleted."""
-    for path in _manifests(folder):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            files = dict(parse_json(path.read_text())["files"])
-            if not any((folder / name).exists() for name in files):
-                path.unlink()
+def remove_old_manifests(manifest: Path) -> None:
+    """Delete manifests beside ``manifest`` for other numbers of parts, if all files are deleted."""
+    for path in _manifests(manifest.parent):
+        if _parts_of(path) != _parts_of(manifest):
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+                files = dict(parse_json(path.read_text())["files"])
+                if not any(path.with_name(name).exists() for name in files):
+                    path.unlink()
+
+
+def _parts_of(manifest: Path) -> str:
+    """Return the number of parts in a manifest's name; "" for a conversion in one part."""
+    return manifest.stem.partition("-of-")[2]
 
 
 def _manifests(folder: Path) -> list[Path]:

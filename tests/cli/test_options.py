@@ -321,6 +321,7 @@ def test_views_command_uses_run_settings(stopped_run: TrainConfig, tmp_path: Pat
     assert "2 views of 2 images, pipeline memory, epoch 0, seed 0" in result.stdout
     of_run = json.loads(draws.read_text())
     assert len(of_run) == 2 and all(Path(image["path"]).exists() for image in of_run)
+    assert of_run[0]["views"][0]["box"] != of_run[0]["views"][1]["box"]
     batches: list[Batch] = []
     train_run(stopped_run, lambda _, batch: batches.append(batch), out=tmp_path / "again")
     assert [image["index"] for image in of_run] == batches[0].index[:2].tolist()

@@ -168,9 +168,8 @@ def test_verify_detects_swapped_images(small: TrainConfig, monkeypatch: pytest.M
 
 def test_verify_step_lists_its_images(logged_run: Path) -> None:
     """Step 8, the second of the third epoch, has eight images in the order that was drawn."""
-    head, title, *rows = fastsiam("verify", str(logged_run), "--step", "8").stdout.splitlines()[
-        -10:
-    ]
+    stdout = fastsiam("verify", str(logged_run), "--step", "8").stdout
+    head, title, *rows = stdout.splitlines()[-10:]
     assert head.startswith(
         "1 log line agrees: images and augmentations of steps 7 to 8, recomputed"
     )
