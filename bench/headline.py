@@ -144,7 +144,7 @@ class Training:
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         log = self.folder / "headline.log"
-        lines_before = len(read_metrics(self.folder))
+        lines_before = len(read_metrics(self.folder))  # after kill -9, the run drops some of them
         with log.open("ab") as out:
             # A second signal would end the run before it saves: it gets only the one sent below.
             process = subprocess.Popen(
@@ -153,7 +153,8 @@ class Training:
             )  # fmt: skip
             try:
                 while process.poll() is None:
-                    has_begun = len(read_metrics(self.folder)) > lines_before
+                    lines = len(read_metrics(self.folder))
+                    has_begun, lines_before = lines > lines_before, min(lines, lines_before)
                     is_over = time.monotonic() > until or self.seconds_to_goal is not None
                     if signals or (has_begun and is_over):
                         process.send_signal(signal.SIGTERM if signals else signal.SIGUSR1)
@@ -190,7 +191,8 @@ def run(config: HeadlineConfig) -> dict[str, Any]:
             if signals:
                 sys.exit(128 + signals[0])
             console.say(_progress(one))
-    record = _record(config, trainings)
+    others = (Training(method, config) for method in _RECIPES if method not in config.only)
+    record = _record(config, [*trainings, *(one for one in others if one.curve)])
     write_json(out / RECORD, record)
     with atomic_write_for_user(out / PICTURE) as temporary:
         temporary.write_bytes(drawing.png(draw(record)))

@@ -280,7 +280,7 @@ class PendingBatch:
         if pixels.shape[:2] != (images.height[row], images.width[row]):
             raise store.cannot_decode(
                 index,
-                f"it has {pixels.shape[1]} x {pixels.shape[0]} pixels, but its header says "
-                f"{images.width[row]} x {images.height[row]}",
+                f"it has {pixels.shape[1]} x {pixels.shape[0]} pixels, but its header said "
+                f"{images.width[row]} x {images.height[row]}: the file is corrupt or was replaced",
             )
         return pixels

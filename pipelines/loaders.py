@@ -90,7 +90,7 @@ class StoreLoader(ABC):
         Raises:
             DataError: an image cannot be read or decoded; the message names it.
             FileLostError: a mapped file was truncated, so images may contain zeros.
-            RuntimeError: the loader is closed, or another epoch was started.
+            RuntimeError: the loader was closed, or another epoch was started.
         """
         if self.bad is not None:
             self.bad.share()
@@ -164,8 +164,9 @@ class StoreLoader(ABC):
                 step += 1
         finally:
             running.close()
-        if not self._closed:
-            raise RuntimeError("another epoch of this loader was started; it runs one at a time")
+        if self._closed:
+            raise RuntimeError("this loader is closed")
+        raise RuntimeError("another epoch of this loader was started; it runs one at a time")
 
     def _end_epoch(self) -> None:
         if self._running is not None:

@@ -129,7 +129,7 @@ class Pixels:
             pixels = self._headers.decoded(index)
             height, width, _ = pixels.shape
             if width * height != self.size[index].prod():
-                raise self._store.cannot_decode(index, "it is not as large as its header says")
+                raise self._store.cannot_decode(index, "it is not as large as its header said")
         except ImageError as error:
             return error
         self.size[index] = height, width

@@ -135,24 +135,30 @@ class ViewLoader:
         """Continue after the batch at which a state was saved, on any number of ranks.
 
         Raises:
-            ValueError: the loader that saved the state had another seed, batch size or number of
-                images, or the state is not a ``ViewLoader``'s.
+            ValueError: the loader that saved the state had another seed, batch size, number of
+                images, shuffle or mixture, or the state is not a ``ViewLoader``'s.
         """
-        if not self._identity().keys() <= state.keys():
+        if not {"epoch", "step", "seed", "batch", "images"} <= state.keys():
             raise ValueError(f"not a ViewLoader's state: it has {', '.join(map(str, state))}")
         for name, value in self._identity().items():
-            if state[name] != value:
+            if (saved := state.get(name, value)) != value:  # 0.2 saved neither shuffle nor weights
                 raise ValueError(
-                    f"the state is from a loader with {name} {state[name]:,}, but this one has "
-                    f"{name} {value:,}: load it with the same data and arguments"
+                    f"the state is from a loader with {name} {saved}, but this one has "
+                    f"{name} {value}: load it with the same data and arguments"
                 )
         self._next = self._position = state["epoch"], state["step"]
         self._known = state.get("bad", "")
         self._add_known()
 
-    def _identity(self) -> dict[str, int]:
+    def _identity(self) -> dict[str, Any]:
         """Return the settings that determine which images a position refers to."""
-        return {"seed": self._seed, "batch": self._batch, "images": self.images}
+        return {
+            "seed": self._seed,
+            "batch": self._batch,
+            "images": self.images,
+            "shuffle": self._data.shuffle,
+            "weights": list(self._data.weights),
+        }
 
     @property
     def images(self) -> int:

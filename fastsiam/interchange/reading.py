@@ -211,11 +211,13 @@ def _check_weights(
             if key in weights and weights[key].shape != value.shape
         ],
         "of a different type": [
-            f"{origin[key]}: {weights[key].dtype}, {weights[key].layout}"
+            f"{origin[key]}: {weights[key].dtype}, {weights[key].layout}, {weights[key].device}"
             for key, value in expected.items()
             if key in weights and value.is_floating_point()
-            # Integer, quantised and sparse tensors do not have a real number for each element.
-            if not weights[key].is_floating_point() or weights[key].layout != torch.strided
+            # Integer, quantised, sparse and meta tensors have no real number for each element.
+            if not weights[key].is_floating_point()
+            or weights[key].layout != torch.strided
+            or weights[key].is_meta
         ],
     }
     if any(problems.values()):

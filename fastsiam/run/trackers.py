@@ -91,9 +91,13 @@ class _MLflow:
                 if error.error_code != "RESOURCE_DOES_NOT_EXIST":
                     raise
         active_run = mlflow.start_run(run_name=run.resolve().name)
-        mlflow.log_params(dict(settings))  # only for a new run: MLflow cannot change them later
-        mlflow.set_tag("folder", str(run.resolve()))
-        _keep_id(run, "mlflow", active_run.info.run_id)
+        try:
+            mlflow.log_params(dict(settings))  # only for a new run: MLflow cannot change them later
+            mlflow.set_tag("folder", str(run.resolve()))
+            _keep_id(run, "mlflow", active_run.info.run_id)
+        except Exception:
+            self.fail()
+            raise
 
     def log(self, step: int, figures: dict[str, float]) -> None:
         self._wait()

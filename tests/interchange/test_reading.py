@@ -144,9 +144,11 @@ def test_mismatched_weights_are_named(tmp_path: Path) -> None:
     assert "1 of a different shape (encoder.bn1.weight: (3,) instead of (64,))" in shape
     weight = "module.encoder.conv1.weight"
     integers = broken(lambda s: s.update({weight: s[weight].to(torch.int8)}), tmp_path)
-    assert "1 of a different type (encoder.conv1.weight: torch.int8, torch.strided)" in integers
+    assert "1 of a different type (encoder.conv1.weight: torch.int8, torch" in integers
     sparse = broken(lambda s: s.update({weight: s[weight].to_sparse()}), tmp_path)
-    assert "1 of a different type (encoder.conv1.weight: torch.float32, torch.sparse_coo)" in sparse
+    assert "(encoder.conv1.weight: torch.float32, torch.sparse_coo, cpu)" in sparse
+    meta = broken(lambda s: s.update({weight: s[weight].to("meta")}), tmp_path)
+    assert "(encoder.conv1.weight: torch.float32, torch.strided, meta)" in meta
     two = broken(lambda s: s.update({"module.backbone.conv1.weight": 2 * s[weight]}), tmp_path)
     assert "holds two networks, encoder.conv1.weight and backbone.conv1.weight" in two
     infinite = broken(lambda s: s.update({weight: s[weight] * torch.inf}), tmp_path)

@@ -114,11 +114,14 @@ def test_process_group_created_after_first_use_is_respected(
 
 
 def test_state_of_different_loader_is_rejected(root: Path, images: Path) -> None:
-    state = make_loader(root).state_dict()
+    window = ViewLoader(DataConfig(data=str(root), shuffle="window:16"), SMALL, batch=BATCH)
+    with make_loader(root) as loader:
+        state = loader.state_dict()
     for other, name in (
         (make_loader(root, batch=4), "batch 8, but this one has batch 4"),
         (make_loader(root, seed=1), "seed 0, but this one has seed 1"),
         (make_loader(images / "val"), "images"),
+        (window, "shuffle full, but this one has shuffle window:16"),
     ):
         with other, pytest.raises(ValueError, match=f"loader with {name}"):
             other.load_state_dict(state)

@@ -198,6 +198,13 @@ def test_mlflow_is_disabled_after_failed_upload(
     assert mlflow.active_run() is None  # otherwise MLflow marks it as finished at exit
     run_id = (tmp_path / "trackers" / "mlflow.txt").read_text().strip()
     assert mlflow.get_run(run_id).info.status == "FAILED"
+    (tmp_path / "trackers" / "mlflow.txt").unlink()
+    with monkeypatch.context() as patch:
+        patch.setattr(mlflow, "log_params", lambda _: operations([failed]).wait())
+        Trackers(["mlflow"], run=tmp_path, settings={}, step=0, console=Console())
+    assert "--tracker mlflow failed and is disabled" in capsys.readouterr().err
+    assert mlflow.active_run() is None
+    assert {one.info.status for one in mlflow.MlflowClient().search_runs(["0"])} == {"FAILED"}
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")  # nothing listens there
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     trackers = Trackers(

@@ -80,7 +80,8 @@ def evaluate_detection(
     notes = [f"not the protocol's: {'; '.join(changes)}"] if changes else []
     for line in notes:
         console.say(line)
-    began = time.monotonic()
+    began, total_steps = time.monotonic(), config.trials * schedule.steps
+    first_step = len(files.results) * schedule.steps + (files.saved["step"] if files.saved else 0)
     torch.backends.cudnn.benchmark = False  # each batch has a different shape
     for trial in range(len(files.results) + 1, config.trials + 1):
         seed = config.seed + trial - 1
@@ -104,7 +105,7 @@ def evaluate_detection(
         results=files.results,
         summary=_summary(files.results, config) + notes,
         per_class={},
-        speed={"seconds": time.monotonic() - began},
+        speed={"seconds": time.monotonic() - began, "steps": total_steps - first_step},
         images_validated=len(val),
     )
 

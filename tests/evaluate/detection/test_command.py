@@ -112,6 +112,7 @@ def test_killed_detection_resumes_bit_for_bit(
     assert file.with_suffix(".partial").exists()
     resumed = evaluate_detection(run, config, HERE)
     assert "resuming after trial 2 of 2, step 2 of 3" in capsys.readouterr().err
+    assert (record.speed["steps"], resumed.speed["steps"]) == (6, 1)  # those of the last call
     assert resumed.results == record.results and not file.with_suffix(".partial").exists()
     _, last, again = ends
     for name, value in last.items():
