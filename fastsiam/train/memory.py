@@ -78,8 +78,10 @@ def oom_error(
     flags = []
     if config.step.activation_memory > 0.5 and (config.model.is_own or config.step.compile == "on"):
         flags += ["--activation-memory 0.5"]
-    # All pipelines prefetch at least two batches, except dali on a GPU.
-    if config.data.prefetch > (1 if config.data.pipeline == "dali" and kind != "memory" else 2):
+    pipeline = config.data.pipeline
+    # Pipelines prefetch at least two batches, except dali on a GPU. These two ignore the setting.
+    least = 1 if pipeline == "dali" and kind != "memory" else 2
+    if pipeline not in ("torchvision", "synthetic") and config.data.prefetch > least:
         flags += ["--prefetch 1"]
     return TrainingError(
         f"out of {kind} at step {at:,} with --batch {config.optim.batch:,}; to resume this run, "

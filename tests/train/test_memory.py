@@ -67,6 +67,7 @@ def test_estimate_scales_with_settings() -> None:
         ({"pipeline": "dali"}, "--activation-memory 0.5 or fewer"),  # on a CPU it keeps two
         ({}, "--activation-memory 0.5 or fewer --workers"),
         ({"prefetch": 3}, "--activation-memory 0.5 or --prefetch 1 or fewer --workers"),
+        ({"prefetch": 3, "pipeline": "torchvision"}, "--activation-memory 0.5 or fewer --workers"),
         ({"backbone": "convnext_tiny"}, "fewer --workers"),
         ({"backbone": "convnext_tiny", "compile": "on"}, "--activation-memory 0.5 or fewer"),
     ],
