@@ -89,9 +89,11 @@ class BadImages:
         if not self.matters:
             return
         texts = self._exchange(format_list(self.list()))
-        self.add([image for text in texts for image in parse_list(text)])
-        if self._has_grown:
-            self.write()
+        try:
+            self.add([image for text in texts for image in parse_list(text)])
+        finally:  # if there are too many, this rank's own
+            if self._has_grown:
+                self.write()
 
     def write(self) -> None:
         """Store the list, if this rank has a ``keep`` function."""

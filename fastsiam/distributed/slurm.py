@@ -33,7 +33,7 @@ _SCRIPT = """\
 trap : TERM USR1 CONT  # these are for the run, which this shell waits for
 export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK  # srun ignores the job's own since SLURM 22.05
 out={out}
-{head}srun --kill-on-bad-exit=0 {command}
+{start}{head}srun --kill-on-bad-exit=0 {command}
 code=$?
 job=$SLURM_JOB_ID
 if [[ ${{SLURM_ARRAY_TASK_ID-}} ]]; then  # the last task has the job number of the whole array
@@ -45,6 +45,10 @@ if [[ $code =~ ^(75|137|138|143)$ && $state != JobState=CANCELLED ]] &&
     scontrol requeue "$job"
 fi
 exit $code
+"""
+_START = """\
+start={resume}
+[[ -e $out/checkpoints/last.pt ]] && start=$out  # a branch continues, even if that run goes on too
 """
 _HEAD = """\
 head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
@@ -66,7 +70,7 @@ def slurm_script(
     """
     is_multi_node = config.run.max_nodes > 1
     words = [sys.executable, "-m", "fastsiam", "train", *_arguments(recipe, config, job, resumed)]
-    command = shlex.join(words) + ' --out "$out"'
+    command = shlex.join(words) + ' --resume "$start"' * bool(resumed) + ' --out "$out"'
     if config.run.resume == "never":
         command += " ${SLURM_RESTART_COUNT:+--resume auto}"  # if the job was requeued
     if job.seeds:
@@ -79,6 +83,7 @@ def slurm_script(
         version=fastsiam.__version__,
         warning=job.warning,
         out=_out(config.run.out, job),
+        start=_START.format(resume=shlex.quote(config.run.resume)) if resumed else "",
         head=_HEAD if is_multi_node else "",
         command=command,
         requeues=job.requeues,
@@ -121,15 +126,13 @@ def _arguments(
     """Return the shortest command line for the settings, without those that the script sets."""
     recipe_settings = Settings(recipe=recipe, flags={"method": config.model.method.name})
     defaults = resumed or merge(recipe_settings).flags
-    script_settings = {*_JOB_SETTINGS, *(["seed"] if job.seeds else [])}
+    script_settings = {*_JOB_SETTINGS, *["seed"] * bool(job.seeds), *["resume"] * bool(resumed)}
     required = {"method", *(["data"] if config.data.mixed_with else [])}
     flags = {
         name: value
         for name, value in config.to_flags().items()
         if name not in script_settings and (value != defaults.get(name) or name in required)
     }
-    if resumed:
-        flags["resume"] = config.run.resume
     return ["--recipe", recipe, *as_arguments(flags)]
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 import fastsiam
 from fastsiam.config import TrainConfig
-from fastsiam.errors import CheckpointError, DamagedError
+from fastsiam.errors import CheckpointError, DamagedError, lacks_memory
 from fastsiam.files import (
     atomic_write,
     is_file,
@@ -214,6 +214,8 @@ def load(path: Path, *, resumes: bool = False) -> Checkpoint:
     except Exception as error:  # the unpickler may raise anything on a corrupt file
         if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
             raise CheckpointError(f"cannot read {path}: {reason(error)}") from error
+        if lacks_memory(error):
+            raise CheckpointError(f"cannot read {path}: out of memory") from error
         raise DamagedError(
             f"cannot read {path}: it is corrupt or not a PyTorch file of plain tensors"
             f"{previous_hint(path)}"

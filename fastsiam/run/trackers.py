@@ -28,8 +28,9 @@ class _TensorBoard:
         from torch.utils.tensorboard import SummaryWriter
 
         self._folder = run / "tensorboard"
-        # TensorBoard hides events of later steps, which the run wrote before it was killed.
-        self._writer = SummaryWriter(self._folder, purge_step=step + 1)
+        # TensorBoard hides events of later steps, which the run wrote before it was killed, and all
+        # events if it starts over.
+        self._writer = SummaryWriter(self._folder, purge_step=step + 1 if step else 0)
 
     def log(self, step: int, figures: dict[str, float]) -> None:
         if shutil.disk_usage(self._folder).free < _EVENTS_BYTES:

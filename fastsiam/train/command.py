@@ -41,6 +41,7 @@ from fastsiam.pipelines import BadImages, build_loader, open_training_images
 from fastsiam.pipelines.survey import survey
 from fastsiam.run import checkpoint as checkpoints
 from fastsiam.run.folder import PATIENCE, RunFolder, created
+from fastsiam.run.log import read_metrics
 from fastsiam.run.trackers import check_trackers
 from fastsiam.train import image_list
 from fastsiam.train.compile import CompilationError, without_compilation
@@ -260,7 +261,13 @@ def _trainer(
         loader,
         folder=folder,
         start=resolved.start,
-        knn=knn_monitor(resolved.config, place, console, resolved.dtype),
+        knn=knn_monitor(
+            resolved.config,
+            place,
+            console,
+            resolved.dtype,
+            resumed=folder.path if resolved.start else None,
+        ),
         before_saving=bad.share,
     )
 
@@ -386,9 +393,18 @@ def _begin_folder(resolved: ResolvedConfig, recipe: str, folder: RunFolder) -> N
 
 
 def knn_monitor(
-    config: TrainConfig, place: Place, console: Console, dtype: torch.dtype
+    config: TrainConfig,
+    place: Place,
+    console: Console,
+    dtype: torch.dtype,
+    *,
+    resumed: Path | None = None,
 ) -> Evaluate | None:
-    """Return the kNN monitor; None if it is off or, with a message, a rank cannot read images."""
+    """Return the kNN monitor; None if it is off or, with a message, a rank cannot read images.
+
+    Raises:
+        DataError: a rank cannot read images, but the ``resumed`` run has logged evaluations.
+    """
     if not config.monitor.knn_every or not config.data.loads_images:
         return None
     images = EvalImages(
@@ -404,8 +420,14 @@ def knn_monitor(
     except DataError as error:
         reason = str(error)
     if not _on_all_ranks(loaders is not None):
-        console.say(f"kNN monitor disabled: {reason}")
-        return None
+        lines = read_metrics(resumed) if resumed and place.is_leader else []
+        if _on_all_ranks(not any(line["kind"] == "knn" for line in lines)):
+            console.say(f"kNN monitor disabled: {reason}")
+            return None
+        raise DataError(
+            f"the kNN monitor cannot continue: {reason}; restore the images, or pass --knn-every 0 "
+            "to train without it"
+        )
     assert loaders is not None
     console.say(f"kNN monitor: {images}")
     bank, queries = loaders

@@ -24,6 +24,7 @@ from fastsiam.distributed import (
 from fastsiam.errors import (
     NOT_FINITE,
     CheckpointError,
+    DataError,
     FastSiamError,
     ImageError,
     Interrupted,
@@ -352,13 +353,22 @@ class Trainer:
         Raises:
             CheckpointError: the file cannot be written; the existing checkpoint is unchanged.
             OtherRankError: rank 0 cannot write the file; raised on the other ranks.
+            DataError: all ranks together have too many bad images; the state is saved.
         """
         # Collectives come first: every rank must take part in them.
         self.settle()
-        self._before_saving()
+        data_error: DataError | None = None
+        try:
+            self._before_saving()
+        except DataError as error:
+            data_error = error
         self._digest.share()
-        if self._saved == self.done:
-            return
+        if self._saved != self.done:
+            self._write_checkpoint()
+        if data_error:
+            raise data_error
+
+    def _write_checkpoint(self) -> None:
         failure: Exception | None = None
         if self._step.place.is_leader:
             state = Checkpoint(
@@ -387,10 +397,15 @@ class Trainer:
         """Save during a run; if saving fails, print a warning and continue.
 
         Ending the run would lose all steps since the last checkpoint. The next save may succeed.
+
+        Raises:
+            DataError: as ``_save``.
         """
         self.settle()  # outside of try, because its errors must end the run
         try:
             self._save()
+        except DataError:
+            raise
         except (OSError, FastSiamError) as error:
             self._console.warn(f"{error}; training continues, and {self._last_good}")
 
@@ -414,11 +429,12 @@ class Trainer:
         except Signalled as stop:
             if self._log:
                 self._log.outcome = "KILLED"
-            # Do not log a step that is already saved: the digest in its checkpoint starts at the
-            # previous log line, and the resumed run logs it.
+            # Log only what an uninterrupted run logs. Do not log a step that is already saved: the
+            # digest in its checkpoint starts at the previous log line, and the resumed run logs it.
             if self._unlogged and self._saved != self.done:
                 self.check_finite()
-                self.log()
+                if self.done % self._step.config.run.log_every == 0:
+                    self.log()
             self._clock.pause()
             self._save()
             raise self.interrupted(stop.number) from stop
@@ -445,14 +461,14 @@ class Trainer:
 
     def _save_for(self, error: FastSiamError) -> None:
         """Save the run after an error that all ranks know of; add the path to the error."""
+        hint = "; pass --bad-images replace to continue with another image in its place"
+        note = f"saved {self.path} at step {self.done:,}{hint * isinstance(error, ImageError)}"
         try:
             self.check_finite()
             self._save()
         except FastSiamError as failure:  # the caller raises the original error
-            error.add_note(f"step {self.done:,} could not be saved: {failure}")
-        else:
-            hint = "; pass --bad-images replace to continue with another image in its place"
-            suffix = hint if isinstance(error, ImageError) else ""
-            error.add_note(f"saved {self.path} at step {self.done:,}{suffix}")
+            if self._saved != self.done:
+                note = f"step {self.done:,} could not be saved: {failure}"
         finally:
+            error.add_note(note)
             self._stop.meet()  # the launcher kills the other ranks when one exits

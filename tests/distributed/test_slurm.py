@@ -99,7 +99,19 @@ def test_srun_command_resumes_with_given_settings(small: TrainConfig, tmp_path: 
     resumed = settings_of_resumed(config.run)
     script = slurm_script("imagenet", config, SlurmConfig(), resumed=resumed)
     (line,) = re.findall(r"^srun .* -m fastsiam train (.*)$", script, re.M)
+    line = line.replace('"$start"', str(run))
     assert parse(*shlex.split(line))[1] == config and "--init" not in line
+
+
+def test_requeued_branch_resumes_itself(small: TrainConfig, tmp_path: Path) -> None:
+    """The original run may have overtaken it."""
+    config = with_settings(small, resume="a b/run", out=tmp_path / "run")
+    script = slurm_script("imagenet", config, SlurmConfig(), resumed=small.to_flags())
+    for start in ("a b/run", str(tmp_path / "run")):
+        calls = run_script(script, tmp_path)[1].splitlines()
+        (call,) = [line for line in calls if line.startswith("srun")]
+        assert call.endswith(f"--resume {start} --out {tmp_path}/run")
+        put(tmp_path / "run" / "checkpoints" / "last.pt", "")
 
 
 def test_first_data_set_of_mixture_may_be_default() -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from fastsiam.bad_image_list import FILE, BadImage, read_bad_images
+from fastsiam.bad_image_list import FILE, BadImage, format_list, read_bad_images
 from fastsiam.errors import CheckpointError, DataError, ImageError
 from fastsiam.pipelines import BadImages, open_store
 from fastsiam.views.batch import Batch
@@ -187,6 +187,15 @@ def test_ranks_share_bad_images() -> None:
         rank.share()
         assert rank.list() == [BadImage(4, 7, "a", "b", 0), BadImage(9, 5, "c", "d", 0)]
     assert [len(files) for files in files_by_rank] == [1, 1]
+
+
+def test_list_of_rank_is_kept_if_ranks_have_too_many_bad_images() -> None:
+    found, files = [BadImage(0, index, "a", "b", 0) for index in range(9)], list[bytes]()
+    bad = BadImages(72, exchange=lambda text: [text, format_list(found[1:])], keep=files.append)
+    bad.add(found[:1])
+    with pytest.raises(DataError, match="9 of 72 images cannot be decoded"):
+        bad.share()
+    assert files == [format_list(found[:1]).encode()]
 
 
 def test_bad_image_list_round_trip(tmp_path: Path) -> None:

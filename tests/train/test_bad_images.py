@@ -7,6 +7,7 @@ import json
 import re
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -14,9 +15,10 @@ import pytest
 from fastsiam.bad_image_list import FILE, read_bad_images
 from fastsiam.config import TrainConfig
 from fastsiam.config.evaluate import FeaturesConfig, KnnConfig, LinearConfig
-from fastsiam.errors import ImageError
+from fastsiam.errors import DataError, ImageError
 from fastsiam.evaluate.command import evaluate_knn, evaluate_linear
 from fastsiam.evaluate.feature_files import write_features
+from fastsiam.pipelines.bad_images import BadImages
 from fastsiam.report.run import write_report
 from fastsiam.run import checkpoint as checkpoints
 from fastsiam.run.log import read_metrics
@@ -114,6 +116,18 @@ def test_run_stopped_by_bad_image_resumes_with_replacement(
     assert error.value.name in BAD_NAMES and error.value.name in str(error.value)
     assert not (Path(config.run.out) / FILE).exists()
     assert_same_runs(train_run(config), reference)
+
+
+def test_run_with_too_many_bad_images_saves_and_ends(
+    config: TrainConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On several ranks, a save can find that they have too many together."""
+    too_many = DataError("too many bad images")
+    monkeypatch.setattr(BadImages, "share", Mock(side_effect=[None, *[too_many] * 3]))
+    with pytest.raises(DataError, match="too many bad images") as caught:
+        train_run(config, save_every=2)
+    state = checkpoints.load(Path(config.run.out))
+    assert state.step == 2 and "last.pt at step 2" in caught.value.__notes__[0]
 
 
 def test_branch_copies_bad_image_list(config: TrainConfig, images: Path, tmp_path: Path) -> None:

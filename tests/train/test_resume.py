@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from fastsiam.config import TrainConfig
-from fastsiam.errors import CheckpointError, TrainingError
+from fastsiam.errors import CheckpointError, DataError, Interrupted, TrainingError
 from fastsiam.run import checkpoint as checkpoints
 from fastsiam.run.log import read_metrics
 from fastsiam.train.loop import Trainer
@@ -128,13 +128,17 @@ def corrupt_checkpoint(config: TrainConfig) -> None:
 
 
 def fail_to_read_checkpoint(config: TrainConfig) -> None:
-    """Fail like an unresponsive file server: the error is reported and nothing is lost."""
+    """The file server does not respond, or memory runs out: the checkpoint is not corrupt."""
     train_run(config, max_steps=4)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch, "load", stub_raising(errno.ESTALE))
-        with pytest.raises(CheckpointError, match=r"cannot read .*last\.pt: Stale file handle"):
-            train_run(config)
+    no_memory = RuntimeError("[enforce fail at alloc_cpu.cpp:128] can't allocate memory")
+    for load, why in (
+        (stub_raising(errno.ESTALE), "Stale file handle"),
+        (Mock(side_effect=no_memory), "out of memory"),
+    ):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch, "load", load)
+            with pytest.raises(CheckpointError, match=rf"cannot read .*last\.pt: {why}"):
+                train_run(config)
 
 
 def kill_during_save(config: TrainConfig, at: int, has_links: bool) -> None:
@@ -237,6 +241,29 @@ def test_delayed_log_lines_are_written_once(
         saved = [line for line in reference if line[0] <= step]
         assert history(run)[: len(saved)] == saved
         assert history(train_run(config, out=run)) == reference
+
+
+def test_stop_by_signal_adds_no_log_line(small: TrainConfig, tmp_path: Path) -> None:
+    config = with_settings(make_run_config(small), log_every=3)
+    reference = history(train_run(config, out=tmp_path / "whole"))
+
+    def stop(step: int, _: Batch) -> None:
+        if step == 4:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Interrupted, match="stopped after step 4, saved"):
+        train_run(config, stop)
+    assert history(train_run(config)) == reference
+
+
+def test_knn_monitor_is_not_dropped_on_resume(small: TrainConfig, images: Path) -> None:
+    config = with_settings(small, save_every=1, knn_every=1, epochs=2)
+    run = train_until_kill(config, 4)
+    (images / "val").rename(images / "elsewhere")
+    with pytest.raises(DataError, match=r"the kNN monitor cannot continue: .* pass --knn-every 0"):
+        train_run(config)
+    assert checkpoints.load(train_run(config, knn_every=0)).step == 6
+    assert [line["epoch"] for line in read_metrics(run) if line["kind"] == "knn"] == [0, 1]
 
 
 def test_sigkilled_command_resumes_bit_for_bit(small: TrainConfig, tmp_path: Path) -> None:
