@@ -26,6 +26,7 @@ from .remote.cache import Cache
 from .remote.path import open_place
 from .store import MixedStore, Split, Store, open_store, select_images
 from .store.base import warn_once
+from .store.beton import BetonStore
 from .store.decode import ImageRules
 from .store.folder import ListedStore
 
@@ -181,7 +182,8 @@ def hold_out(store: Store, *, percent: float) -> NDArray[np.int64]:
     Of each class with two or more images, at least one is drawn and at least one is left. Images
     without a label count as one class. Shares are rounded half to even. The result depends only on
     the names and labels, not on the order of the images or their container. All rows of a list
-    (``--data images.csv``) that name the same file are drawn or left together, and count once.
+    (``--data images.csv``), or of a .beton file made from it, that name the same file are drawn or
+    left together, and count once.
 
     Returns:
         (n,) int64 positions, ascending.
@@ -191,8 +193,9 @@ def hold_out(store: Store, *, percent: float) -> NDArray[np.int64]:
         for i in range(len(store))
     )
     key = rng.keys(0, 0, rng.Stream.HOLDOUT, np.frombuffer(digests, "<u8"))
-    images, is_list = np.arange(len(store)), isinstance(store, ListedStore)
-    if is_list:  # elsewhere different images may have the same name
+    # Lists may name a file several times. Elsewhere different images may have the same name.
+    images, is_list = np.arange(len(store)), isinstance(store, ListedStore | BetonStore)
+    if is_list:
         _, images = np.unique(key, return_index=True)
     order, rank, count = _rank_by_class(store.labels[images], key[images])
     quota = np.minimum(np.maximum(np.rint(count * percent / 100), 1), count - 1)

@@ -48,7 +48,7 @@ exit $code
 """
 _START = """\
 start={resume}
-[[ -e $out/checkpoints/last.pt ]] && start=$out  # a branch continues, even if that run goes on too
+[[ -e $out/checkpoints/last.pt ]] && start=$out  # a branch continues, even if that run does too
 """
 _HEAD = """\
 head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)

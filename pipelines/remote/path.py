@@ -191,9 +191,9 @@ def expanded(name: str) -> list[str]:
     if (match := _BRACES.search(name)) is None:
         return [name]
     if bounds := re.fullmatch(r"(\d+)\.\.(\d+)", match[1]):
-        choices = [
-            f"{number:0{len(bounds[1])}}" for number in range(int(bounds[1]), int(bounds[2]) + 1)
-        ]
+        first, last = int(bounds[1]), int(bounds[2])
+        step = 1 if first <= last else -1
+        choices = [f"{number:0{len(bounds[1])}}" for number in range(first, last + step, step)]
     else:
         choices = match[1].split(",")
     before, after = name[: match.start()], name[match.end() :]

@@ -13,6 +13,7 @@ import json
 import re
 import tarfile
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import ExitStack
@@ -24,12 +25,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fastsiam.console import tally
+from fastsiam.console import counted, tally
 from fastsiam.errors import DataError, NoImagesError
 
 from ..remote.path import Place
 from ..workers import process_pool
-from .base import PlacedStore, is_image_name
+from .base import SPLIT_NAMES, PlacedStore, is_image_name, warn_once
 from .files import File, FileReader, Mapped, open_file
 from .index import ROW, Index, file_facts, open_index, pack_texts, unpack_texts
 from .labels import number_classes, parse_labels
@@ -250,10 +251,19 @@ def _arrange(rows: NDArray[np.void], names: list[str], texts: list[str], source:
     same = [one == other for one, other in zip(min(folders), max(folders), strict=False)]
     shared = max(0, min([*same, False].index(False), deepest - 1))
     tops = {parts[shared] for parts in paths if len(parts) > shared + 1}
-    if "train" in tops and len(tops) > 1:
+    lower = {top.lower() for top in tops}
+    held_out = lower.intersection(SPLIT_NAMES["val"])
+    has_train = "train" in lower or ("training" in lower and held_out)  # alone it may be a class
+    if len(tops) > 1 and (has_train or len(held_out) > 1):
         raise DataError(
-            f"{source} holds folders train/ and others: unpack it, or create one tar per split, "
-            "train.tar and val.tar"
+            f"{source} holds folders {', '.join(f'{top}/' for top in sorted(tops)[:3])}, which are "
+            "splits: unpack it, or create one tar per split, train.tar and val.tar"
+        )
+    samples = Counter(_sample(name) for name, text in zip(names, texts, strict=True) if text)
+    if several := [key for key, count in samples.items() if count > 1]:
+        warn_once(
+            f"{source} has {counted(len(several), 'sample')} with several images, such as "
+            f"{several[0]}.*; all of them are used, also masks and depth maps"
         )
     labels = parse_labels(texts)  # ImageNet's WebDataset shards contain numbers
     if not any(texts):  # use the first folder below the shared parents

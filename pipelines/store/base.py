@@ -8,12 +8,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from copy import copy
 from functools import cache
+from itertools import chain
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from fastsiam.console import counted
 from fastsiam.errors import DataError, ImageError, NoSplitError
 from fastsiam.files import quoted
 from fastsiam.trace import span
@@ -367,13 +369,24 @@ def choose_split(split: Split, files: Sequence[Place], folder: Place) -> list[Pl
     def words(path: Place) -> set[str]:
         return {*re.split(r"[^a-z]+", path.stem.lower())}
 
+    def parent(path: Place) -> str:
+        return path.parent.name.lower() if path.parent != folder else ""
+
+    split_words = {word for names in SPLIT_NAMES.values() for word in names}
+    folders = {word: (word, f"{word}.parquet") for word in split_words}  # or Spark's output folder
+    split_folders = {*chain(*folders.values())}
+    others = [p for p in files if not split_words & words(p) and parent(p) not in split_folders]
     for word in SPLIT_NAMES[split]:
         matches = [path for path in files if word in words(path)]
-        folders = word, f"{word}.parquet"  # Spark's output folder
-        folder_files = [p for p in files if p.parent != folder and p.parent.name.lower() in folders]
-        if matches or folder_files:
-            return matches or folder_files
-    split_words = {word for names in SPLIT_NAMES.values() for word in names}
+        matches = matches or [path for path in files if parent(path) in folders[word]]
+        if matches:
+            if split == "train" and others:
+                warn_once(
+                    f"{folder} has {counted(len(others), 'file')} of no split, such as "
+                    f"{others[0].name}, which are not used; to train on them too, pass them with "
+                    "another --data"
+                )
+            return matches
     if split == "train" and not any(split_words & words(path) for path in files):
         return list(files)
     raise NoSplitError(f"{folder} has no file of this kind with {split!r} in its name")

@@ -16,7 +16,7 @@ from fastsiam.errors import DataError, NoLabelsError
 from fastsiam.files import os_errors_as
 
 from ..remote.path import Place
-from .base import Store
+from .base import Store, warn_once
 
 LABELS = ("label", "labels", "fine_label", "cls")
 """Names of label columns; the first one that a table or list has is used."""
@@ -50,10 +50,11 @@ def number_classes(
             numbers, the class names are "0", "1", ...
 
     Returns:
-        (images,) class numbers, -1 for unlabelled images; and the class names.
+        (images,) class numbers, -1 for unlabelled images; and the class names. If a number is too
+        high for a class, such as an index of the images, all images are unlabelled, with a warning.
 
     Raises:
-        DataError: a label is not a valid class number.
+        DataError: a class number has no name.
     """
     if not isinstance(labels, np.ndarray):
         names = {name for name in labels if name is not None}
@@ -64,7 +65,8 @@ def number_classes(
     numbers = np.maximum(labels, -1)
     most = int(numbers.max(initial=-1))
     if most >= _MOST_CLASSES:
-        raise DataError(f"{source} has the label {most}, which is not a class number")
+        warn_once(f"the images in {source} are unlabelled: the label {most} is not a class number")
+        return np.full(len(labels), -1), ()
     classes = classes or tuple(str(i) for i in range(most + 1))
     if most >= len(classes):
         raise DataError(f"{source} has labels without a class name")

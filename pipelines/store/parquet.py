@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import chain, starmap
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,7 @@ class ParquetStore(TableStore):
             for number in range(metadata.num_row_groups)
         ]
         """(file index, index in the file) of each row group."""
-        self._check_content(self._read_images(*self._row_groups[0]))
+        self._check_content(chain.from_iterable(starmap(self._read_images, self._row_groups)))
         if in_order:  # sizes are the mean of the row group
             facts = [self._metadata[file].row_group(number) for file, number in self._row_groups]
             counts = [metadata.num_rows for metadata in facts]
@@ -159,6 +160,8 @@ class ParquetStore(TableStore):
         Raises:
             DataError: the file is corrupt.
         """
+        if not self._metadata[file].row_group(number).num_rows:
+            return np.zeros(0, ROW)
         path, name = self._paths[file], self._columns[file].bytes
         with reading(f"{path} is damaged"), _open_table(path, self._metadata[file]) as table:
             schema = table.metadata.schema

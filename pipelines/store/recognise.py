@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -180,8 +180,7 @@ def _open_unconverted(root: Place, split: Split, columns: ColumnNames, in_order:
     val = [folders[name].name for name in SPLIT_NAMES["val"] if name in folders]
     for name in SPLIT_NAMES[split]:
         if name in folders and (val or name != "training"):  # "training" alone may be a class
-            if not val:
-                _warn_of_unused_folders(root, folders[name], folders.values())
+            _warn_of_unused_folders(root, folders[name], folders, val)
             return _open_images(folders[name], split, columns, in_order)
     with _unless_images(root):
         if tars := list_visible(root, ".tar"):
@@ -217,20 +216,38 @@ def _folders(root: Place) -> list[Place]:
     return sorted(path for path in entries if path.is_dir() and not path.name.startswith("."))
 
 
-def _warn_of_unused_folders(root: Place, train: Place, folders: Iterable[Place]) -> None:
-    """Warn if folders next to train/ contain images: all of them may be classes."""
-    other_folders = [folder for folder in folders if isinstance(folder, Path) and folder != train]
-    if names := [other.name for other in other_folders if _has_image(other)]:
+def _warn_of_unused_folders(
+    root: Place, train: Place, folders: Mapping[str, Place], val: Sequence[str]
+) -> None:
+    """Warn if folders next to train/ contain images: all of them may be classes.
+
+    Args:
+        root: the data set.
+        train: the folder of the training images.
+        folders: all folders in ``root``, by lower-case name.
+        val: names of the folders of validation images.
+    """
+    splits = {*chain(*SPLIT_NAMES.values())} if val else set()
+    others = [path for name, path in folders.items() if path != train and name not in splits]
+    if names := [path.name for path in others if isinstance(path, Path) and _has_image(path)]:
+        advice = (
+            "to train on them too, pass them with another --data"
+            if val
+            else f"if {train.name}/ is a class, move all class folders into a folder train/"
+        )
         warn_once(
             f"{root} has a folder {train.name}/ with the training images, so the images in "
-            f"{len(names):,} other folders, such as {names[0]}/, are not used; if "
-            f"{train.name}/ is a class, move all class folders into a folder train/"
+            f"{len(names):,} other folders, such as {names[0]}/, are not used; {advice}"
         )
 
 
 def _has_image(folder: Path) -> bool:
+    """Return whether a folder has images, tars or parquet files, or is a saved data set."""
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
-        return any(is_image_name(entry.name) for entry in entries)
+        names = [entry.name for entry in entries]
+        return is_saved_dataset(folder) or any(
+            is_image_name(name) or name.endswith((".tar", PARQUET)) for name in names
+        )
     return False
 
 

@@ -13,6 +13,7 @@ from fastsiam.pipelines import choose, open_split, open_store, read_list
 from fastsiam.pipelines.subsets import hold_out, sample
 from fastsiam.train.image_list import names_of
 from tests.conftest import write_images
+from tests.conversions import run
 
 LABELS = np.random.default_rng(0).permutation(np.repeat(np.arange(4), [1300, 1201, 732, 4]))
 
@@ -141,9 +142,11 @@ def test_holdout_has_all_or_no_rows_of_listed_file(tmp_path: Path) -> None:
     files = sorted(str(file.relative_to(tmp_path)) for file in tmp_path.rglob("*.jpg"))
     rows = [f"{file},{file.split('/')[0]}" for file in (files + files[1:3]) * 3]
     (tmp_path / "list.csv").write_text("\n".join(["path,label", *rows, ""]))
-    left, held_out = split_names(tmp_path / "list.csv", "30%")
-    assert not set(left) & set(held_out) and len(left) + len(held_out) == 30
-    assert len(set(held_out)) == 2
+    run("folder", tmp_path / "list.csv", tmp_path / "out")
+    for root in (tmp_path / "list.csv", tmp_path / "out"):
+        left, held_out = split_names(root, "30%")
+        assert not set(left) & set(held_out) and len(left) + len(held_out) == 30
+        assert len(set(held_out)) == 2
 
 
 def test_class_with_one_image_is_not_held_out(tmp_path: Path) -> None:

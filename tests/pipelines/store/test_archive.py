@@ -20,7 +20,7 @@ from fastsiam.pipelines.store.files import File, Mapped
 from fastsiam.pipelines.store.index import ROW
 from tests.pipelines.cases import batches
 from tests.processes import Forked
-from tests.sources import encoded, huge_tar, imagenet_train_tar, jpeg, tar, tar_bytes
+from tests.sources import encoded, huge_tar, imagenet_train_tar, jpeg, picture, tar, tar_bytes
 
 
 def test_open_file_limit_is_raised_for_many_shards(tmp_path: Path) -> None:
@@ -120,6 +120,18 @@ def test_webdataset_numeric_labels(tmp_path: Path) -> None:
     members = [("0.v1.jpg", jpeg(0)), ("0.cls", b"-1"), ("1.jpg", jpeg(1)), ("1.cls", b"20")]
     store = ArchiveStore([tar(tmp_path / "t.tar", [*members, ("1.json", b"{}")])])
     assert store.labels.tolist() == [-1, 20] and store.classes == tuple(map(str, range(21)))
+
+
+def test_unusual_webdataset_samples_cause_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Numbers that cannot be classes, and several images in a sample."""
+    members = [("0.jpg", jpeg(0)), ("0.mask.png", encoded(picture(1), "PNG")), ("0.cls", b"9" * 11)]
+    store = ArchiveStore([tar(tmp_path / "t.tar", members)])
+    assert store.labels.tolist() == [-1, -1] and store.classes == ()
+    samples, labels = caplog.messages
+    assert "has 1 sample with several images, such as /0.*; all of them are used" in samples
+    assert "are unlabelled: the label 99999999999 is not a class number" in labels
 
 
 def test_size_too_large_for_index_is_unknown(tmp_path: Path) -> None:

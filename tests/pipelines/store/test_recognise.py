@@ -113,7 +113,12 @@ def test_sources_of_converted_and_incomplete_data(images: Path, tmp_path: Path) 
             "such as cat/, are not used; if train/ is a class, move all class folders into a "
             "folder train/",
         ),
-        (["cat/0.jpg", "train/0.jpg", "val/0.jpg"], ""),
+        (
+            ["training/0.jpg", "validation/0.jpg", "test/0.jpg", "rest/0.tar", "unlabeled/0.png"],
+            "has a folder training/ with the training images, so the images in 2 other folders, "
+            "such as rest/, are not used; to train on them too, pass them with another --data",
+        ),
+        (["texts/0.txt", "train/0.jpg", "val/0.jpg", "test/0.jpg"], ""),
     ],
 )
 def test_ambiguous_split_folders_cause_warning(
@@ -124,6 +129,17 @@ def test_ambiguous_split_folders_cause_warning(
     for _ in range(2):
         open_store(tmp_path, "train")
     assert caplog.messages == [f"{tmp_path} {message}"] * bool(message)
+
+
+def test_files_of_no_split_cause_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """In data sets for self-supervised training, they may be the most important ones."""
+    for name in ("train-0", "test-0", "unlabeled-0", "extra"):
+        tar(tmp_path / f"{name}.tar", [("a/0.jpg", jpeg(0))])
+    assert len(open_store(tmp_path, "train")) == len(open_store(tmp_path, "val")) == 1
+    assert caplog.messages == [
+        f"{tmp_path} has 2 files of no split, such as extra.tar, which are not used; to train on "
+        "them too, pass them with another --data"
+    ]
 
 
 def test_listing_folder_does_not_stat_each_image(

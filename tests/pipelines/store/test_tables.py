@@ -61,6 +61,23 @@ def test_dictionary_encoded_images_are_read(tmp_path: Path) -> None:
     assert [bytes(store.read(i)) for i in range(21)] == data
 
 
+@pytest.mark.parametrize("first", [[], [None, None]])
+def test_row_groups_without_images_are_read(first: list[None], tmp_path: Path) -> None:
+    import pyarrow as pa
+    from pyarrow import parquet as pq
+
+    data = [jpeg(i) for i in range(6)]
+    with pq.ParquetWriter(
+        tmp_path / "train.parquet", pa.schema([("content", pa.binary())]), compression="none"
+    ) as writer:
+        for rows in (first, data[:3], [], data[3:]):
+            writer.write_table(pa.table({"content": pa.array(rows, pa.binary())}))
+    for sources in (False, True):
+        store = open_store(tmp_path, "train", sources=sources)
+        read = [bytes(store.read(i)) for i in range(len(first), len(store))]
+        assert read == data and len(store) == len(first) + 6
+
+
 def test_image_column_is_found_by_type(tmp_path: Path) -> None:
     rows: list[Row] = [(jpeg(i), None, 0) for i in range(3)]
     one = dataset(rows, ["a"], image="picture")

@@ -195,7 +195,7 @@ CASES: dict[str, tuple[Build, str]] = {
     "a gzip named tar": (lambda root: put(root / "t.tar", gzip.compress(b"x")), "is compressed"),
     "two splits in a tar": (
         tar_of("data/train/a/0.jpg", "data/train/b/1.jpg", "data/val/a/2.jpg"),
-        "train/ and others: unpack it, or create one tar per",
+        "holds folders train/, val/, which are splits: unpack it, or create one tar per",
     ),
     "a damaged header": (
         tar_damaged(lambda d: d.replace(b"1/5.jpg", b"1/5?jpg")), f"{WHOLE_TAR}.*or truncated"
@@ -212,9 +212,11 @@ CASES: dict[str, tuple[Build, str]] = {
     "a huge POSIX header": (tar_with_a_huge_header(tarfile.XHDTYPE), WHOLE_TAR),
     "a link to an image": (link_in_tar(tarfile.SYMTYPE), "a link to 0.jpg; .* tar --dereference$"),
     "an image's second name": (link_in_tar(tarfile.LNKTYPE), "0.jpg; .* tar --hard-dereference$"),
-    "a number that is not a class": (
-        tar_of("0.jpg", more=[("0.cls", b"99999999999")]), "which is not a class number"
+    "two splits": (
+        tar_of("x/Training/a/0.jpg", "x/Val/a/1.jpg"),
+        "t.*tar holds folders Training/, Val/, which are splits: unpack it, or create one tar per",
     ),
+    "two splits without training images": (tar_of("val/a/0.jpg", "test/a/1.jpg"), "are splits"),
     "an index that leads outside": (index_outside, r"t\.tar is damaged: image 1 lies outside the"),
     # lists of files
     "an empty CSV": (
