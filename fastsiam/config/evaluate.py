@@ -293,7 +293,7 @@ class FinetuneConfig(LabelConfig):
     def protocol(self) -> dict[str, Any]:
         """Return the resolved settings that identify the evaluation in its record."""
         return LabelConfig.protocol(self) | {
-            "optimizer": "sgd, Nesterov",
+            "optimizer": "sgd, Nesterov" if self.momentum else "sgd",
             "lr": self.lr,
             "epochs": self.epochs,
             "scale_min": self.scale_min,

@@ -10,19 +10,20 @@ import json
 import textwrap
 import tomllib
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from fastsiam.console import rounded
 from fastsiam.errors import DataError, FastSiamError
 from fastsiam.files import os_errors_as, parse_json, require_local
 
 from .methods import METHOD_CONFIGS, SimSiamConfig
 from .recipes import CHANGES, RECIPES
 from .setting import check_name, checked, require, settings_of
-from .train import REMOVED, TrainConfig, all_settings, train_settings
+from .train import REMOVED, TrainConfig, all_settings, changes_text, train_settings
 
 _OF_ONE_RUN = "out", "resume", "extend"
 """Settings of a run's folder and of resuming it, which are not copied to another run."""
@@ -60,6 +61,8 @@ class RunSettings:
     """Versions and machine (``fastsiam.environment``)."""
     branch: Mapping[str, Any] | None
     """Run and step that this run branched off from; None if it is not a branch."""
+    extensions: Sequence[Mapping[str, Any]]
+    """Epoch and numbers of epochs of each ``--extend``."""
     compiled: bool | None
     """Whether the steps were compiled; None if that is not recorded."""
 
@@ -80,10 +83,30 @@ class RunSettings:
                 config=TrainConfig.from_dict(values["config"]),
                 environment=_machine(values["environment"]),
                 branch=values.get("branch"),
+                extensions=values.get("extensions", ()),
                 compiled=values.get("compiled"),
             )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise DataError(f"cannot read the settings of the run, {path}: {error}") from error
+
+    def history(self, *, full_paths: bool) -> list[str]:
+        """Describe where the run branched off, and each ``--extend``; the settings do not show it.
+
+        Args:
+            full_paths: name the original run by its path, which may reveal private information.
+        """
+        lines = []
+        if origin := self.branch:
+            changes = {name: (x["from"], x["to"]) for name, x in origin["changed"].items()}
+            lines.append(
+                f"branch of {origin['run'] if full_paths else Path(origin['run']).name} after step "
+                f"{origin['step']:,} (epoch {rounded(origin['epoch'])}): "
+                f"{changes_text(changes, between=', ') or 'the same settings'}"
+            )
+        return lines + [
+            f"extended from {one['from']} to {one['to']} epochs after epoch {rounded(one['epoch'])}"
+            for one in self.extensions
+        ]
 
 
 def _machine(environment: dict[str, Any]) -> dict[str, Any]:

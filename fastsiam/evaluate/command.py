@@ -175,8 +175,8 @@ def evaluate_finetuned(
     )
     files = subject.record_files("finetune", images.facts(), config.protocol(), config, images.part)
     subject.print_summary(
-        f"fine-tuning all layers on {images}: SGD (Nesterov), rate {config.lr:g} x {config.batch} "
-        f"/ 256, {_shared_settings(config)}",
+        f"fine-tuning all layers on {images}: SGD{' (Nesterov)' if config.momentum else ''}, rate "
+        f"{config.lr:g} x {config.batch} / 256, {_shared_settings(config)}",
         _augmentation(config),
         images.note,
     )

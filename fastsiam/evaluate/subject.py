@@ -162,6 +162,10 @@ class Subject(EvalImages):
         names = (name for loader in loaders for name in loader.names())
         check_same_images(names, self.data.root)
 
+    @staticmethod
+    def _channels(values: tuple[float, float, float]) -> str:
+        return " ".join(f"{value:.4g}" for value in values)
+
     @property
     def _on_own_data(self) -> bool:
         config = self.pretrained.config
@@ -172,8 +176,14 @@ class Subject(EvalImages):
         self.console.say(f"{'UNTRAINED: ' * self.untrained}{self.pretrained}")
         self.console.say(
             f"images from {self.data.root}, pipeline {self.data.pipeline}: "
-            f"{self}; {short_name(self.dtype)} on {devices(self.place)}"
+            f"{self}; mean {self._channels(self.augment.mean)}, std "
+            f"{self._channels(self.augment.std)}; {short_name(self.dtype)} on {devices(self.place)}"
         )
+        if self.pretrained.input is None:
+            self.console.say(
+                "the file names no preprocessing: crop, mean and std are assumed unless given "
+                "(--crop, --mean, --std)"
+            )
         run_config, on_own_data = self.pretrained.config, self._on_own_data
         if self.ignored_holdout:
             reason = "has validation images" if on_own_data else "is not the run's data"

@@ -15,16 +15,17 @@ import torch
 import torchvision
 
 import fastsiam
+from fastsiam.config import DataConfig
 from fastsiam.config.files import RunSettings
 from fastsiam.console import rounded
 from fastsiam.environment import commit
-from fastsiam.files import as_utf8, quoted
+from fastsiam.files import as_utf8, quoted, value_errors_as_data_error
 from fastsiam.model.backbones import skeleton
 from fastsiam.run.log import read_metrics
 from fastsiam.run.records import Record, TrainingDataFacts
 
 from .layouts import AUTHORS
-from .pretrained import Pretrained, title
+from .pretrained import Input, Pretrained, title
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -67,7 +68,11 @@ def _template(name: str, **settings: bool) -> Template:
 def model_card(pretrained: Pretrained, *, format: str, file: str, results: Sequence[Record]) -> str:
     """Return a weight file's model card in Markdown; ``results`` are evaluations of the weights."""
     config, arch, run = pretrained.config, pretrained.model.backbone, pretrained.run
-    settings = RunSettings.read(run) if run and (run / "config.json").is_file() else None
+    settings, history = None, list[str]()
+    if run and (run / "config.json").is_file():
+        settings = RunSettings.read(run)
+        with value_errors_as_data_error(run / "config.json"):
+            history = settings.history(full_paths=False)
     data = init = None
     if config is not None:  # full paths may reveal private information
         names = " and ".join(place.resolve().name for place in config.data.places)
@@ -86,11 +91,17 @@ def model_card(pretrained: Pretrained, *, format: str, file: str, results: Seque
         data=data,
         init=init,
         recipe=(settings.recipe or None) if settings else None,
+        history="; ".join(history) or None,
         monitored=_last_monitored(pretrained),
         results=[
             (
                 record,
-                [*_images(record), *_preprocessing(record, pretrained)],
+                [
+                    *_images(record),
+                    *preprocessing(
+                        record, pretrained.input_or_default, config.data if config else None
+                    ),
+                ],
                 dict.fromkeys(key for row in record.results for key in row),
             )
             for record in results
@@ -129,12 +140,17 @@ def _images(record: Record) -> list[str]:
     return [*details, f"{data.train:,} training images"] if details else []
 
 
-def _preprocessing(record: Record, pretrained: Pretrained) -> list[str]:
-    """Describe the preprocessing of an evaluation where it differs from the card's section Input.
+def preprocessing(record: Record, usual: Input, trained_on: DataConfig | None) -> list[str]:
+    """Describe the preprocessing of an evaluation where it differs from the network's own.
 
     Empty for detection, whose protocol says how images are resized.
+
+    Args:
+        record: the evaluation.
+        usual: the network's own preprocessing.
+        trained_on: settings of the training images; None if unknown.
     """
-    images, usual = record.images, pretrained.input_or_default
+    images = record.images
     if record.kind == "detect":
         return []
     details = []
@@ -144,8 +160,7 @@ def _preprocessing(record: Record, pretrained: Pretrained) -> list[str]:
         if tuple(getattr(images, name)) != tuple(getattr(usual, name)):
             details.append(f"{name} {', '.join(f'{x:g}' for x in getattr(images, name))}")
     for name in ("exif", "alpha"):
-        trained_with = pretrained.config and getattr(pretrained.config.data, name)
-        if trained_with and getattr(images, name) != trained_with:
+        if trained_on and getattr(images, name) != getattr(trained_on, name):
             details.append(f"{name} {getattr(images, name)}")
     return details
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from statistics import median_high
 from typing import Any
 
 from fastsiam.bad_image_list import read_bad_images
 from fastsiam.config.files import RunSettings
-from fastsiam.config.train import changes_text
 from fastsiam.console import rounded
 from fastsiam.errors import DataError
 from fastsiam.files import atomic_write_for_user, value_errors_as_data_error
+from fastsiam.interchange.card import preprocessing
+from fastsiam.interchange.pretrained import Input
 from fastsiam.report.drawing import shown
 from fastsiam.report.markdown import averaged
 from fastsiam.report.page import Figure, Section, Table, flat, render, text_of
@@ -63,6 +65,11 @@ _COLUMNS = {"top1": "top-1 (%)", "top5": "top-5 (%)", "temperature": "T", "lr": 
 """Column titles for the results of a record; other columns keep the names of their fields."""
 _PROTOCOL = ("task", "detector", "optimizer", "batch", "epochs", "cached", "trials", "differences")
 """Fields of a protocol that the page shows."""
+_SHOWN_IF_DIFFERENT = {
+    "protocol": ("seed", "momentum", "weight_decay", "scale_min"),
+    "images": ("mean", "std", "exif", "alpha", "precision"),
+}
+"""Fields of a record that the page shows if the evaluations in a table differ in them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +81,8 @@ class Run:
     metrics: list[dict[str, Any]]
     settings: RunSettings
     records: Sequence[Record]
+    history: Sequence[str]
+    """Where the run branched off, and how it was extended."""
 
     def lines(self, kind: str) -> list[dict[str, Any]]:
         """Return the lines of metrics.jsonl of one kind."""
@@ -117,11 +126,9 @@ def write_report(runs: Sequence[Path], out: Path) -> Path:
             tables=[Table.of(flat(first.settings.environment).items())],
         ),
     ]
-    with value_errors_as_data_error(first.folder / "config.json"):
-        facts = _facts(first.settings)
     text = render(
         f"fastsiam: {', '.join(run.name for run in loaded_runs)}",
-        f"{f'{first.name}: ' if has_several else ''}{facts}",
+        f"{f'{first.name}: ' if has_several else ''}{_facts(first)}",
         sections,
     )
     with atomic_write_for_user(out) as temporary:
@@ -139,7 +146,10 @@ def _read(folder: Path, runs: Sequence[Path]) -> Run:
         )
     unique = len({run.resolve().name for run in runs}) == len(runs) and folder.name
     name = folder.name if unique else str(folder)
-    return Run(name, folder, lines, RunSettings.read(folder), read_records(folder))
+    settings = RunSettings.read(folder)
+    with value_errors_as_data_error(folder / "config.json"):
+        history = settings.history(full_paths=True)
+    return Run(name, folder, lines, settings, read_records(folder), history)
 
 
 def curves(runs: Sequence[Run]) -> list[Figure]:
@@ -182,31 +192,24 @@ def _chart(runs: Sequence[Run], field: str, limits: tuple[float | None, float | 
     return buffer.getvalue()
 
 
-def _facts(settings: RunSettings) -> str:
-    config, environment, origin = settings.config, settings.environment, settings.branch
+def _facts(run: Run) -> str:
+    config, environment = run.settings.config, run.settings.environment
     machine = (
         ", ".join(environment["gpus"]) or f"{environment['cpu']}, {environment['cores']} cores"
     )
-    branch = ""
-    if origin:
-        changes = {
-            name: (change["from"], change["to"]) for name, change in origin["changed"].items()
-        }
-        branch = (
-            f"; branch of {origin['run']} after step {origin['step']:,} "
-            f"(epoch {rounded(origin['epoch'])}): "
-            f"{changes_text(changes, between=', ') or 'the same settings'}"
-        )
-    return (
-        f"{config.model.method.title}, {config.model.backbone}, recipe {settings.recipe}, "
+    parts = [
+        f"{config.model.method.title}, {config.model.backbone}, recipe {run.settings.recipe}, "
         f"pipeline {config.data.pipeline}, "
-        f"global batch {config.optim.batch}, {config.optim.epochs} epochs; {machine}; "
-        f"fastsiam {environment['fastsiam']}, torch {environment['packages']['torch']}{branch}"
-    )
+        f"global batch {config.optim.batch}, {config.optim.epochs} epochs",
+        machine,
+        f"fastsiam {environment['fastsiam']}, torch {environment['packages']['torch']}",
+        *run.history,
+    ]
+    return "; ".join(parts)
 
 
 def _results(runs: Sequence[Run]) -> Section:
-    """Compare the settings in which runs differ, and each run's last metrics."""
+    """Compare the settings and histories in which runs differ, and each run's last metrics."""
     flags = [run.settings.config.to_flags() for run in runs]
     differing = [
         flag
@@ -214,16 +217,19 @@ def _results(runs: Sequence[Run]) -> Section:
         if flag not in _OF_ONE_RUN
         and any(run_flags.get(flag) != flags[0].get(flag) for run_flags in flags)
     ]
+    has_histories = len(runs) > 1 and any(run.history for run in runs)
     rows = [
         [
             run.name,
             *(text_of(run_flags[flag]) if flag in run_flags else "" for flag in differing),
+            *["; ".join(run.history)] * has_histories,
             *_last_figures(run),
             _knn_text(run),
         ]
         for run, run_flags in zip(runs, flags, strict=True)
     ]
-    options = (f"--{flag.replace('_', '-')}" for flag in differing)
+    options = [f"--{flag.replace('_', '-')}" for flag in differing]
+    options += ["history"] * has_histories
     heads = ("epochs", "loss", "std", "rank", "images/s (median)", "kNN top-1 (%)")
     all_same = len(runs) > 1 and not differing
     return Section(
@@ -267,7 +273,9 @@ def _knn_text(run: Run) -> str:
         line, data = record.first_with("trained"), record.data
         data_text = f" on {data.other_data}" if data.other_data else ""
         knn = protocol({**line, "bank": data.train})
-        parts.append(f"evaluated{data_text}: {top1(line)} {knn}")
+        unusual = preprocessing(record, Input.of(run.settings.config), run.settings.config.data)
+        unusual_text = f" with {', '.join(unusual)}" if unusual else ""
+        parts.append(f"evaluated{data_text}: {top1(line)} {knn}{unusual_text}")
     return "; ".join(parts) or "not measured"
 
 
@@ -287,6 +295,9 @@ def evaluation_tables(records: Mapping[str, Sequence[Record]]) -> list[Table]:
             for row in _evaluated(run, record)
         ]
         heads = list(dict.fromkeys(name for row in rows for name in row))
+        for name in chain(*_SHOWN_IF_DIFFERENT.values()):
+            if name in heads and len({row.get(name) for row in rows}) == 1:
+                heads.remove(name)
         if rows:
             tables.append(Table([[row.get(x, "") for x in heads] for row in rows], heads, title))
     return tables
@@ -301,6 +312,9 @@ def _evaluated(run: str, record: Record) -> Iterator[dict[str, str]]:
         means, _ = record.over_trials
         results = [{name: averaged([x[name] for x in results], 1) for name in means}]
     protocol_texts = {name: text_of(protocol[name]) for name in _PROTOCOL if protocol.get(name)}
+    for facts, source in ((protocol, "protocol"), (asdict(images), "images")):
+        shown = ((name, facts.get(name)) for name in _SHOWN_IF_DIFFERENT[source])
+        protocol_texts |= {name: text_of(value) for name, value in shown if value is not None}
     for result in results:
         figures = {
             _COLUMNS.get(name, name): f"{value:.2f}" if "top" in name else text_of(value)

@@ -63,6 +63,8 @@ class Checkpoint:
     branch: dict[str, Any] = field(default_factory=dict)
     """Record of where the run branched off, as in config.json (``fastsiam.train.start``); empty if
     it is not a branch."""
+    extensions: list[dict[str, Any]] = field(default_factory=list)
+    """Step, epoch and numbers of epochs of each ``--extend``, as in config.json."""
 
     @property
     def epoch(self) -> float:

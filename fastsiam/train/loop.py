@@ -104,6 +104,7 @@ class Trainer:
         """Path of the last checkpoint."""
         self._saved = None if start is None else start.step
         self._branch = {} if start is None else start.branch
+        self._extensions = [] if start is None else start.extensions
         self._unlogged: tuple[Tensor, Tensor] | None = None
         """Loss and embeddings of the last step; None once they are logged."""
         self.line: tuple[dict[str, Any], Future[Tensor]] | None = None
@@ -380,6 +381,7 @@ class Trainer:
                 seen=self._digest.state(),
                 weights="",  # save() computes the digest
                 branch=self._branch,
+                extensions=self._extensions,
                 **self._step.state(),
             )
             if self._log:

@@ -70,7 +70,9 @@ class ResolvedConfig:
     def record(self) -> dict[str, Any]:
         """Return the content of config.json, as plain JSON values."""
         optim, ranks = self.config.optim, self.place.world
-        branch = {} if self.start is None else self.start.branch
+        history = {}
+        if self.start is not None:
+            history = {"branch": self.start.branch, "extensions": self.start.extensions}
         return {
             "config": self.config.to_dict(),
             "asked": self.asked.to_dict(),
@@ -82,7 +84,7 @@ class ResolvedConfig:
                 "last_step": self.last_step,
             },
             "compiled": self.config.step.compile == "on",
-            **({"branch": branch} if branch else {}),
+            **{name: value for name, value in history.items() if value},
         }
 
 

@@ -229,8 +229,10 @@ def _apply_extend(config: TrainConfig, start: Checkpoint) -> tuple[TrainConfig, 
         raise CheckpointError(
             f"--extend {epochs} is less than the run's {optim.epochs} epochs; pass a larger number"
         )
-    extended_optim = replace(optim, epochs=epochs)
+    extended_optim, extensions = replace(optim, epochs=epochs), start.extensions
     if epochs > optim.epochs:
+        extension = {"step": start.step, "epoch": start.epoch, "from": optim.epochs, "to": epochs}
+        extensions = [*extensions, extension]
         current_lr = decaying_rate(optim, max(0, start.step - 1), start.steps_per_epoch)
         next_lr = decaying_rate(extended_optim, start.step, start.steps_per_epoch)
         message = (
@@ -240,7 +242,8 @@ def _apply_extend(config: TrainConfig, start: Checkpoint) -> tuple[TrainConfig, 
     # If --epochs exceeds --extend, a later check raises an error.
     total_epochs = max(config.optim.epochs, epochs)
     requested_optim = replace(config.optim, epochs=total_epochs)
-    start = replace(start, config=replace(start.config, optim=extended_optim))
+    extended_config = replace(start.config, optim=extended_optim)
+    start = replace(start, config=extended_config, extensions=extensions)
     return replace(config, optim=requested_optim), start, message
 
 

@@ -67,13 +67,16 @@ def test_evaluations_use_holdout_of_run(
         evaluate_linear(run, replace(LINEAR, subset=str(listed)), HERE)
 
 
-def test_holdout_option_applies_to_weights_file(run: Path, images: Path, tmp_path: Path) -> None:
+def test_holdout_option_applies_to_weights_file(
+    run: Path, images: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     weights, json = tmp_path / "some.pth", tmp_path / "some.json"
     torch.save({"state_dict": load_pretrained(run).part("backbone")}, weights)
     config = replace(KNN, data=str(images / "train"), stem="cifar", crop=16, resize=16)
     with pytest.raises(NoSplitError, match=r"no val.beton; --holdout 10% holds out a share"):
         evaluate_knn(weights, config, HERE)
     record = evaluate_knn(weights, replace(config, holdout="25%", json=str(json)), HERE)
+    assert "crop, mean and std are assumed unless given (--crop" in capfd.readouterr().err
     assert (record.data.train, record.data.val) == (
         18,
         6,

@@ -94,6 +94,9 @@ def test_sweep_runs_are_compared(small: TrainConfig, tmp_path: Path, one_chart: 
     shutil.rmtree(tmp_path / "other" / "val")
     config_of_other = KnnConfig(workers=0, k=(3,), data=str(other), holdout="20%")
     on_other = evaluate_knn(runs[1], config_of_other, CPU).first_with("trained")["top1"]
+    unusual = evaluate_knn(runs[1], KnnConfig(workers=0, k=(3,), mean=(0.5, 0.5, 0.25)), CPU)
+    (table,) = evaluation_tables({"b": [record, unusual]})
+    assert "mean" in table.heads and not {"std", "seed"}.intersection(table.heads)
     linear = LinearConfig(workers=0, cached=True, optimizer="lars", batch=8, epochs=2, percent=50)
     of_knn, of_linear = evaluation_tables({"b": [evaluate_linear(runs[1], linear, CPU), record]})
     assert (of_knn.title, of_linear.title) == ("kNN", "Linear")
@@ -114,7 +117,8 @@ def test_sweep_runs_are_compared(small: TrainConfig, tmp_path: Path, one_chart: 
     assert heads[:3] == ["run", "--lr", "epochs"]
     assert (first[:2], second[:2]) == (["lr-0.1", "0.1"], ["lr-0.5", "0.5"])
     assert first[-1] == "not measured"
-    of_other, of_run = sorted(second[-1].split("; "))
+    of_other, of_run, of_unusual = sorted(second[-1].split("; "))
+    assert of_unusual.endswith(" (k 3, T 0.2, bank 24) with mean 0.5, 0.5, 0.25")
     assert of_run == f"evaluated: {top1:.2f} at epoch 0.67 (k 3, T 0.2, bank 24)"
     assert of_other == f"evaluated on {other}: {on_other:.2f} at epoch 0.67 (k 3, T 0.2, bank 18)"
     assert first[-2].endswith(" (not compiled)") and "compiled" not in second[-2]
@@ -129,7 +133,7 @@ def test_run_may_have_any_name(tmp_path: Path, one_chart: None) -> None:
     with rc_context({"svg.fonttype": "none"}):
         (chart,) = curves(
             [
-                Run(x, y, read_metrics(y), RunSettings.read(y), [])
+                Run(x, y, read_metrics(y), RunSettings.read(y), [], [])
                 for x, y in zip(names, runs, strict=True)
             ]
         )
@@ -157,7 +161,7 @@ def test_points_on_chart_edge_are_not_clipped(tmp_path: Path, one_chart: None) -
     fields = ("epoch", "loss", "z_std", "rank", "images_per_second", "data_wait")
     lines = [{"kind": "train", **dict.fromkeys(fields, x)} for x in (0.0, 1.0)]
     settings = RunSettings.read(OLD_RUN)
-    (chart,) = curves([Run("run", tmp_path, lines, settings, [])])
+    (chart,) = curves([Run("run", tmp_path, lines, settings, [], [])])
     assert chart.caption == "Share of time waiting for data"
     pattern = r'<path d="[^"]*" (clip-path="[^"]*" )?style="[^"]*stroke: #1f77b4'
     assert re.findall(pattern, chart.image.decode()) == [""]

@@ -13,8 +13,9 @@ import pytest
 import torch
 
 from fastsiam.config import TrainConfig
+from fastsiam.config.files import RunSettings
 from fastsiam.errors import CheckpointError
-from fastsiam.interchange import load_pretrained
+from fastsiam.interchange import export_weights, load_pretrained
 from fastsiam.report.run import write_report
 from fastsiam.run import checkpoint as checkpoints
 from fastsiam.run.log import read_metrics
@@ -78,8 +79,11 @@ def test_branch_uses_new_optimizer_settings(
     assert f"learning rate: {PEAK * cosine(5 / 12):.3g} now" in stderr
     assert f", {rates[0]:.3g} at the next step" in stderr
     assert checkpoints.load(tmp_path / "run").config == origin.config
-    page = write_report([run], tmp_path / "report.html").read_text()
-    assert f"branch of {point}: predictor-lr: constant -&gt; cosine, epochs: 4 -&gt; 5" in page
+    for runs in ([run], [tmp_path / "run", run]):
+        page = write_report(runs, tmp_path / "report.html").read_text()
+        assert f"branch of {point}: predictor-lr: constant -&gt; cosine, epochs: 4 -&gt; 5" in page
+    (branch,) = RunSettings.read(run).history(full_paths=False)
+    assert branch.startswith("branch of run after step 6 (epoch 2): predictor-lr: constant -> ")
 
 
 def vars_of(settings: Any) -> dict[str, Any]:
@@ -114,6 +118,9 @@ def test_interrupted_extended_run_resumes_bit_for_bit(
     assert checkpoints.load(run).step == len(history(run)) == 24
     expected = [PEAK * cosine(step / 24) for step in range(18, 24)]
     assert [line[5] for line in history(run)][18:] == pytest.approx(expected)
+    export_weights(load_pretrained(run), format="plain", out=tmp_path / "w.pt")
+    extensions = "from 4 to 6 epochs after epoch 2; extended from 6 to 8 epochs after epoch 6"
+    assert f"| history | extended {extensions} |" in (tmp_path / "w.pt.md").read_text()
 
 
 def test_extending_finished_run_prints_learning_rates(
