@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -68,7 +69,7 @@ __all__ = [
 
 
 def build_loader(
-    data: DataConfig,
+    data: DataConfig | Path | str,
     augment: AugmentConfig | None = None,
     *,
     batch: int,
@@ -86,8 +87,8 @@ def build_loader(
     """Open a data set's training images as a loader of batches of views.
 
     Args:
-        data: the images, the pipeline and the number of workers. With pipeline ``auto``, each
-            process chooses one; see ``automatic``.
+        data: the images, the pipeline and the number of workers, or only the path or address of
+            the images. With pipeline ``auto``, each process chooses one; see ``automatic``.
         augment: ranges and probabilities of the augmentations; the SimSiam paper's by default.
         batch: *global* batch size, in images; each rank gets ``batch // world`` of them.
         seed: seed of the order and of the augmentations.
@@ -117,7 +118,8 @@ def build_loader(
 
     from .loaders import LoaderSpec
 
-    augment, dtype = augment or AugmentConfig(), dtype or torch.float32
+    data, augment = DataConfig.of(data), augment or AugmentConfig()
+    dtype = dtype or torch.float32
     if not dtype.is_floating_point or dtype.itemsize == 1:
         raise ValueError(f"dtype must be a floating type of two bytes or more, not {dtype}")
     device = _with_index(device)
@@ -217,7 +219,7 @@ def _positions(store: Store, chosen: NDArray[np.int64] | None) -> NDArray[np.int
 
 
 def build_eval_loader(
-    data: DataConfig,
+    data: DataConfig | Path | str,
     split: Split,
     augment: AugmentConfig,
     *,
@@ -236,7 +238,8 @@ def build_eval_loader(
     pipeline ``dali`` on a GPU, DALI makes them if installed; else the engine does, bit-identical.
 
     Args:
-        data: the images, the pipeline and the number of workers.
+        data: the images, the pipeline and the number of workers, or only the path or address of
+            the images.
         split: "train" or "val". With ``data.holdout``, "val" is the holdout set.
         augment: size of the crops, and their normalisation.
         resize: shorter side in pixels before the crop is taken.
@@ -258,6 +261,7 @@ def build_eval_loader(
 
     from .central import CentralCrops
 
+    data = DataConfig.of(data)
     store, device = open_split(data, split), _with_index(device)
     chosen = _positions(store, chosen)
     if not in_turn and len(chosen) < world:

@@ -64,17 +64,12 @@ class ViewLoader:
         crop_transform: CropTransform | None = None,
         transform: Callable[[Batch], Any] | None = None,
     ) -> None:
-        if not isinstance(data, DataConfig | Path | str):
-            raise TypeError(
-                f"data must be a path or address of images, or a DataConfig, not a "
-                f"{type(data).__name__}: the loader reads the files; pass chosen for a subset"
-            )
         if not isinstance(augment, AugmentConfig | None):
             raise TypeError(
                 f"augment must be an AugmentConfig, not a {type(augment).__name__}: set ranges and "
                 "probabilities there; pass your own functions as transform or crop_transform"
             )
-        self._data = data if isinstance(data, DataConfig) else DataConfig(data=str(data))
+        self._data = DataConfig.of(data)
         self._batch, self._seed = batch, seed
         self._options: dict[str, Any] = {
             "augment": augment,

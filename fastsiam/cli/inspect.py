@@ -52,7 +52,7 @@ def views(
 
     --config RUN shows the views of a run.
     """
-    from fastsiam.report.pictures import check_picture, save_picture
+    from fastsiam.report.pictures import check_outside, check_picture, save_picture
     from fastsiam.report.views import show_views
 
     names: list[Any] = (pipeline or data.pipeline).split(",")
@@ -60,6 +60,7 @@ def views(
     with usage_errors():
         check_picture(out)
         sources = [replace(data, pipeline=name, workers=0) for name in names]
+    check_outside(out, data.places)
     sheet, record, pipelines = show_views(sources, augment, images=images, epoch=epoch, seed=seed)
     save_picture(sheet, out)
     print(

@@ -147,6 +147,22 @@ class DataConfig(Config):
             f"shuffle must be full, or window:N such as window:16384, not {self.shuffle!r}",
         )
 
+    @classmethod
+    def of(cls, data: DataConfig | Path | str) -> DataConfig:
+        """Return settings, given settings or only the path or address of images.
+
+        Raises:
+            TypeError: ``data`` is something else.
+        """
+        if isinstance(data, Path | str):
+            return cls(data=str(data))
+        if not isinstance(data, DataConfig):
+            raise TypeError(
+                f"data must be a path or address of images, or a DataConfig, not a "
+                f"{type(data).__name__}: the loader reads the files; pass chosen for a subset"
+            )
+        return data
+
     @property
     def loads_images(self) -> bool:
         """Whether the pipeline loads images; "synthetic" generates tensors instead."""

@@ -263,14 +263,25 @@ class LinearConfig(LabelConfig):
         """Explain the choice of "auto" for this number of images; "" if it is not used."""
         if self.optimizer != "auto":
             return ""
-        reason = "--lrs is given"
-        if not self.lrs:
-            steps = images * self.epochs // _PAPERS_BATCH
-            reason = (
-                f"{images:,} images x {self.epochs} epochs are {steps:,} steps of {_PAPERS_BATCH}, "
-                f"and LARS needs {_LARS_STEPS:,}"
-            )
+        reason = "--lrs is given" if self.lrs else self._lars_steps(images)
         return f"{self.with_defaults(images).optimizer.upper()}: {reason} (see --optimizer)"
+
+    def lars_warning(self, images: int) -> str:
+        """Warn if LARS is used with too few steps for this number of images; "" otherwise."""
+        is_enough = images * self.epochs >= _LARS_STEPS * _PAPERS_BATCH
+        if is_enough or self.with_defaults(images).optimizer != "lars":
+            return ""
+        return (
+            f"{self._lars_steps(images)}: it hardly changes the weights, so accuracies will be "
+            "far too low; pass --optimizer sgd"
+        )
+
+    def _lars_steps(self, images: int) -> str:
+        steps = images * self.epochs // _PAPERS_BATCH
+        return (
+            f"{images:,} images x {self.epochs} epochs are {steps:,} steps of {_PAPERS_BATCH}, "
+            f"and LARS needs {_LARS_STEPS:,}"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

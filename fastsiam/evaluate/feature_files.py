@@ -23,7 +23,7 @@ from fastsiam.files import as_utf8, atomic_write, os_errors_as
 from fastsiam.pipelines import open_split
 from fastsiam.pipelines.store import Split
 from fastsiam.pipelines.subsets import open_with_holdout
-from fastsiam.report.pictures import Captioned, picture_grid, save_picture
+from fastsiam.report.pictures import Captioned, check_outside, picture_grid, save_picture
 from fastsiam.run.records import check_targets
 from fastsiam.views.batch import EvalLoader
 
@@ -207,6 +207,7 @@ def write_neighbours(path: Path, config: NeighboursConfig, place: Place, *, out:
     """
     check_targets(out)
     subject = open_subject(path, config, place)
+    check_outside(out, subject.data.places)
     subject.print_summary()
     bank = open_split(subject.data, "train")
     split: Split = "val"

@@ -26,6 +26,7 @@ from fastsiam.errors import DataError, FastSiamError, NoLabelsError, NoSplitErro
 from fastsiam.evaluate.features import fingerprint, frozen, no_features
 from fastsiam.evaluate.record_files import RecordFiles
 from fastsiam.interchange import Pretrained, load_pretrained
+from fastsiam.interchange.pretrained import listed
 from fastsiam.model.backbones import check_crop
 from fastsiam.model.numerics import autocast_type, keep_freed_memory, resolved_precision
 from fastsiam.pipelines import build_eval_loader, has_validation, open_split
@@ -97,6 +98,11 @@ class EvalImages:
                 f"{error}; --holdout {self.ignored_holdout or '10%'} holds out a share of each "
                 "class instead"
             ) from error
+        if not val.classes:
+            raise NoLabelsError(
+                f"the validation images of {root} have no labels: sort them into class folders, "
+                "like the training images"
+            )
         shared = train.classes
         if shared == tuple(map(str, range(len(shared)))):  # numbered: val may lack the highest
             shared = shared[: max(1, len(val.classes))]
@@ -105,11 +111,7 @@ class EvalImages:
                 "training": sorted({*train.classes} - {*val.classes}),
                 "validation": sorted({*val.classes} - {*train.classes}),
             }
-            only = [
-                f"{', '.join(names[:3])} only in {split}"
-                for split, names in unshared.items()
-                if names
-            ]
+            only = [f"{listed(names)} only in {x}" for x, names in unshared.items() if names]
             raise DataError(
                 f"the training and validation images under {root} have different classes: "
                 f"{'; '.join(only) or 'the same names in a different order'}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +11,7 @@ from PIL import Image, ImageDraw, ImageOps
 from torch import Tensor
 
 from fastsiam.config import AugmentConfig
-from fastsiam.errors import as_one_line
+from fastsiam.errors import FastSiamError, as_one_line
 from fastsiam.files import atomic_write_for_user, quoted
 
 Captioned = tuple[Image.Image, str, bool | None]
@@ -32,6 +32,20 @@ def check_picture(path: Path) -> None:
     Image.init()
     if Image.registered_extensions().get(path.suffix.lower()) not in Image.SAVE:
         raise ValueError(f"--out {quoted(path)} has no extension of a picture format; use .png")
+
+
+def check_outside(path: Path, places: Iterable[object]) -> None:
+    """Check that a picture will not be written into a folder of images, of which it would be one.
+
+    Raises:
+        FastSiamError: ``path`` is inside one of the ``places``.
+    """
+    for place in places:
+        if isinstance(place, Path) and path.resolve().is_relative_to(place.resolve()):
+            raise FastSiamError(
+                f"--out {quoted(path)} is in the folder of images {quoted(place)}, and would be "
+                "one of them: choose another folder"
+            )
 
 
 def save_picture(picture: Image.Image, path: Path) -> None:

@@ -6,16 +6,17 @@ import contextlib
 import csv
 import hashlib
 import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fastsiam.config import AUTOMATIC, ColumnNames
-from fastsiam.console import Tally, tally
+from fastsiam.console import Tally, counted, tally
 from fastsiam.errors import DataError, NoImagesError, NoSplitError, as_one_line
 from fastsiam.files import os_errors_as, reason
 from fastsiam.kernels import library
@@ -32,6 +33,11 @@ Network file systems have a high latency, but answer many requests in parallel.
 CSV = ".csv"
 _PATH, _SPLIT = "path", "split"
 """Default column names of a list."""
+_OTHER_FORMATS = (
+    ".heic", ".heif", ".avif", ".jxl", ".jp2", ".gif", ".psd", ".svg",
+    ".dng", ".cr2", ".cr3", ".nef", ".arw", ".raf", ".orf", ".rw2",
+)  # fmt: skip
+"""Extensions of image formats that are not read, so that a folder's listing can name them."""
 _MOST_CHECKS = 1000
 """Maximum number of files, spread evenly over a list, that are checked when it is opened."""
 
@@ -164,9 +170,15 @@ class FolderStore(FileStore):
     repair = "repair or remove the file"
 
     def __init__(self, root: Path) -> None:
-        broken_links: list[str] = []
+        broken_links, others = list[str](), Counter[str]()
         with tally(f"listing {root}, files and folders") as progress:
-            names = [*_walk(root, progress, broken_links)]
+            names = [*_walk(root, progress, broken_links, others)]
+        if others:
+            formats = ", ".join(f"{count:,} {ending}" for ending, count in others.most_common())
+            warn_once(
+                f"{root} has images of formats that are not read: {formats}; convert them to JPEG "
+                "or PNG"
+            )
         if broken_links:
             warn_once(
                 f"{root} has broken links to images, which are skipped: "
@@ -192,11 +204,14 @@ class FolderStore(FileStore):
         super().__init__(root, root, names, labels, tuple(counts))
 
 
-def _walk(root: Path, progress: Tally, broken_links: list[str]) -> Iterator[bytes]:
+def _walk(
+    root: Path, progress: Tally, broken_links: list[str], others: Counter[str]
+) -> Iterator[bytes]:
     """Yield the paths of all images below ``root``, relative to it.
 
     The images of a folder come before those of its subfolders; both are sorted. Hidden files and
-    folders are skipped. Broken image links are skipped and appended to ``broken_links``.
+    folders are skipped. Broken image links are skipped and appended to ``broken_links``. Images of
+    other formats are skipped and counted in ``others`` by extension.
     """
     # Each folder, with the folders of the links followed to it: a link back to these is a loop.
     waiting: list[tuple[str, tuple[str, ...]]] = [("", ())]
@@ -217,6 +232,8 @@ def _walk(root: Path, progress: Tally, broken_links: list[str]) -> Iterator[byte
                     entry_links = (*links, os.path.realpath(here)) if entry.is_symlink() else links
                     if not (entry.is_symlink() and _leads_back(entry.path, entry_links)):
                         folders[entry.name] = entry_links
+                elif entry.name.lower().endswith(_OTHER_FORMATS):
+                    others[os.path.splitext(entry.name)[1].lower()] += 1
         progress.add(len(images) + len(folders))
         yield from (os.fsencode(f"{folder}{name}") for name in sorted(images))
         waiting += [(f"{folder}{name}/", folders[name]) for name in sorted(folders, reverse=True)]
@@ -287,6 +304,14 @@ def _of_split(
             return np.arange(rows)
         raise NoSplitError(f"{path} has no validation images: it has no column {_SPLIT!r}")
     row_splits = np.array([name.strip().lower() for name in splits])
+    known = [*chain(*SPLIT_NAMES.values())]
+    unused = np.flatnonzero(~np.isin(row_splits, known))
+    if len(unused):
+        warn_once(
+            f"{path} has {counted(len(unused), 'row')} that no split uses, such as row "
+            f"{unused[0] + 1:,} with {_SPLIT} {str(row_splits[unused[0]])!r}; the names of splits "
+            f"are {', '.join(known)}"
+        )
     for name in SPLIT_NAMES[split]:
         if len(matches := np.flatnonzero(row_splits == name)):
             return matches

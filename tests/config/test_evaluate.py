@@ -36,6 +36,8 @@ def test_linear_defaults_follow_data_set_size(
     reason = f"{optimizer.upper()}: {reason}"
     assert config.explain_auto(images).startswith(reason if config.optimizer == "auto" else "")
     assert not resolved.explain_auto(images)
+    has_few_steps = optimizer == "lars" and images * config.epochs < 2000 * 4096
+    assert ("far too low" in config.lars_warning(images)) == has_few_steps
 
 
 def test_storage_requires_cached() -> None:

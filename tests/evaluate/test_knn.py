@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import shutil
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -230,9 +231,19 @@ def test_unlabelled_and_mismatched_data_are_rejected(run: Path, tmp_path: Path) 
     write_images(tmp_path / "other" / "val", classes=2)
     with pytest.raises(DataError, match=r"different classes: class2 only in training$"):
         evaluate_knn(run, KnnConfig(data=str(tmp_path / "other"), workers=0), HERE)
+    (tmp_path / "other" / "train" / "class2").rename(tmp_path / "other" / "val" / "0")
+    shutil.rmtree(tmp_path / "other" / "val" / "class1")
+    for name in ("1", "2", "3"):
+        shutil.copytree(tmp_path / "other" / "val" / "0", tmp_path / "other" / "val" / name)
+    with pytest.raises(DataError, match=r"class1 only in training; 0, 1, 2 and 1 more only in val"):
+        evaluate_knn(run, KnnConfig(data=str(tmp_path / "other"), workers=0), HERE)
     for split in ("train", "val"):
         (tmp_path / "flat" / split).mkdir(parents=True)
         for path in (tmp_path / "other" / "train" / "class0").iterdir():
             (tmp_path / "flat" / split / path.name).symlink_to(path)
     with pytest.raises(DataError, match="flat has no labels, which this evaluation needs"):
+        evaluate_knn(run, KnnConfig(data=str(tmp_path / "flat"), workers=0), HERE)
+    shutil.rmtree(tmp_path / "flat" / "train")
+    write_images(tmp_path / "flat" / "train", classes=2)
+    with pytest.raises(DataError, match=r"the validation images of .*flat have no labels: sort"):
         evaluate_knn(run, KnnConfig(data=str(tmp_path / "flat"), workers=0), HERE)

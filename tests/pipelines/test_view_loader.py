@@ -6,6 +6,7 @@ import logging
 import os
 import pickle
 import signal
+from contextlib import closing
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from torch import Tensor
 from fastsiam.config import AugmentConfig, DataConfig
 from fastsiam.pipelines import (
     ViewLoader,
+    build_eval_loader,
+    build_loader,
     lightly_batch,
     solo_learn_batch,
     supervised_batch,
@@ -47,6 +50,13 @@ def root(images: Path) -> Path:
 
 def make_loader(root: Path, *, batch: int = BATCH, seed: int = 0) -> ViewLoader:
     return ViewLoader(root, SMALL, batch=batch, seed=seed)
+
+
+def test_loaders_accept_paths(root: Path) -> None:
+    with closing(build_loader(root, SMALL, batch=BATCH)) as loader:
+        assert same(list(loader.epoch(0)), load_epoch(root, 0))
+    evaluation = build_eval_loader(str(root.parent), "val", SMALL, resize=16)
+    assert next(iter(evaluation)).image.shape[0] == evaluation.images
 
 
 def load_epoch(root: Path, number: int) -> list[Batch]:

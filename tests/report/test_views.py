@@ -51,5 +51,8 @@ def test_views_reject_pipeline_that_cannot_read_data(small: TrainConfig, tmp_pat
     flags = ["--data", small.data.data, "--recipe", "cifar10", "--out", str(out)]
     bad = fastsiam("views", "--pipeline", "torchvision,ffcv", *flags, code=1)
     assert bad.stderr.count("\n") == 1 and not out.exists()
+    inside = str(Path(small.data.data) / "new" / "v.png")
+    refused = fastsiam("views", *flags, "--out", inside, code=1)
+    assert "is in the folder of images" in refused.stderr and not Path(inside).exists()
     result = fastsiam("views", "--pipeline", "torchvision", *flags)
     assert out.is_file() and "pipeline torchvision, epoch 0" in result.stdout

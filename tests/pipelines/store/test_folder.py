@@ -40,7 +40,7 @@ def test_advice_for_corrupt_image_works_in_shell(tmp_path: Path) -> None:
 def test_circular_links_and_pipes_are_skipped(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """So are broken links to images, which a warning counts."""
+    """So are broken links to images and other formats, which warnings count."""
     image = put(tmp_path / "a" / "0.jpg", jpeg(0))
     (tmp_path / "a" / "loop").symlink_to(tmp_path)
     (tmp_path / "b").symlink_to(image)
@@ -50,13 +50,16 @@ def test_circular_links_and_pipes_are_skipped(
     (tmp_path / "d" / "e").mkdir(parents=True)
     (tmp_path / "d" / "e" / "to c").symlink_to(tmp_path / "c")
     os.mkfifo(tmp_path / "a" / "pipe.jpg")
+    for name in ("4.HEIC", "5.heic", "6.gif", "notes.txt", ".7.heic"):
+        (tmp_path / "a" / name).touch()
     for name in ("2\n.jpg", "3.jpg"):
         (tmp_path / "a" / name).symlink_to(name.replace("2", "gone"))
     for one, other in ("xy", "yx"):
         (tmp_path / one).symlink_to(other)
     store = FolderStore(tmp_path)
     assert names_of(store) == ["a/0.jpg", "c/1.jpg", "d/e/to c/1.jpg"]
-    (message,) = caplog.messages
+    other_formats, message = caplog.messages
+    assert "has images of formats that are not read: 2 .heic, 1 .gif; convert" in other_formats
     assert (
         "broken links to images, which are skipped: 2, such as" in message and message.isprintable()
     )
@@ -78,6 +81,18 @@ def test_csv_list_has_splits_labels_and_columns(images: Path) -> None:
     texts = [["val/class0/000.jpg", "a"], ["val/class0/001.jpg", ""], ["val/class0/000.jpg", "b"]]
     store = open_store(write_list(root, "path,label", texts), "train")
     assert store.labels.tolist() == [0, -1, 1] and store.classes == ("a", "b")
+
+
+def test_csv_rows_of_unknown_split_cause_warning(
+    images: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = [[f"train/class0/00{i}.jpg", split] for i, split in enumerate(("train", "trian", ""))]
+    root = write_list(images / "list.csv", "path,split", rows)
+    assert len(open_store(root, "train")) == 1
+    assert caplog.messages == [
+        f"{root} has 2 rows that no split uses, such as row 2 with split 'trian'; the names of "
+        "splits are train, training, val, validation, valid, test"
+    ]
 
 
 def test_csv_with_bom_spaces_and_blank_lines(images: Path) -> None:
