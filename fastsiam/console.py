@@ -230,8 +230,8 @@ def rounded(value: float) -> str:
 
 
 def counted(number: float, what: str) -> str:
-    """Format a count with its noun: 1 epoch, 24 epochs, 7.17 epochs."""
-    text = rounded(number)
+    """Format a count with its noun: 1 epoch, 7.17 epochs, 1,200 epochs."""
+    text = f"{number:,.2f}".rstrip("0").rstrip(".")
     return f"{text} {what}{'' if text == '1' else 's'}"
 
 

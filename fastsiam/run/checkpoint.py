@@ -181,8 +181,10 @@ def locate(path: Path) -> Path:
         file = last(path) if path.is_dir() else path
         is_present = is_file(file)
     if not is_present and path.is_dir() and not (path / "config.json").is_file():
+        advice = f"; pass {quoted(path.parent)}" if (path / "last.pt").is_file() else ""
         raise CheckpointError(
             f"{path} is not a run folder: it has neither config.json nor {file.relative_to(path)}"
+            f"{advice}"
         )
     if not is_present:
         advice = f"; start this run with --out {quoted(path)}" if file != path else ""

@@ -133,7 +133,8 @@ def check_shares(config: TrainConfig, world: int) -> None:
     if batch % parts:
         raise ValueError(
             f"batch {batch} is not divisible by "
-            f"{world} ranks x {config.optim.accumulate} micro-batches; choose a multiple of {parts}"
+            f"{counted(world, 'rank')} x {config.optim.accumulate} micro-batches; choose "
+            f"a multiple of {parts}"
         )
     if micro_batch < 2:
         raise ValueError(
@@ -285,7 +286,7 @@ def _print_summary(resolved: ResolvedConfig, loader: Loader, folder: RunFolder) 
     console.say(
         f"{config.model.method.title} {config.model.backbone} on {place.world} x {kind}, "
         f"{str(resolved.dtype).removeprefix('torch.')}, pipeline {config.data.pipeline}: "
-        f"{loader.images:,} images, {loader.steps:,} steps per epoch, "
+        f"{loader.images:,} images, {counted(loader.steps, 'step')} per epoch, "
         f"{counted(config.optim.epochs, 'epoch')}"
     )
     console.say(f"images from {loader.source}")

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from fastsiam.config import AUTOMATIC, ColumnNames
 from fastsiam.config.urls import Url
+from fastsiam.console import counted
 from fastsiam.errors import DataError, NoImagesError, NoSplitError
 from fastsiam.files import os_errors_as, tilde_hint
 
@@ -237,7 +238,7 @@ def _warn_of_unused_folders(
         )
         warn_once(
             f"{root} has a folder {train.name}/ with the training images, so the images in "
-            f"{len(names):,} other folders, such as {names[0]}/, are not used; {advice}"
+            f"{counted(len(names), 'other folder')}, such as {names[0]}/, are not used; {advice}"
         )
 
 

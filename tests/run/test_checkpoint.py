@@ -72,6 +72,8 @@ def test_missing_and_foreign_files_are_rejected(tmp_path: Path) -> None:
         torch.save(foreign, checkpoints.last(tmp_path))
         with pytest.raises(CheckpointError, match="not a checkpoint of this version"):
             checkpoints.load_newest(tmp_path)
+    with pytest.raises(CheckpointError, match=f"is not a run folder.*; pass {tmp_path}$"):
+        checkpoints.load(checkpoints.last(tmp_path).parent)
 
 
 def test_corrupt_files_are_rejected(tmp_path: Path) -> None:
