@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import logging
 import os
 import re
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
 from datetime import timedelta
 from functools import partial
@@ -25,12 +26,16 @@ from typing import Any, NamedTuple, TypeVar
 from fastsiam.config.urls import Url
 from fastsiam.errors import DataError, FastSiamError, FileLostError, WorkerError
 
+log = logging.getLogger(__name__)
+
 PARALLEL = 64
 """Maximum number of concurrent requests of a process."""
 STALL_SECONDS = "FASTSIAM_CLOUD_STALL"
 """Environment variable: seconds without data after which a request fails. Default: 10."""
 PATIENCE_SECONDS = "FASTSIAM_CLOUD_PATIENCE"
 """Environment variable: seconds for which failed requests are retried. Default: 120."""
+_SECONDS_TO_REPORT = 10.0
+"""Seconds without an answer about an object or a folder after which a warning is logged."""
 _PAUSE = 0.2
 """Seconds to wait before retrying a request that obstore does not retry itself."""
 _CREDENTIALS_LAST = timedelta(minutes=15)
@@ -77,7 +82,8 @@ def heads(urls: Sequence[Url], *, denied_is_absent: bool = False) -> list[Facts 
                 return None
             raise
 
-    return results([partial(_request, url, head) for url in urls])
+    with _reported(urls):
+        return results([partial(_request, url, head) for url in urls])
 
 
 def level(url: Url) -> tuple[dict[str, Facts], list[str]]:
@@ -101,7 +107,27 @@ def level(url: Url) -> tuple[dict[str, Facts], list[str]]:
         }
         return objects, [str(p).rstrip("/").rpartition("/")[2] for p in listing["common_prefixes"]]
 
-    return results([partial(_request, url, list_level)])[0]
+    with _reported([url]):
+        return results([partial(_request, url, list_level)])[0]
+
+
+@contextlib.contextmanager
+def _reported(urls: Sequence[Url]) -> Iterator[None]:
+    """Log a warning if the block, which waits for answers about objects, takes long."""
+
+    def report() -> None:
+        log.warning(
+            f"no answer yet about {urls[0]}; trying for up to "
+            f"{_seconds(PATIENCE_SECONDS, 120):g} s (${PATIENCE_SECONDS})"
+        )
+
+    timer = threading.Timer(_SECONDS_TO_REPORT, report)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def fetch(url: Url, facts: Facts, ranges: Sequence[Range]) -> list[memoryview]:

@@ -171,9 +171,16 @@ def test_missing_objects_and_buckets_are_reported(cloud: str, data: str, web: Pa
     ("what", "message"), [("stalls", "the connection failed"), ("errors", "the server answers 503")]
 )
 def test_retries_end_after_time_limit(
-    what: str, message: str, cloud: str, web: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    what: str,
+    message: str,
+    cloud: str,
+    web: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """With a server that always fails."""
+    """With a server that always fails. A warning says what a run waits for at startup."""
+    monkeypatch.setattr(storage, "_SECONDS_TO_REPORT", 0.1)
     monkeypatch.setenv("FASTSIAM_CLOUD_PATIENCE", "0.5")
     monkeypatch.setenv("FASTSIAM_CLOUD_STALL", "0.3")
     with web_server(web) as address:
@@ -184,6 +191,13 @@ def test_retries_end_after_time_limit(
             url = place(f"{broken}/photos.tar")
             with pytest.raises(DataError, match=r"for 0\.5 s \(\$FASTSIAM_CLOUD") as caught:
                 storage.fetch(url, there.facts, [(0, 3000)])  # type: ignore[arg-type, union-attr]
+            assert not caplog.messages
+            with pytest.raises(DataError, match=message):
+                storage.heads([url])  # type: ignore[list-item]
+            warning = (
+                f"no answer yet about {url}; trying for up to 0.5 s ($FASTSIAM_CLOUD_PATIENCE)"
+            )
+            assert caplog.messages == [warning]
     assert message in str(caught.value)
 
 
