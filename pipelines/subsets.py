@@ -194,13 +194,13 @@ def hold_out(store: Store, *, percent: float) -> NDArray[np.int64]:
     )
     key = rng.keys(0, 0, rng.Stream.HOLDOUT, np.frombuffer(digests, "<u8"))
     # Lists may name a file several times. Elsewhere different images may have the same name.
-    images, is_list = np.arange(len(store)), isinstance(store, ListedStore | BetonStore)
-    if is_list:
+    images, may_repeat = np.arange(len(store)), isinstance(store, ListedStore | BetonStore)
+    if may_repeat:
         _, images = np.unique(key, return_index=True)
     order, rank, count = _rank_by_class(store.labels[images], key[images])
     quota = np.minimum(np.maximum(np.rint(count * percent / 100), 1), count - 1)
     drawn = images[order[rank < quota]]
-    return np.flatnonzero(np.isin(key, key[drawn])) if is_list else np.sort(drawn)
+    return np.flatnonzero(np.isin(key, key[drawn])) if may_repeat else np.sort(drawn)
 
 
 def _rank_by_class(

@@ -133,7 +133,7 @@ def evaluate_linear(
     subject = open_subject(path, config, place)
     images = LabelledImages(subject, config)
     reason = config.explain_auto(images.train.images)
-    warning = config.lars_warning(images.train.images)
+    lars_warning = config.lars_warning(images.train.images)
     config = replace(config.with_defaults(images.train.images), batch=images.batch)
     name = "SGD"
     if config.optimizer == "lars":
@@ -147,8 +147,8 @@ def evaluate_linear(
         images.note,
         reason,
     )
-    if warning:
-        subject.console.warn(warning)
+    if lars_warning:
+        subject.console.warn(lars_warning)
     details = "sgd" if config.optimizer == "sgd" else "", "cached" if config.cached else ""
     files = subject.record_files(
         "linear", images.facts(), config.protocol(), config, *details, images.part

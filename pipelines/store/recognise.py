@@ -245,9 +245,8 @@ def _warn_of_unused_folders(
 def _has_image(folder: Path) -> bool:
     """Return whether a folder has images, tars or parquet files, or is a saved data set."""
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
-        names = [entry.name for entry in entries]
         return is_saved_dataset(folder) or any(
-            is_image_name(name) or name.endswith((".tar", PARQUET)) for name in names
+            is_image_name(entry.name) or entry.name.endswith((".tar", PARQUET)) for entry in entries
         )
     return False
 
