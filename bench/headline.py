@@ -26,6 +26,7 @@ from fastsiam.config import DataConfig
 from fastsiam.config.files import RunSettings
 from fastsiam.config.recipes import RECIPES
 from fastsiam.console import Console, duration
+from fastsiam.environment import add_package_to_path
 from fastsiam.errors import FastSiamError
 from fastsiam.files import atomic_write_for_user, parse_json, write_json
 from fastsiam.report import drawing
@@ -143,6 +144,7 @@ class Training:
             FastSiamError: the run failed; the message names its log.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
+        add_package_to_path()
         log = self.folder / "headline.log"
         lines_before = len(read_metrics(self.folder))  # after kill -9, the run drops some of them
         with log.open("ab") as out:

@@ -132,7 +132,7 @@ def build_loader(
             log.info(choice)
             data = replace(data, pipeline=choice.name)
         positions = _positions(store, chosen)
-        images = len(positions)
+        chosen, images = None if chosen is None else positions, len(positions)
         shuffle = shuffle or shuffle_of(
             data,
             sets=None if store.sets is None else store.sets[positions],
@@ -213,9 +213,13 @@ def _positions(store: Store, chosen: NDArray[np.int64] | None) -> NDArray[np.int
     if chosen is None:
         return np.arange(len(store))
     chosen = np.asarray(chosen)
-    if not (np.diff(chosen, prepend=-1, append=len(store)) > 0).all():
+    positions = chosen.astype(np.int64)
+    if (
+        chosen.dtype.kind not in "iu"
+        or not (np.diff(positions, prepend=-1, append=len(store)) > 0).all()
+    ):
         raise ValueError(f"chosen must be ascending positions among {len(store):,} images")
-    return chosen
+    return positions
 
 
 def build_eval_loader(

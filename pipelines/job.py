@@ -236,7 +236,7 @@ def crop_views(
             pairs = zip(cuts, config.by_side, strict=True)
             return tuple(crop_side(pixels, start, size, cut, side) for cut, side in pairs)
         shapes = crop_shapes(config, len(size))
-        crops = tuple(torch.empty(shape, dtype=torch.uint8) for shape in shapes)
+        crops = tuple(torch.empty(shape, dtype=torch.uint8, device="cpu") for shape in shapes)
         images = Images.of_pixels(pixels.data_ptr() + np.asarray(start), size, pixels)
         run_in_threads(Job(images, cuts, crops))
         return crops

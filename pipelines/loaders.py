@@ -21,6 +21,7 @@ from fastsiam.views.batch import Batch, Crops, crop_shapes, to_device
 from fastsiam.views.digest import batch_digest
 from fastsiam.views.draws import ViewParams, draw_views
 from fastsiam.views.photometric import photometric
+from fastsiam.views.photometric.cpu import free_buffers
 
 from .order import Order
 from .store import Store
@@ -104,6 +105,8 @@ class StoreLoader(ABC):
         self._end_epoch()
         for resource in self._owned:
             resource.close()
+        if self._device.type == "cpu":
+            free_buffers()
 
     @abstractmethod
     def _views(self, epoch: int, skip: int) -> Generator[Augmented]:
@@ -169,9 +172,10 @@ class StoreLoader(ABC):
         raise RuntimeError("another epoch of this loader was started; it runs one at a time")
 
     def _end_epoch(self) -> None:
-        if self._running is not None:
-            self._running.close()
-            self._running = None
+        running, self._running = self._running, None
+        if running is not None:
+            with contextlib.suppress(ValueError):  # another thread is in it, and ends it afterwards
+                running.close()
 
 
 class CropLoader(StoreLoader):

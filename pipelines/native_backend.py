@@ -132,7 +132,8 @@ class _Slot:
         self._device, self.stream, pinned = device, stream, device.type == "cuda"
         with current_gpu(device):
             self.crops: Crops = tuple(
-                torch.empty(shape, dtype=torch.uint8, pin_memory=pinned) for shape in shapes
+                torch.empty(shape, dtype=torch.uint8, pin_memory=pinned, device="cpu")
+                for shape in shapes
             )
 
     def start_copy(self) -> OnDevice:

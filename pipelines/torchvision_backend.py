@@ -109,7 +109,7 @@ class _Views(Dataset[Augmented | FastSiamError]):
         self, epoch: int, index: NDArray[np.int64], draw_numbers: NDArray[np.int64]
     ) -> Augmented:
         shapes = crop_shapes(self._augment, len(index))
-        crops = tuple(torch.empty(shape, dtype=torch.uint8) for shape in shapes)
+        crops = tuple(torch.empty(shape, dtype=torch.uint8, device="cpu") for shape in shapes)
         self._store.prefetch(index.tolist())
         params_parts = []
         for first in range(0, len(index), _IMAGES_AT_ONCE):

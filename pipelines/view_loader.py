@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,7 +45,8 @@ class ViewLoader:
         world: number of ranks; by default torch.distributed's, or 1.
         device: device of the views.
         dtype: floating type of the views; float32 by default.
-        chosen: ascending positions in the data set of the images to load; all by default.
+        chosen: ascending positions of the images to load; all by default. With a holdout, they are
+            positions among the training images.
         crop_transform: called with the uint8 crops of each batch; see ``build_loader``.
         transform: called with each ``Batch``; the loader yields its result instead.
     """
@@ -70,7 +72,8 @@ class ViewLoader:
                 "probabilities there; pass your own functions as transform or crop_transform"
             )
         self._data = DataConfig.of(data)
-        self._batch, self._seed = batch, seed
+        # A state with numpy's integers could not be loaded with ``weights_only``.
+        self._batch, self._seed = operator.index(batch), operator.index(seed)
         self._options: dict[str, Any] = {
             "augment": augment,
             "device": device,
@@ -111,12 +114,15 @@ class ViewLoader:
     def set_epoch(self, epoch: int) -> None:
         """Choose the next epoch, counted from 0. A loaded position within that epoch is kept."""
         if epoch != self._next[0]:
-            self._next = self._position = epoch, 0
+            self._next = self._position = operator.index(epoch), 0
 
     @property
     def sampler(self) -> Self:
         """This loader: Lightning calls ``loader.sampler.set_epoch`` before each epoch."""
         return self
+
+    batch_sampler: ClassVar[None] = None
+    """Lightning reads it if there is a ``sampler``."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position after the last yielded batch, and the settings that it depends on.
@@ -168,10 +174,10 @@ class ViewLoader:
     def close(self) -> None:
         """End threads and processes, and free memory. The next iteration reopens the images."""
         if self._loader is not None:
-            self._known = self._bad_images()
-            if self._opened_in[0] == os.getpid():  # a forked process lacks the loader's threads
-                self._loader.close()
+            self._known, loader = self._bad_images(), self._loader
             self._loader = None
+            if self._opened_in[0] == os.getpid():  # a forked process lacks the loader's threads
+                loader.close()
 
     def __enter__(self) -> Self:
         return self

@@ -10,6 +10,7 @@ import zipfile
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import lightning
 import numpy as np
@@ -18,6 +19,8 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from PIL import Image
 
+from fastsiam.config import AugmentConfig
+from fastsiam.pipelines import ViewLoader, build_eval_loader
 from fastsiam.pipelines.store import open_store
 from fastsiam.views.batch import Batch
 from tests.conftest import ROOT, write_images
@@ -80,6 +83,22 @@ def test_lightning_resumes_mid_epoch(images: Path, tmp_path: Path) -> None:
     assert len(reference) == 6 and reference[:3] != reference[3:]
     for steps in (2, 3):
         assert fit("resumed", tmp_path / "first" / f"step={steps}.ckpt") == reference[steps:]
+
+
+def test_lightning_validates_with_both_kinds_of_loader(images: Path) -> None:
+    names = runpy.run_path(str(ROOT / "docs" / "examples" / "lightning_module.py"))
+    seen = []
+
+    class Recording(names["SimSiam"]):  # type: ignore[misc, name-defined, valid-type]
+        def validation_step(self, batch: Any, step: int) -> None:
+            seen.append((type(batch).__name__, len(batch.index)))
+
+    augment = AugmentConfig.alike(crop=16)
+    trainer = lightning.Trainer(logger=False, enable_progress_bar=False, accelerator="cpu")
+    with ViewLoader(images / "val", augment, batch=6) as views:
+        trainer.validate(Recording(), views, verbose=False)
+    trainer.validate(Recording(), build_eval_loader(images, "val", augment, resize=16, batch=6))
+    assert seen == [("Batch", 6)] * 2 + [("EvalBatch", 6)] * 2
 
 
 def test_other_sets_are_extracted_from_wheels(tmp_path: Path) -> None:

@@ -11,6 +11,9 @@ import sys
 import zipfile
 from pathlib import Path
 
+import pytest
+
+from fastsiam.environment import add_package_to_path
 from fastsiam.kernels import build, library
 from tests.conftest import ROOT
 from tests.test_architecture import modules
@@ -57,3 +60,24 @@ def test_wheel_contains_modules_kernels_and_licence(tmp_path: Path) -> None:
     assert (f"{info}/licenses/{licence}" in names) == inside
     metadata = zipfile.ZipFile(wheel).read(f"{info}/METADATA").decode()
     assert (f"\nLicense-File: {licence}\n" in metadata) == inside
+
+
+def test_child_processes_ignore_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have files named like modules, or another copy of the sources."""
+    for name in ("PYTHONPATH", "PYTHONSAFEPATH"):
+        monkeypatch.setenv(name, "")  # restored afterwards
+    (tmp_path / "fastsiam").mkdir()
+    (tmp_path / "json.py").write_text("raise SystemExit('the wrong module')")
+    command = [sys.executable, "-m", "fastsiam", "--version"]
+    add_package_to_path()
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_output_is_utf8_in_every_locale() -> None:
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "fastsiam", "config", "--data", "photos-ü"]
+    settings = subprocess.run(command, env=environment, capture_output=True, check=True).stdout
+    assert "photos-ü" in settings.decode()

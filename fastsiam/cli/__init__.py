@@ -55,7 +55,8 @@ def main() -> None:
     """
     _open_closed_streams()
     if isinstance(out := sys.stdout, io.TextIOWrapper):
-        out.reconfigure(errors="surrogateescape")  # paths need not be UTF-8
+        # Names in settings and paths need not be ASCII, and paths need not be UTF-8.
+        out.reconfigure(encoding="utf-8", errors="surrogateescape")
         if "write" not in vars(out):
             vars(out).update(write=_reporting(out.write), flush=_reporting(out.flush))
     begin()

@@ -45,6 +45,10 @@ class BufferPool:
         weakref.finalize(array, self._keep, buffer).atexit = False
         return array
 
+    def clear(self) -> None:
+        """Free the unused buffers."""
+        self._free.clear()
+
     def _keep(self, buffer: NDArray[np.uint8]) -> None:
         if len(buffer) not in self._free and len(self._free) >= _MOST_SIZES:
             self._free.clear()

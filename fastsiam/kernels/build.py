@@ -125,14 +125,15 @@ def build(folder: Path) -> list[Path]:
     for kind in KINDS if _IS_X86 else [OTHER]:
         kind_flags = [*flags, *_cpu_options(kind, zig=zig)]
         libraries.append(_compile([*kind_flags, *kernels], folder / library(kind)))
-    for old in (JPEG, JPEG_LICENCE):
-        (folder / old).unlink(missing_ok=True)
     any_processor = [*flags, *_cpu_options(OTHER, zig=zig)]
     libjpeg = next(
         (options for options in (_STATIC, _DYNAMIC) if _can_link(any_processor, options)), None
     )
     if libjpeg:
         libraries.append(_compile([*any_processor, *jpeg, *libjpeg], folder / JPEG))
+    else:
+        (folder / JPEG).unlink(missing_ok=True)
+    (folder / JPEG_LICENCE).unlink(missing_ok=True)
     if libjpeg == _STATIC:
         for licence in sorted(Path("/usr").glob(_LICENCES))[:1]:
             shutil.copyfile(licence, folder / JPEG_LICENCE)
@@ -186,8 +187,9 @@ def _can_link(command: list[str], libjpeg: list[str]) -> bool:
 
 
 if __name__ == "__main__":
+    is_writable = os.access(own_folder(), os.W_OK) or not own_folder().exists()
     try:
-        for path in build(own_folder()):
+        for path in build(own_folder() if is_writable else cache_folder()):
             print(path)
-    except RuntimeError as error:
+    except (RuntimeError, OSError) as error:
         sys.exit(str(error))

@@ -19,6 +19,7 @@ from pathlib import Path
 from fastsiam.config import DataConfig
 from fastsiam.config.study import StudyRunConfig
 from fastsiam.console import Console, duration
+from fastsiam.environment import add_package_to_path
 from fastsiam.errors import NOT_FINITE, DataError, FastSiamError, Interrupted
 from fastsiam.files import atomic_write_for_user, os_errors_as
 from fastsiam.kernels import cores
@@ -53,6 +54,7 @@ class Child:
         self._log = log
         with os_errors_as(FastSiamError, f"cannot write {log}"), log.open("ab") as output:
             self._begin = output.tell()
+            add_package_to_path()
             self.process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,

@@ -22,7 +22,7 @@ class Batch:
     views: tuple[Tensor, ...]
     """View v is (N, 3, S_v, S_v) float, normalised, channels-last."""
     index: Tensor
-    """(N,) int64 positions in the data set."""
+    """(N,) int64 positions in the data set; with a holdout, among its training images."""
     label: Tensor
     """(N,) int64, -1 for images without a label. Methods do not use it."""
     digest: int = 0
@@ -72,7 +72,7 @@ def to_device(array: NDArray[Any], device: torch.device) -> Tensor:
     if device.type != "cuda":
         return torch.from_numpy(np.array(array))
     dtype = torch.from_numpy(np.empty(0, array.dtype)).dtype
-    pinned = torch.empty(array.shape, dtype=dtype, pin_memory=True)
+    pinned = torch.empty(array.shape, dtype=dtype, pin_memory=True, device="cpu")
     np.copyto(pinned.numpy(), array)
     return pinned.to(device, non_blocking=True)
 
@@ -125,7 +125,12 @@ class EvalBatch:
     label: Tensor
     """(N,) int64 on the device, -1 for images without a label."""
     index: Tensor
-    """(N,) int64 positions in the data set, on the device."""
+    """(N,) int64 positions in the data set, on the device; with a holdout, within the split."""
+
+    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> EvalBatch:
+        """Move the tensors to a device; Lightning calls this."""
+        tensors = self.image, self.label, self.index
+        return EvalBatch(*(tensor.to(device, non_blocking=non_blocking) for tensor in tensors))
 
 
 class EvalLoader(Protocol):

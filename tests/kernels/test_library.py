@@ -141,6 +141,24 @@ def test_zig_build_sets_mcpu_and_removes_cache(
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs ldd of Linux")
 @pytest.mark.skipif(build.FOLDER in os.environ, reason="sanitized libraries have more dependencies")
+def test_old_library_exists_until_new_one_replaces_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Another machine may load it from a shared folder meanwhile."""
+
+    def compile(command: list[str], target: Path) -> Path:
+        assert target.name != build.JPEG or target.read_text() == "old"
+        return target
+
+    (tmp_path / build.JPEG).write_text("old")
+    monkeypatch.setattr(build, "_compile", compile)
+    monkeypatch.setattr(build, "_can_link", lambda command, options: options == build._DYNAMIC)
+    assert tmp_path / build.JPEG in build.build(tmp_path)
+    monkeypatch.setattr(build, "_can_link", lambda command, options: False)
+    build.build(tmp_path)
+    assert not (tmp_path / build.JPEG).exists()
+
+
 def test_libraries_are_self_contained_and_hide_symbols() -> None:
     """They run with any libstdc++, and hide their libjpeg from Pillow's and torchvision's."""
 

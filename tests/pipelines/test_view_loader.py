@@ -6,11 +6,13 @@ import logging
 import os
 import pickle
 import signal
+import threading
 from contextlib import closing
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -269,6 +271,72 @@ def test_batches_convert_to_formats_of_other_libraries(root: Path) -> None:
     with ViewLoader(data, SMALL, batch=BATCH, transform=lightly_batch) as loader:
         views, _, names = next(iter(loader))
     assert torch.equal(views[0], batch.view1) and names[0].endswith(".jpg")
+
+
+def test_state_is_plain_values(root: Path, tmp_path: Path) -> None:
+    """Otherwise torch refuses to load it when the run is resumed."""
+    size: Any = np.int64(BATCH)
+    with ViewLoader(root, SMALL, batch=size, seed=np.int64(1)) as loader:  # type: ignore[arg-type]
+        loader.set_epoch(np.int64(2))  # type: ignore[arg-type]
+        torch.save(loader.state_dict(), tmp_path / "state.pt")
+    assert torch.load(tmp_path / "state.pt", weights_only=True)["epoch"] == 2
+    for chosen in (np.arange(9, dtype=np.uint64), [*range(9)]):
+        with closing(build_loader(root, SMALL, batch=BATCH, chosen=chosen)) as few:  # type: ignore[arg-type]
+            assert next(few.epoch(0)).index.max() < 9
+    with pytest.raises(ValueError, match="chosen must be ascending positions"):
+        build_loader(root, SMALL, batch=BATCH, chosen=np.arange(9.0))  # type: ignore[arg-type]
+
+
+def test_loader_closed_during_iteration_by_other_thread_reopens(root: Path) -> None:
+    ready, go_on = threading.Event(), threading.Event()
+    errors: list[Exception] = []
+
+    loader = ViewLoader(DataConfig(data=str(root), pipeline="native"), SMALL, batch=BATCH)
+    next(iter(loader))
+    inner: Any = loader._loader
+    prefetch = inner._views
+
+    def slow_views(*arguments: Any) -> Any:
+        for batch in prefetch(*arguments):
+            ready.set()
+            go_on.wait(60)
+            yield batch
+
+    inner._views = slow_views
+
+    def consume() -> None:
+        try:
+            list(loader)
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=consume)
+    thread.start()
+    assert ready.wait(60)
+    loader.close()
+    go_on.set()
+    thread.join(60)
+    assert [str(error) for error in errors] == ["this loader is closed"]
+    loader.set_epoch(0)
+    assert same(list(loader), load_epoch(root, 0))
+    loader.close()
+
+
+def test_default_dtype_and_device_of_torch_do_not_matter(root: Path) -> None:
+    def load(name: str) -> list[Batch]:
+        return batches(name, root, 0)
+
+    evaluation = build_eval_loader(root.parent, "val", SMALL, resize=16)
+    expected, images = {name: load(name) for name in ("torchvision", "native")}, list(evaluation)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        assert same(load("torchvision"), expected["torchvision"])
+        with torch.device("meta"):
+            assert same(load("native"), expected["native"])
+            for one, other in zip(evaluation, images, strict=True):
+                assert torch.equal(one.image, other.image)
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 def test_batch_with_failed_transform_is_not_counted(root: Path) -> None:

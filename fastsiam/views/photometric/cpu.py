@@ -35,6 +35,11 @@ _buffers = BufferPool(8)
 """Memory for views: up to eight batches may be ready or in use when an epoch ends."""
 
 
+def free_buffers() -> None:
+    """Free the memory of views that nothing uses."""
+    _buffers.clear()
+
+
 def _finish(
     crops: Tensor, operations: Operations, config: AugmentConfig, dtype: torch.dtype
 ) -> Tensor:
@@ -117,9 +122,10 @@ def _boxes(sigma: NDArray[np.float32]) -> NDArray[np.uint32]:
 
 def normalize(crops: Tensor, config: AugmentConfig, dtype: torch.dtype) -> Tensor:
     """Normalise crops with a lookup table of the 256 levels; see ``photometric.normalized``."""
-    levels = torch.arange(256.0).view(256, 1, 1, 1).expand(256, 3, 1, 1)
+    levels = torch.arange(256, dtype=torch.float32, device="cpu")
+    levels = levels.view(256, 1, 1, 1).expand(256, 3, 1, 1)
     table = reference.normalize(levels, config).reshape(256, 3).to(dtype).contiguous()
-    source, out = crops.contiguous(), torch.empty(crops.shape, dtype=dtype)
+    source, out = crops.contiguous(), torch.empty(crops.shape, dtype=dtype, device="cpu")
     look_up, counter = library.kernels().fastsiam_normalize, np.zeros(1, np.int64)
     count, pixels = len(crops), crops.shape[1] * crops.shape[2]
 

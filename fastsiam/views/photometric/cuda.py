@@ -200,7 +200,11 @@ def _lookup(config: AugmentConfig, dtype: torch.dtype, thresholds: tuple[int, ..
     Returns:
         (K, 3, 256) of ``dtype``, one table for each of K thresholds.
     """
-    levels = torch.arange(256.0).view(1, 1, 1, 256).expand(len(thresholds), 3, 1, 256)
+    levels = (
+        torch.arange(256, dtype=torch.float32, device="cpu")
+        .view(1, 1, 1, 256)
+        .expand(len(thresholds), 3, 1, 256)
+    )
     levels = solarise(levels, torch.tensor(thresholds))
     return normalize(levels, config).view(-1, 3, 256).to(dtype)
 
