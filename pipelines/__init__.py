@@ -114,15 +114,10 @@ def build_loader(
             not ascending, ``dtype`` is not a floating type of two bytes or more, or the pipeline
             does not support ``crop_transform``.
     """
-    import torch
-
     from .loaders import LoaderSpec
 
     data, augment = DataConfig.of(data), augment or AugmentConfig()
-    dtype = dtype or torch.float32
-    if not dtype.is_floating_point or dtype.itemsize == 1:
-        raise ValueError(f"dtype must be a floating type of two bytes or more, not {dtype}")
-    device = _with_index(device)
+    dtype, device = _view_type(dtype), _with_index(device)
     chosen = None if chosen is None else np.asarray(chosen)
     images = NOISE_IMAGES if chosen is None else len(chosen)
     if data.loads_images:
@@ -152,6 +147,20 @@ def build_loader(
     )
     spec = LoaderSpec(data, store, order, augment, device, dtype, crop_transform)
     return backend_of(data).open(spec)
+
+
+def _view_type(dtype: torch.dtype | None) -> torch.dtype:
+    """Return the type of views, float32 by default.
+
+    Raises:
+        ValueError: it is not a floating type of two bytes or more.
+    """
+    import torch
+
+    dtype = dtype or torch.float32
+    if not dtype.is_floating_point or dtype.itemsize == 1:
+        raise ValueError(f"dtype must be a floating type of two bytes or more, not {dtype}")
+    return dtype
 
 
 def _with_index(device: torch.device | str) -> torch.device:
@@ -259,13 +268,14 @@ def build_eval_loader(
         BackendError: fastsiam's kernels are missing and cannot be compiled.
         DataError: the split is missing or cannot be read, or, without ``in_turn``, has fewer
             images than there are ranks.
-        ValueError: ``chosen`` is not ascending.
+        ValueError: ``chosen`` is not ascending, ``batch`` is not positive, ``rank`` is out of
+            range, or ``dtype`` is not a floating type of two bytes or more.
     """
-    import torch
-
     from .central import CentralCrops
 
-    data = DataConfig.of(data)
+    data, dtype = DataConfig.of(data), _view_type(dtype)
+    if batch < 1 or not 0 <= rank < world:
+        raise ValueError(f"batch must be positive and rank below {world}, not {batch} and {rank}")
     store, device = open_split(data, split), _with_index(device)
     chosen = _positions(store, chosen)
     if not in_turn and len(chosen) < world:
@@ -283,6 +293,6 @@ def build_eval_loader(
         chosen=chosen,
         batches=batches[rank::world] if in_turn else batches,
         device=device,
-        dtype=dtype or torch.float32,
+        dtype=dtype,
         skips_bad=data.bad_images == "replace",
     )

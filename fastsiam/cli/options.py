@@ -260,7 +260,7 @@ def _metavar(one: Setting) -> str | None:
 def _value_name(kind: Any) -> str:
     items = get_args(kind)
     if get_origin(kind) is Literal:
-        return f"[{'|'.join(filter(None, items))}]"
+        return f"[{'|'.join(filter(None, map(str, items)))}]"
     if get_origin(kind) is tuple:
         return f"{_value_name(items[0])},..."
     if items:

@@ -225,9 +225,10 @@ def to_toml(config: TrainConfig, *, recipe: str) -> str:
         for heading, group in groupby(section_settings, key=lambda one: one.section):
             lines += ["", *_comment(f"{heading}.")]
             for one in group:
-                # JSON values are valid TOML, except for the character DEL.
+                # JSON values are valid TOML, except for null and the character DEL.
                 text = json.dumps(values[one.name], ensure_ascii=False).replace("\x7f", "\\u007f")
-                lines += ["", *_comment(one.help), f"{one.name} = {text}"]
+                line = f"# {one.name} is not set" if text == "null" else f"{one.name} = {text}"
+                lines += ["", *_comment(one.help), line]
     return "\n".join(lines) + "\n"
 
 

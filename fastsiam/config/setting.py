@@ -183,8 +183,9 @@ def checked(kind: Any, value: Any, name: str) -> Any:
             with contextlib.suppress(ValueError):
                 return checked(one, value, name)
     elif origin is Literal:
-        if value in items:
-            return value
+        for item in items:
+            if value == item or value == str(item):
+                return item
     elif origin is tuple:
         if isinstance(value, str):
             value = [part for part in value.strip("[]").split(",") if part]
@@ -220,10 +221,12 @@ def _description(kind: Any) -> str:
     if origin in (Union, UnionType):
         return " or ".join(map(_description, items))
     if origin is Literal:
-        return f"one of {', '.join(filter(None, items))}"
+        return f"one of {', '.join(filter(None, map(str, items)))}"
     if origin is tuple:
         return "values separated by commas" if items[-1] is ... else f"{len(items)} numbers"
-    return "a table of settings" if is_dataclass(kind) else _TYPES[kind][0]
+    if is_dataclass(kind):
+        return "a table of settings"
+    return _TYPES[kind][0] if kind in _TYPES else f"of a type that settings can have, not {kind}"
 
 
 def as_text(value: Any) -> str:

@@ -351,10 +351,20 @@ def all_settings(method: str = SimSiamConfig.name) -> list[Setting]:
 
 
 def train_settings() -> dict[str, Setting]:
-    """Return all settings by name; for a name that several methods share, the first method's."""
+    """Return all settings by name; for a name that several methods share, the first option.
+
+    Raises:
+        ValueError: only one of two methods' settings of the same name is a bool.
+    """
     settings: dict[str, Setting] = {}
     for one in all_settings():
-        settings.setdefault(one.name, one)
+        known = settings.setdefault(one.name, one)
+        require(
+            (one.kind is bool) == (known.kind is bool),
+            f"a method cannot have a setting {one.name}: another method's is of another type",
+        )
+        if one.option and not known.option:
+            settings[one.name] = one
     return settings
 
 

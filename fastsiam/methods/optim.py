@@ -17,7 +17,13 @@ SETTINGS = ("momentum", "weight_decay", "trust", "adapt_all")
 
 
 def build_optimizer(config: OptimConfig, groups: Sequence[ParamGroup]) -> torch.optim.Optimizer:
-    """Build the optimizer for a method's parameter groups, with zeroed momentum buffers."""
+    """Build the optimizer for a method's parameter groups, with zeroed momentum buffers.
+
+    Raises:
+        ValueError: two groups have the same name.
+    """
+    if len({group.name for group in groups}) < len(groups):
+        raise ValueError("two parameter groups have the same name, which selects their rates")
     param_groups = [
         {"params": group.params, "name": group.name}
         | ({} if group.weight_decay is None else {"weight_decay": group.weight_decay})

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import get_type_hints
+from typing import ClassVar, Literal, get_type_hints
 
 import pytest
 from PIL import Image
@@ -18,6 +18,7 @@ from fastsiam.cli.options import Commands
 from fastsiam.config import METHOD_CONFIGS, BYOLConfig, SimSiamConfig, TrainConfig
 from fastsiam.config.files import merge, read_settings, to_toml
 from fastsiam.config.recipes import RECIPES
+from fastsiam.config.setting import setting
 from fastsiam.config.train import train_settings
 from fastsiam.run import checkpoint as checkpoints
 from fastsiam.train.command import train_here
@@ -129,6 +130,28 @@ def test_settings_round_trip_through_flags_and_files(recipe: str, tmp_path: Path
         file.write_text(to_toml(config, recipe=recipe), encoding="utf-8")
         merged = merge(read_settings(file))
         assert (merged.recipe, TrainConfig.from_flags(merged.flags)) == (recipe, config)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OddConfig(BarlowTwinsConfig):
+    """Settings of a user's method whose types are unusual, or that another method has."""
+
+    name: ClassVar[str] = "odd"
+
+    memory: int | None = setting(None, "Size of the memory.")
+    bits: Literal[1, 2] = setting(1, "Bits.")
+    epsilon: float = setting(0.1, "An option, unlike that of SwAV.")
+
+
+def test_settings_of_user_method_may_have_unusual_types(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(METHOD_CONFIGS, "odd", OddConfig)
+    _, config = parse("--method", "odd", "--bits", "2", "--epsilon", "0.5")
+    assert (config.model.method.bits, config.model.method.epsilon) == (2, 0.5)  # type: ignore[attr-defined]
+    (tmp_path / "s.toml").write_text(to_toml(config, recipe="imagenet"))
+    assert parse("--config", str(tmp_path / "s.toml"))[1] == config
+    assert "bits must be one of 1, 2, not '3'" in usage_error("--method", "odd", "--bits", "3")
 
 
 def test_method_adds_its_options_and_defaults(

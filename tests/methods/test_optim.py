@@ -56,6 +56,15 @@ def test_learning_rates_follow_schedule(settings: dict[str, Any]) -> None:
     assert max(decaying) == peak and end <= decaying[-1] < end + 0.01 * peak
 
 
+def test_groups_of_same_name_are_rejected() -> None:
+    """They would get the same rate."""
+    groups = [
+        ParamGroup(name="heads", params=[torch.nn.Parameter(torch.ones(1))]) for _ in range(2)
+    ]
+    with pytest.raises(ValueError, match="two parameter groups have the same name"):
+        build_optimizer(OptimConfig(), groups)
+
+
 def test_sgd_step_equals_manual_computation() -> None:
     weight, other = (torch.nn.Parameter(torch.tensor([2.0])) for _ in range(2))
     config = OptimConfig(batch=256, lr=0.5, momentum=0.9, weight_decay=0.1)

@@ -57,6 +57,9 @@ def make_loader(root: Path, *, batch: int = BATCH, seed: int = 0) -> ViewLoader:
 def test_loaders_accept_paths(root: Path) -> None:
     with closing(build_loader(root, SMALL, batch=BATCH)) as loader:
         assert same(list(loader.epoch(0)), load_epoch(root, 0))
+    for wrong in ({"dtype": torch.int64}, {"rank": 2, "world": 2}, {"batch": 0}):
+        with pytest.raises(ValueError, match=r"dtype must be|rank below 2|batch must be positive"):
+            build_eval_loader(root.parent, "val", SMALL, resize=16, **wrong)
     evaluation = build_eval_loader(str(root.parent), "val", SMALL, resize=16)
     assert next(iter(evaluation)).image.shape[0] == evaluation.images
 
