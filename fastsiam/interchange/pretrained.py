@@ -132,11 +132,12 @@ class Pretrained:
             raise CheckpointError(
                 f"the weights in {self.path} do not match {self.model.backbone}"
             ) from error
-        if layer == "projector":
-            *_, last = (x for x in network[-1].modules() if isinstance(x, nn.Linear))
-            return LibraryNetwork(network, features=last.out_features).eval()
-        backbone: Backbone = network.get_submodule("backbone")  # type: ignore[assignment]
-        return backbone.eval()
+        backbone: Backbone = network.eval().get_submodule("backbone")  # type: ignore[assignment]
+        if layer == "backbone":
+            return backbone
+        with torch.no_grad():
+            projections = network[-1](torch.zeros(1, backbone.features))
+        return LibraryNetwork(network, features=projections.shape[1]).eval()
 
     def part(self, *names: str) -> dict[str, Tensor]:
         """Return the weights of the named parts under their full names.

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from fastsiam.config import TrainConfig
 from fastsiam.config.evaluate import EvalConfig
@@ -17,7 +19,7 @@ from fastsiam.distributed import Place
 from fastsiam.errors import CheckpointError
 from fastsiam.evaluate.features import fingerprint
 from fastsiam.evaluate.subject import open_subject
-from fastsiam.interchange import export_weights, load_pretrained
+from fastsiam.interchange import Pretrained, export_weights, load_pretrained
 from fastsiam.run import checkpoint as checkpoints
 from fastsiam.train.start import initial_weights
 from tests.configs import with_model_settings, with_settings
@@ -58,6 +60,30 @@ def test_run_is_read_from_folder_or_checkpoint(
     assert (
         str(pretrained) == f"ResNet-10 (cifar stem) of a run of fastsiam, 7.5 epochs, from {last}"
     )
+
+
+class Projector(nn.Module):
+    """A user's projector, whose last layer is registered first."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.last, self.first = nn.Linear(8, 24), nn.Linear(width, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        projection: Tensor = self.last(self.first(x))
+        return projection
+
+
+def test_dimension_of_projections_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved_run(tmp_path, TINY)
+    pretrained = load_pretrained(tmp_path)
+    module = pretrained.build()
+    module.projector = Projector(pretrained.network().features)
+    monkeypatch.setattr(Pretrained, "build", lambda self: module)
+    projected = replace(pretrained, state=module.state_dict()).network("projector")
+    assert projected.features == projected(X).shape[1] == 24
 
 
 def test_corrupt_run_is_rejected_naming_previous_checkpoint(tmp_path: Path) -> None:
