@@ -15,6 +15,10 @@ from fastsiam.config import AugmentConfig
 from fastsiam.views.draws import ViewParams
 
 
+def _no_name(index: int) -> str:
+    return ""
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
     """One rank's part of a global batch: views of N images, on the training device."""
@@ -29,7 +33,7 @@ class Batch:
     """Digest of images and augmentations (``fastsiam.views.digest``); 0 if not computed."""
     params: ViewParams | None = None
     """Crop boxes, flips and colour parameters of the views, on the host; None for noise."""
-    name_of: Callable[[int], str] = field(default=lambda index: "", repr=False, compare=False)
+    name_of: Callable[[int], str] = field(default=_no_name, repr=False, compare=False)
     """Maps an image's position in the data set to its name."""
 
     @property

@@ -7,6 +7,7 @@ image. This module tests ranks, steps, subsets, digests and one epoch at a time.
 from __future__ import annotations
 
 import os
+import pickle
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
@@ -151,6 +152,7 @@ def test_batches_have_documented_shapes_and_dtypes(
             assert view.is_contiguous(memory_format=torch.channels_last)
         assert batch.index.dtype == batch.label.dtype == torch.int64
         assert batch.index.shape == batch.label.shape == (8,)
+        assert torch.equal(pickle.loads(pickle.dumps(batch)).view1, batch.view1)
     assert isinstance(loader, CropLoader) == (name == GRAPH or BACKENDS[name].crops)  # type: ignore[index]
     if isinstance(loader, CropLoader):
         index, params, crops = next(iter(loader.crops(0)))
