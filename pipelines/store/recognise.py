@@ -181,7 +181,8 @@ def _open_unconverted(root: Place, split: Split, columns: ColumnNames, in_order:
     val = [folders[name].name for name in SPLIT_NAMES["val"] if name in folders]
     for name in SPLIT_NAMES[split]:
         if name in folders and (val or name != "training"):  # "training" alone may be a class
-            _warn_of_unused_folders(root, folders[name], folders, val)
+            if split == "train":
+                _warn_of_unused_folders(root, folders[name], folders, val)
             return _open_images(folders[name], split, columns, in_order)
     with _unless_images(root):
         if tars := list_visible(root, ".tar"):

@@ -128,6 +128,8 @@ def test_ambiguous_split_folders_cause_warning(
         put(tmp_path / name)
     for _ in range(2):
         open_store(tmp_path, "train")
+    if any(name.startswith("val") for name in files):
+        open_store(tmp_path, "val")  # without another warning
     assert caplog.messages == [f"{tmp_path} {message}"] * bool(message)
 
 
