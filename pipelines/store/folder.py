@@ -9,7 +9,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import chain, groupby
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -171,8 +171,11 @@ class FolderStore(FileStore):
 
     def __init__(self, root: Path) -> None:
         broken_links, others = list[str](), Counter[str]()
+        names, counts = list[bytes](), Counter[str]()
         with tally(f"listing {root}, files and folders") as progress:
-            names = [*_walk(root, progress, broken_links, others)]
+            for folder, images in _walk(root, progress, broken_links, others):
+                counts[folder.partition("/")[0]] += len(images)
+                names += os.fsencode("\0".join(folder + image for image in images)).split(b"\0")
         if others:
             formats = ", ".join(f"{count:,} {ending}" for ending, count in others.most_common())
             warn_once(
@@ -188,10 +191,6 @@ class FolderStore(FileStore):
             raise NoImagesError(
                 f"{root} holds no images ({', '.join(IMAGE_ENDINGS)}), nor do its subfolders"
             )
-        counts = {
-            os.fsdecode(folder): sum(1 for _ in paths)
-            for folder, paths in groupby(names, lambda name: name[: max(0, name.find(b"/"))])
-        }
         labels = np.repeat(np.arange(len(counts)), [*counts.values()])
         if counts.pop("", 0):
             if counts:
@@ -206,12 +205,13 @@ class FolderStore(FileStore):
 
 def _walk(
     root: Path, progress: Tally, broken_links: list[str], others: Counter[str]
-) -> Iterator[bytes]:
-    """Yield the paths of all images below ``root``, relative to it.
+) -> Iterator[tuple[str, list[str]]]:
+    """Yield each folder that has images, and the sorted names of these images.
 
-    The images of a folder come before those of its subfolders; both are sorted. Hidden files and
-    folders are skipped. Broken image links are skipped and appended to ``broken_links``. Images of
-    other formats are skipped and counted in ``others`` by extension.
+    Folders are "" for ``root`` or a relative path that ends with a slash. A folder comes before its
+    subfolders, which are sorted. Hidden files and folders are skipped. Broken image links are
+    skipped and appended to ``broken_links``. Images of other formats are skipped and counted in
+    ``others`` by extension.
     """
     # Each folder, with the folders of the links followed to it: a link back to these is a loop.
     waiting: list[tuple[str, tuple[str, ...]]] = [("", ())]
@@ -235,7 +235,8 @@ def _walk(
                 elif entry.name.lower().endswith(_OTHER_FORMATS):
                     others[os.path.splitext(entry.name)[1].lower()] += 1
         progress.add(len(images) + len(folders))
-        yield from (os.fsencode(f"{folder}{name}") for name in sorted(images))
+        if images:
+            yield folder, sorted(images)
         waiting += [(f"{folder}{name}/", folders[name]) for name in sorted(folders, reverse=True)]
 
 
