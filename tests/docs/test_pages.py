@@ -202,12 +202,17 @@ def test_export_table_matches_supported_formats() -> None:
             assert (cell == "yes") == (not reasons[format]), (name, format)
 
 
-def test_tests_named_in_docs_exist() -> None:
+def test_tests_named_in_docs_and_scripts_exist() -> None:
+    """pytest accepts --deselect of a test that does not exist."""
     named = [
         (page.name, Path("tests", file), test)
         for page in PAGES
         for file, test in re.findall(r"`([\w/]+/test_\w+\.py): (test_\w+)", page.read_text())
     ]
+    for script in ("Makefile", "tests/arm.sh"):
+        tests = re.findall(r"(tests/[\w/]+/test_\w+\.py)::(test_\w+)", (ROOT / script).read_text())
+        assert tests
+        named += [(script, Path(file), test) for file, test in tests]
     assert len(named) > 20
     assert not [one for one in named if not (ROOT / one[1]).is_file()]
     missing = [one for one in named if f"def {one[2]}(" not in (ROOT / one[1]).read_text()]
