@@ -44,11 +44,6 @@ class Run:
     """Whether the run needs a linear evaluation in addition to kNN."""
 
     @property
-    def name(self) -> str:
-        """Name for messages."""
-        return self.folder.name
-
-    @property
     def settings_file(self) -> Path:
         """TOML file with the requested settings."""
         return self.folder / "study.toml"
@@ -97,22 +92,19 @@ class Run:
         study's, do not count.
         """
         for record in read_records(self.folder):
+            data, ranks = record.data, record.images.ranks
+            if record.kind != "linear" or not isinstance(data, TrainingDataFacts):
+                continue
+            linear = LinearConfig(cached=self.scale.cached).with_defaults(data.train)
+            batch = min(linear.global_batch, data.train // ranks * ranks)
             if (
-                record.kind == "linear"
-                and record.network.epoch == self.config.optim.epochs
-                and isinstance(record.data, TrainingDataFacts)
-                and record.data.chosen_crc32 is None
-                and record.protocol == self._linear_protocol(record)
+                record.network.epoch == self.config.optim.epochs
+                and data.chosen_crc32 is None
+                and record.protocol == replace(linear, batch=batch).protocol()
                 and self.has_usual_images(record)
             ):
                 return float(record.headline["top1"])
         return None
-
-    def _linear_protocol(self, record: Record) -> dict[str, Any]:
-        """Return the protocol of the study's linear evaluation for a record's number of images."""
-        linear = LinearConfig(cached=self.scale.cached).with_defaults(record.data.train)
-        max_batch = record.data.train // record.images.ranks * record.images.ranks
-        return replace(linear, batch=min(linear.global_batch, max_batch)).protocol()
 
     def has_usual_images(self, record: Record) -> bool:
         """Return whether an evaluation used the run's own images, cropped and normalised alike.
@@ -139,14 +131,6 @@ class Run:
             exif=run_config.data.exif,
             alpha=run_config.data.alpha,
         )
-
-    @property
-    def images_digest(self) -> str:
-        """Hash of the training images' names; empty if unknown."""
-        from fastsiam.train.image_list import ImageList, fingerprint
-
-        image_list = ImageList.load(self.folder)
-        return fingerprint(image_list.names) if image_list else ""
 
     def prepare(self) -> None:
         """Write the requested settings into the run's folder.
@@ -183,6 +167,14 @@ class Run:
             return TrainConfig.from_flags(merge(read_settings(self.settings_file)).flags)
         except ValueError as error:
             raise FastSiamError(f"{error}; choose another --out, or delete the folder") from error
+
+
+def images_digest(run: Path) -> str:
+    """Return the hash of the names of a run's training images; "" if unknown."""
+    from fastsiam.train.image_list import ImageList, fingerprint
+
+    image_list = ImageList.load(run)
+    return fingerprint(image_list.names) if image_list else ""
 
 
 def run_command(study: str, config: StudyConfig) -> str:
