@@ -17,7 +17,7 @@ from fastsiam.config import TrainConfig
 from fastsiam.config.files import RunSettings
 from fastsiam.config.setting import checked
 from fastsiam.config.study import StudyConfig
-from fastsiam.config.train import FIXED_SECTIONS
+from fastsiam.config.train import differences
 from fastsiam.errors import DataError
 from fastsiam.files import atomic_write_for_user, os_errors_as, parse_json
 from fastsiam.run.log import initial_spread
@@ -271,27 +271,23 @@ def read_record(path: Path) -> StudyRecord:
         study = STUDIES[plain.pop("study")]
         claims = {row.variant: row.claims for row in study.rows}
         names = {"", *(row["variant"] for row in plain["rows"])}
-        rows = [
-            row | {"claims": tuple(x for x in claims.get(row["variant"], ()) if x.than in names)}
-            for row in plain["rows"]
-        ]
-        updates = {"name": study.name, "rows": rows}
-        record: StudyRecord = checked(StudyRecord, plain | updates, "")
+        for row in plain["rows"]:
+            row["claims"] = [x for x in claims.get(row["variant"], ()) if x.than in names]
+        record: StudyRecord = checked(StudyRecord, plain | {"name": study.name}, "")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{path} is not a record of `fastsiam study`: {error}") from error
     return replace(record, environments=environments, panels=study.panels)
 
 
 def _changes(base: TrainConfig, config: TrainConfig) -> Iterator[str]:
-    base_flags, config_flags = base.flags_by_section(), config.flags_by_section()
-    for section in FIXED_SECTIONS:
-        for flag, value in config_flags[section].items():
-            if base_flags[section].get(flag) != value:
-                name = flag.replace("_", "-")
-                if isinstance(value, bool):
-                    yield name if value else f"no {name}"
-                else:
-                    yield f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
+    changes = differences(base, config)
+    for flag, value in config.to_flags().items():
+        if flag in changes:
+            name = flag.replace("_", "-")
+            if isinstance(value, bool):
+                yield name if value else f"no {name}"
+            else:
+                yield f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
 
 
 def _column(lines: Iterable[Mapping[str, Any]], name: str) -> tuple[float, ...]:

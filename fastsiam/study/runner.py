@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import cycle, islice
 from pathlib import Path
 
 from fastsiam.config import DataConfig
@@ -188,17 +189,14 @@ def slots(config: StudyRunConfig, gpus: Sequence[str]) -> list[dict[str, str]]:
         config: number of parallel runs, and of GPUs for each.
         gpus: names of the machine's GPUs; empty to run on the CPU.
     """
-    environments = []
-    for number in range(config.parallel):
-        env: dict[str, str] = {}
+    environments: list[dict[str, str]] = [{} for _ in range(config.parallel)]
+    names = cycle(gpus)
+    for env in environments:
         if gpus:
-            first = number * config.gpus
-            slot_gpus = dict.fromkeys(gpus[(first + i) % len(gpus)] for i in range(config.gpus))
-            env["CUDA_VISIBLE_DEVICES"] = ",".join(slot_gpus)
+            env["CUDA_VISIBLE_DEVICES"] = ",".join(dict.fromkeys(islice(names, config.gpus)))
         if config.parallel > 1:
             share = str(cores.share(config.parallel * config.gpus))
             env |= {cores.SHARE: share, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", share)}
-        environments.append(env)
     return environments
 
 

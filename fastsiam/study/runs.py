@@ -199,14 +199,8 @@ def runs_of(
 ) -> list[Run]:
     """List the runs of studies: all variants with the first seed, then with the next.
 
-    Variants with the same settings share a folder.
-
-    Args:
-        studies: studies, which may share variants.
-        scale: scale to run them at.
-        folder: parent of the runs' folders.
-        seeds: seeds of each variant.
-        linear: whether the runs need a linear evaluation in addition to kNN.
+    Variants that several studies share are listed once. Variants with the same settings share a
+    folder in ``folder``.
     """
     names = dict.fromkeys(row.variant for study in studies for row in study.rows)
     variants = {name: (scale.shared_variant(name), scale.settings(name)) for name in names}
