@@ -72,13 +72,7 @@ class DetectionRow:
 
 
 def detection_rows(scale: Scale, folder: Path, config: StudyDetectConfig) -> list[DetectionRow]:
-    """Return the rows of Table 5 with their networks: each variant's run with seed 0.
-
-    Args:
-        scale: scale of the runs.
-        folder: parent of the runs' folders.
-        config: settings, including the file of the supervised weights.
-    """
+    """Return the rows of Table 5 with their networks: each variant's run with seed 0."""
     runs = {
         run.variant: (run, study)
         for study in ("related-2x", "transfer")
@@ -106,11 +100,8 @@ def run_detection(
 ) -> list[DetectionRow]:
     """Train the detectors that are missing; return the rows with their results.
 
-    Args:
-        rows: rows of the table; rows without a network are returned unchanged.
-        config: settings with the learning rates to search.
-        detector: settings of all detectors, including the number of trials.
-        folder: parent of the record files, one for each network, rate and seed.
+    Rows without a network are returned unchanged. ``folder`` gets a record file for each network,
+    rate and seed.
 
     Raises:
         FastSiamError: a network or the data cannot be read, or an evaluation failed.
@@ -173,9 +164,6 @@ def _read_or_evaluate(
 
     The file name contains a hash of ``inputs`` (the hash of the weights and the checksum of the
     annotations) and the protocol, so other trials use other files. Paths do not matter.
-
-    Raises:
-        FastSiamError: the trial failed, or its file cannot be read.
     """
     identity = json.dumps([*inputs, detector.precision, protocol_of(detector)])
     name = row.title.lower().replace(",", "").replace(" ", "-")

@@ -134,10 +134,7 @@ def _bars(axes: Axes, record: StudyRecord, colours: Mapping[str, str], *, slot: 
     height = min(_THICKEST, slot - _NAME) / slot
     for y, row in enumerate(record.rows):
         name, bar = y - height / 2, y + 0.1 / slot
-        axes.annotate(
-            drawing.shown(_name(row)), (0, name + 0.06 / slot), va="bottom", fontsize=7, color=INK,
-            zorder=5, bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8},
-        )  # fmt: skip
+        drawing.note(axes, 0, name + 0.06 / slot, _name(row), gap=0, va="bottom")
         if row.results:
             edge = max(edge, _bar(axes, bar, row, colours[row.variant], height=height))
         else:

@@ -206,11 +206,7 @@ def collect(study: Study, scale: Scale, runs: Sequence[Run], config: StudyConfig
 def study_record(
     study: Study, scale: Scale, results: Mapping[str, Sequence[Result]], **facts: Any
 ) -> StudyRecord:
-    """Build the record of a study from the results of finished seeds, by variant.
-
-    Args:
-        facts: other fields of the record.
-    """
+    """Build a study's record from results by variant; ``facts`` are other fields of the record."""
     rows = tuple(
         RowRecord(
             **vars(row),

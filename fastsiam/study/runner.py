@@ -152,10 +152,6 @@ def check(runs: Sequence[Run]) -> None:
 def execute_runs(runs: Sequence[Run], config: StudyRunConfig) -> None:
     """Execute the unfinished runs; resume those that were started earlier.
 
-    Args:
-        runs: all runs; finished ones are skipped.
-        config: number of parallel runs, and of GPUs for each.
-
     Raises:
         Interrupted: on SIGINT, SIGTERM or SIGHUP; active runs save their state first.
         FastSiamError: a run failed, its folder has other settings, or another process trains it.
@@ -185,9 +181,7 @@ def _gpus(config: StudyRunConfig) -> list[str]:
 def slots(config: StudyRunConfig, gpus: Sequence[str]) -> list[dict[str, str]]:
     """Return the environment variables of each parallel slot: its GPUs and its share of the cores.
 
-    Args:
-        config: number of parallel runs, and of GPUs for each.
-        gpus: names of the machine's GPUs; empty to run on the CPU.
+    ``gpus`` are the names of the machine's GPUs; empty to run on the CPU.
     """
     environments: list[dict[str, str]] = [{} for _ in range(config.parallel)]
     names = cycle(gpus)
@@ -212,11 +206,7 @@ class _Scheduler:
         self._signal = 0
 
     def finish(self, slots: Iterable[dict[str, str]]) -> None:
-        """Execute the runs. After a failure or a signal, no further runs start.
-
-        Args:
-            slots: environment variables of each of the parallel processes.
-        """
+        """Execute the runs. After a failure or a signal, no further runs start."""
         try:
             for slot in slots:
                 self._advance(self._work(slot))

@@ -110,9 +110,6 @@ class Run:
         """Return whether an evaluation used the run's own images, cropped and normalised alike.
 
         The images may have moved since training, if ``study run --data`` named the new place.
-
-        Raises:
-            FastSiamError: the run's settings cannot be read.
         """
         run_config, requested_config = RunSettings.read(self.folder).config, self._read_config()
         full_root = requested_config.data.full_root if requested_config else None
@@ -133,11 +130,7 @@ class Run:
         )
 
     def prepare(self) -> None:
-        """Write the requested settings into the run's folder.
-
-        Raises:
-            FastSiamError: the folder cannot be written.
-        """
+        """Write the requested settings into the run's folder."""
         with atomic_write_for_user(self.settings_file) as temporary:
             temporary.write_text(to_toml(self.config, recipe=self.scale.recipe))
 
@@ -156,11 +149,7 @@ class Run:
             )
 
     def _read_config(self) -> TrainConfig | None:
-        """Read the settings that the last ``study run`` wrote; None before the first.
-
-        Raises:
-            FastSiamError: the file cannot be read.
-        """
+        """Read the settings that the last ``study run`` wrote; None before the first."""
         if not self.settings_file.exists():
             return None
         try:
