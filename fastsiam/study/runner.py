@@ -163,9 +163,9 @@ def execute_runs(runs: Sequence[Run], config: StudyRunConfig) -> None:
     Console().say(f"{len(runs):,} runs, {len(runs) - len(left):,} already finished")
     # Limit by all runs, including finished ones: a resumed run then gets the same number of cores.
     config = replace(config, parallel=min(config.parallel, len(runs)))
-    work = _Scheduler(left)
+    environments, work = slots(config, _gpus(config)), _Scheduler(left)
     with handle_stop_signals(work.stop, again=work.kill):
-        work.finish(slots(config, _gpus(config)))
+        work.finish(environments)
 
 
 def _gpus(config: StudyRunConfig) -> list[str]:
