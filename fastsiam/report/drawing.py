@@ -61,14 +61,14 @@ def plain(axes: Axes) -> Axes:
     return axes
 
 
-def note(axes: Axes, x: float, y: float, text: str) -> None:
-    """Write text to the right of a point, such as the end of a bar."""
+def note(axes: Axes, x: float, y: float, text: str, *, gap: int = 5, va: str = "center") -> None:
+    """Write text to the right of a point, such as the end of a bar, ``gap`` points away."""
     axes.annotate(
         shown(text),
         (x, y),
-        xytext=(5, 0),
+        xytext=(gap, 0),
         textcoords="offset points",
-        va="center",
+        va=va,
         fontsize=7,
         color=INK,
         bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8},

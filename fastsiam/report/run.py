@@ -213,7 +213,7 @@ def _results(runs: Sequence[Run]) -> Section:
     flags = [run.settings.config.to_flags() for run in runs]
     differing = [
         flag
-        for flag in dict.fromkeys(flag for run_flags in flags for flag in run_flags)
+        for flag in dict.fromkeys(chain(*flags))
         if flag not in _OF_ONE_RUN
         and any(run_flags.get(flag) != flags[0].get(flag) for run_flags in flags)
     ]
@@ -285,12 +285,12 @@ def evaluation_tables(records: Mapping[str, Sequence[Record]]) -> list[Table]:
     Args:
         records: evaluation records, by the run's name.
     """
-    all_records = [(run, record) for run, run_records in records.items() for record in run_records]
     tables = []
     for kind, title in _TITLES.items():
         rows = [
             row
-            for run, record in all_records
+            for run, run_records in records.items()
+            for record in run_records
             if record.kind == kind
             for row in _evaluated(run, record)
         ]

@@ -9,9 +9,8 @@ from __future__ import annotations
 import json
 import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -73,13 +72,7 @@ class DetectionRow:
 
 
 def detection_rows(scale: Scale, folder: Path, config: StudyDetectConfig) -> list[DetectionRow]:
-    """Return the rows of Table 5 with their networks: each variant's run with seed 0.
-
-    Args:
-        scale: scale of the runs.
-        folder: parent of the runs' folders.
-        config: settings, including the file of the supervised weights.
-    """
+    """Return the rows of Table 5 with their networks: each variant's run with seed 0."""
     runs = {
         run.variant: (run, study)
         for study in ("related-2x", "transfer")
@@ -107,54 +100,51 @@ def run_detection(
 ) -> list[DetectionRow]:
     """Train the detectors that are missing; return the rows with their results.
 
-    Args:
-        rows: rows of the table; rows without a network are returned unchanged.
-        config: settings with the learning rates to search.
-        detector: settings of all detectors, including the number of trials.
-        folder: parent of the record files, one for each network, rate and seed.
+    Rows without a network are returned unchanged. ``folder`` gets a record file for each network,
+    rate and seed.
 
     Raises:
         FastSiamError: a network or the data cannot be read, or an evaluation failed.
     """
-    console, weights, labels = Console(), dict[str, str](), ""
+    console, inputs, labels = Console(), dict[str, tuple[str, str]](), ""
     for row in rows:  # read all networks before training, to fail early
         if row.network:
             labels = labels or preflight(Path(row.network), detector)
             network = open_network(Path(row.network), replace(detector, untrained=row.untrained))
-            weights[row.title] = fingerprint(network.network())
+            inputs[row.title] = fingerprint(network.network()), labels
         else:
             console.say(f"skipped row {row.title!r}: {row.missing}")
-
-    def evaluate_trial(row: DetectionRow, lr: float, seed: int) -> Record | None:
-        trial_config = replace(
-            detector, lr=lr, seed=seed, trials=1, untrained=row.untrained, json=""
-        )
-        inputs = weights[row.title], labels
-        return _read_or_evaluate(row, trial_config, folder / detector.task, inputs)
-
-    seeds = range(detector.seed, detector.seed + detector.trials)
     return [
-        _with_figures(row, config.lrs, seeds, partial(evaluate_trial, row)) if row.network else row
+        _with_results(row, config.lrs, detector, folder / detector.task, inputs[row.title])
+        if row.network
+        else row
         for row in rows
     ]
 
 
-def _with_figures(
+def _with_results(
     row: DetectionRow,
     lrs: Sequence[float],
-    seeds: Sequence[int],
-    evaluate_trial: Callable[[float, int], Record | None],
+    detector: DetectConfig,
+    folder: Path,
+    inputs: tuple[str, str],
 ) -> DetectionRow:
     """Search the learning rate with the first seed, then run the other seeds at the best rate."""
-    first = {lr: record for lr in lrs if (record := evaluate_trial(lr, seeds[0]))}
-    if not first:
+
+    def trial(lr: float, seed: int) -> Record | None:
+        config = replace(detector, lr=lr, seed=seed, trials=1, untrained=row.untrained, json="")
+        return _read_or_evaluate(row, config, folder, inputs)
+
+    seed, *further_seeds = range(detector.seed, detector.seed + detector.trials)
+    searched = {lr: record for lr in lrs if (record := trial(lr, seed))}
+    if not searched:
         raise FastSiamError(f"{row.title}: the loss diverged at every rate; pass lower --lrs")
-    best = max(first, key=lambda lr: first[lr].results[0]["AP"])
-    further_records = [evaluate_trial(best, seed) for seed in seeds[1:]]
-    records = [first[best], *filter(None, further_records)]
+    best = max(searched, key=lambda lr: searched[lr].results[0]["AP"])
+    further_records = [trial(best, seed) for seed in further_seeds]
+    records = [searched[best], *filter(None, further_records)]
     return replace(
         row,
-        searched={lr: record.results[0]["AP"] for lr, record in first.items()},
+        searched={lr: record.results[0]["AP"] for lr, record in searched.items()},
         lr=best,
         trials=tuple(
             {key: value for key, value in record.results[0].items() if key != "trial"}
@@ -162,7 +152,7 @@ def _with_figures(
         ),
         diverged=further_records.count(None),
         differences=tuple(
-            x for x in first[best].protocol["differences"] if not x.startswith(("trials", "lr"))
+            x for x in records[0].protocol["differences"] if not x.startswith(("trials", "lr"))
         ),
     )
 
@@ -174,9 +164,6 @@ def _read_or_evaluate(
 
     The file name contains a hash of ``inputs`` (the hash of the weights and the checksum of the
     annotations) and the protocol, so other trials use other files. Paths do not matter.
-
-    Raises:
-        FastSiamError: the trial failed, or its file cannot be read.
     """
     identity = json.dumps([*inputs, detector.precision, protocol_of(detector)])
     name = row.title.lower().replace(",", "").replace(" ", "-")
@@ -200,11 +187,9 @@ def _evaluate(row: DetectionRow, detector: DetectConfig, path: Path, diverged: P
     log = path.with_suffix(".log")
     title = f"{row.title}, rate {detector.lr:g}, seed {detector.seed}"
     Console().say(f"{title}: the output is in {log}")
-    with os_errors_as(FastSiamError, f"cannot write {log}"):
-        path.parent.mkdir(parents=True, exist_ok=True)
     words = ["eval", "detect", row.network, "--json", str(path), *_options(detector)]
     child = Child([*FASTSIAM, *words], log)
-    if child.process.wait() and not child.divergence:
+    if child.process.wait() and not child.divergence():
         raise child.failure(title, "record")
     if child.process.returncode:
         Console().say(f"{title}: diverged")

@@ -10,22 +10,8 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from fastsiam.files import atomic_write_for_user
-from fastsiam.report.drawing import (
-    BLUE,
-    GRAY,
-    GREEN,
-    INK,
-    ORANGE,
-    PINK,
-    QUIET,
-    SKY,
-    VERMILION,
-    canvas,
-    note,
-    plain,
-    png,
-    shown,
-)
+from fastsiam.report import drawing
+from fastsiam.report.drawing import BLUE, GRAY, GREEN, INK, ORANGE, PINK, QUIET, SKY, VERMILION
 from fastsiam.study.record import Result, RowRecord, StudyRecord
 from fastsiam.study.table import spelled_seeds
 from fastsiam.study.verdicts import interval
@@ -55,7 +41,7 @@ def write_picture(path: Path, record: StudyRecord) -> None:
     Raises:
         FastSiamError: the file cannot be written.
     """
-    content = png(picture(record))
+    content = drawing.png(picture(record))
     with atomic_write_for_user(path) as temporary:
         temporary.write_bytes(content)
 
@@ -71,18 +57,18 @@ def picture(record: StudyRecord) -> Figure:
 
     panels, colours = record.panels, _colours(record)
     height = max(_PANEL * len(panels), _SLOT * len(record.rows)) + _AXIS
-    figure = canvas(f"{record.title} ({record.source})", _caption(record), height)
+    figure = drawing.canvas(f"{record.title} ({record.source})", _caption(record), height)
     layout = figure.add_gridspec(len(panels), 2, width_ratios=(1, 1.05))
     first: Axes | None = None
     for index, panel in enumerate(panels):
-        axes = plain(figure.add_subplot(layout[index, 0], sharex=first))
+        axes = drawing.plain(figure.add_subplot(layout[index, 0], sharex=first))
         first = first or axes
         _curves(axes, record, panel, colours)
         axes.tick_params(labelbottom=panel is panels[-1])
     axes.set_xlabel("epoch")
     axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
     slot = (height - _AXIS) / len(record.rows)
-    _bars(plain(figure.add_subplot(layout[:, 1])), record, colours, slot=slot)
+    _bars(drawing.plain(figure.add_subplot(layout[:, 1])), record, colours, slot=slot)
     return figure
 
 
@@ -148,14 +134,11 @@ def _bars(axes: Axes, record: StudyRecord, colours: Mapping[str, str], *, slot: 
     height = min(_THICKEST, slot - _NAME) / slot
     for y, row in enumerate(record.rows):
         name, bar = y - height / 2, y + 0.1 / slot
-        axes.annotate(
-            shown(_name(row)), (0, name + 0.06 / slot), va="bottom", fontsize=7, color=INK,
-            zorder=5, bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8},
-        )  # fmt: skip
+        drawing.note(axes, 0, name + 0.06 / slot, _name(row), gap=0, va="bottom")
         if row.results:
             edge = max(edge, _bar(axes, bar, row, colours[row.variant], height=height))
         else:
-            note(axes, 0, bar, "not run")
+            drawing.note(axes, 0, bar, "not run")
     axes.axvline(record.chance, color=INK, linestyle=":", linewidth=0.9)
     if (untrained := _untrained(record)) is not None:
         axes.axvline(untrained, color=INK, linestyle="--", linewidth=0.9)
@@ -179,7 +162,7 @@ def _bar(axes: Axes, y: float, row: RowRecord, colour: str, *, height: float) ->
         axes.plot(one.top1, y, color=INK, marker="x" if one.diverged else "o", markersize=3,
                   markerfacecolor="white", markeredgewidth=0.8, zorder=6)  # fmt: skip
     diverged = sum(one.diverged for one in row.results)
-    note(axes, end, y, f"{mean:.1f}" + (f", {diverged} diverged" if diverged else ""))
+    drawing.note(axes, end, y, f"{mean:.1f}" + (f", {diverged} diverged" if diverged else ""))
     return end
 
 

@@ -9,7 +9,7 @@ import json
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,13 @@ from fastsiam.config import TrainConfig
 from fastsiam.config.files import RunSettings
 from fastsiam.config.setting import checked
 from fastsiam.config.study import StudyConfig
-from fastsiam.config.train import FIXED_SECTIONS
+from fastsiam.config.train import differences
 from fastsiam.errors import DataError
 from fastsiam.files import atomic_write_for_user, os_errors_as, parse_json
 from fastsiam.run.log import initial_spread
 from fastsiam.run.records import read_records
 from fastsiam.study.catalogue import STUDIES, VARIANTS, Row, Study
-from fastsiam.study.runs import Run, run_command
+from fastsiam.study.runs import Run, images_digest, run_command
 from fastsiam.study.scales import Measure, Scale
 
 _DIGITS = 5
@@ -75,7 +75,7 @@ class Result:
         return self.top1 - self.untrained
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class RowRecord(Row):
     """A row of a study's table with its results."""
 
@@ -91,7 +91,7 @@ class RowRecord(Row):
         return [] if None in accuracies else [x for x in accuracies if x is not None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class StudyRecord(Study):
     """A study with its results at a scale."""
 
@@ -168,7 +168,7 @@ def read_result(run: Run) -> Result | None:
         initial_std=initial_spread(run.folder),
         centred=run.config.model.method.centred,
         linear=run.linear_top1 if by_knn and not diverged else None,
-        images_digest=run.images_digest,
+        images_digest=images_digest(run.folder),
     )
 
 
@@ -188,34 +188,35 @@ def collect(study: Study, scale: Scale, runs: Sequence[Run], config: StudyConfig
             precisions.add(settings.config.numerics.precision)
             if settings.environment not in environments:
                 environments.append(settings.environment)
-    record = study_record(study, scale, results)
-    command = run_command(study.name, config)
-    seeds = 1 + max(record.seeds, default=-1)
-    command += f" --seeds {seeds}" if seeds not in (0, scale.seeds) else ""
-    command += " --linear" if record.has_linear else ""
-    return replace(
-        record,
-        command=command,
+    record = study_record(
+        study,
+        scale,
+        results,
         environments=tuple(environments),
         precisions=tuple(sorted(precisions)),
         pixels=_pixels(runs),
     )
+    command = run_command(study.name, config)
+    seeds = 1 + max(record.seeds, default=-1)
+    command += f" --seeds {seeds}" if seeds not in (0, scale.seeds) else ""
+    command += " --linear" if record.has_linear else ""
+    return replace(record, command=command)
 
 
 def study_record(
-    study: Study, scale: Scale, results: Mapping[str, Sequence[Result]]
+    study: Study, scale: Scale, results: Mapping[str, Sequence[Result]], **facts: Any
 ) -> StudyRecord:
-    """Build the record of a study from the results of finished seeds, by variant."""
-    rows = [
+    """Build a study's record from results by variant; ``facts`` are other fields of the record."""
+    rows = tuple(
         RowRecord(
-            **{f.name: getattr(row, f.name) for f in fields(Row)},
+            **vars(row),
             setting=setting(scale, row.variant),
             results=tuple(results.get(row.variant, ())),
         )
         for row in study.rows
-    ]
+    )
     return StudyRecord(
-        **{f.name: getattr(study, f.name) for f in fields(Study)} | {"rows": tuple(rows)},
+        **vars(study) | facts | {"rows": rows},
         scale=scale.name,
         network=scale.title,
         measure=scale.measure,
@@ -266,27 +267,23 @@ def read_record(path: Path) -> StudyRecord:
         study = STUDIES[plain.pop("study")]
         claims = {row.variant: row.claims for row in study.rows}
         names = {"", *(row["variant"] for row in plain["rows"])}
-        rows = [
-            row | {"claims": tuple(x for x in claims.get(row["variant"], ()) if x.than in names)}
-            for row in plain["rows"]
-        ]
-        updates = {"name": study.name, "rows": rows}
-        record: StudyRecord = checked(StudyRecord, plain | updates, "")
+        for row in plain["rows"]:
+            row["claims"] = [x for x in claims.get(row["variant"], ()) if x.than in names]
+        record: StudyRecord = checked(StudyRecord, plain | {"name": study.name}, "")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{path} is not a record of `fastsiam study`: {error}") from error
     return replace(record, environments=environments, panels=study.panels)
 
 
 def _changes(base: TrainConfig, config: TrainConfig) -> Iterator[str]:
-    base_flags, config_flags = base.flags_by_section(), config.flags_by_section()
-    for section in FIXED_SECTIONS:
-        for flag, value in config_flags[section].items():
-            if base_flags[section].get(flag) != value:
-                name = flag.replace("_", "-")
-                if isinstance(value, bool):
-                    yield name if value else f"no {name}"
-                else:
-                    yield f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
+    changes = differences(base, config)
+    for flag, value in config.to_flags().items():
+        if flag in changes:
+            name = flag.replace("_", "-")
+            if isinstance(value, bool):
+                yield name if value else f"no {name}"
+            else:
+                yield f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
 
 
 def _column(lines: Iterable[Mapping[str, Any]], name: str) -> tuple[float, ...]:

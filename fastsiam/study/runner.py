@@ -12,8 +12,9 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import cycle, islice
 from pathlib import Path
 
 from fastsiam.config import DataConfig
@@ -25,7 +26,7 @@ from fastsiam.files import atomic_write_for_user, os_errors_as
 from fastsiam.kernels import cores
 from fastsiam.signals import die_with_parent, handle_stop_signals, signal_name
 from fastsiam.study.record import Result, read_result
-from fastsiam.study.runs import Run
+from fastsiam.study.runs import Run, images_digest
 from fastsiam.study.scales import Scale
 
 FASTSIAM = sys.executable, "-m", "fastsiam"
@@ -43,7 +44,7 @@ class Child:
 
     Args:
         command: program and arguments.
-        log: file that the output is appended to.
+        log: file that the output is appended to; its folder is created.
         environment: environment variables in addition to this process's.
 
     Raises:
@@ -52,36 +53,35 @@ class Child:
 
     def __init__(self, command: Sequence[str], log: Path, **environment: str) -> None:
         self._log = log
-        with os_errors_as(FastSiamError, f"cannot write {log}"), log.open("ab") as output:
-            self._begin = output.tell()
-            add_package_to_path()
-            self.process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, **environment},
-                process_group=0,
-                preexec_fn=die_with_parent(os.getpid()),
-            )
+        add_package_to_path()
+        with os_errors_as(FastSiamError, f"cannot write {log}"):
+            log.parent.mkdir(parents=True, exist_ok=True)
+            with log.open("ab") as output:
+                self._begin = output.tell()
+                self.process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    env={**os.environ, **environment},
+                    process_group=0,
+                    preexec_fn=die_with_parent(os.getpid()),
+                )
 
-    @property
-    def last_lines(self) -> list[str]:
-        """The last non-empty lines of its output."""
+    def _last_lines(self) -> list[str]:
         with os_errors_as(FastSiamError, f"cannot read {self._log}"), self._log.open("rb") as log:
             log.seek(self._begin)
             lines = log.read().decode(errors="replace").splitlines()
         return [line.strip() for line in lines if line.strip()][-_RANKS_LINES:]
 
-    @property
     def divergence(self) -> str:
-        """The error message if a loss that is not finite ended the process; else ""."""
-        errors = [x for x in self.last_lines if NOT_FINITE in x]
+        """Return the error message if a loss that is not finite ended the process; else ""."""
+        errors = [x for x in self._last_lines() if NOT_FINITE in x]
         return errors[0] if self.process.returncode > 0 and errors else ""
 
     def failure(self, what: str, missing: str) -> FastSiamError:
         """Return an error for the process ``what``, which failed or ended without ``missing``."""
-        code, lines = self.process.returncode, self.last_lines
+        code, lines = self.process.returncode, self._last_lines()
         if code < 0:
             reason = f"killed by {signal_name(-code)}"
         elif code:  # other processes of the same run may have logged lines after the error
@@ -116,24 +116,19 @@ def check(runs: Sequence[Run]) -> None:
             trained on other images.
     """
     left = {run.variant: run for run in runs if not run.is_done}
-    if left:
-        from fastsiam.train.command import preflight
-
-        for run in left.values():
-            preflight(run.config, world=run.config.run.gpus)
-        _check_images(runs[0])
-
-
-def _check_images(run: Run) -> None:
-    """Check the number of images and classes, and that sibling runs used the same images."""
+    if not left:
+        return
     import torch
 
     from fastsiam.distributed import Place
     from fastsiam.evaluate.subject import EvalImages
+    from fastsiam.train.command import preflight
     from fastsiam.train.image_list import fingerprint
     from fastsiam.train.images import run_images
 
-    scale, config, place = run.scale, run.config, Place(0, 1, torch.device("cpu"))
+    for run in left.values():
+        preflight(run.config, world=run.config.run.gpus)
+    scale, config, place = runs[0].scale, runs[0].config, Place(0, 1, torch.device("cpu"))
     images = EvalImages(
         data=config.data, augment=config.augment, resize=config.eval_resize, place=place
     )
@@ -146,8 +141,8 @@ def _check_images(run: Run) -> None:
         Console().warn(f"{actual} classes; {expected}")
     image_list = run_images(config, None).listed
     digest = fingerprint(image_list.names) if image_list else ""
-    for folder in sorted(run.folder.parent.glob("*-seed-*")):
-        if replace(run, folder=folder).images_digest not in ("", digest):
+    for folder in sorted(runs[0].folder.parent.glob("*-seed-*")):
+        if images_digest(folder) not in ("", digest):
             raise DataError(
                 f"{folder} was trained on different images than those in {config.data.root}; pass "
                 "its --data, or choose another --out"
@@ -156,10 +151,6 @@ def _check_images(run: Run) -> None:
 
 def execute_runs(runs: Sequence[Run], config: StudyRunConfig) -> None:
     """Execute the unfinished runs; resume those that were started earlier.
-
-    Args:
-        runs: all runs; finished ones are skipped.
-        config: number of parallel runs, and of GPUs for each.
 
     Raises:
         Interrupted: on SIGINT, SIGTERM or SIGHUP; active runs save their state first.
@@ -172,9 +163,9 @@ def execute_runs(runs: Sequence[Run], config: StudyRunConfig) -> None:
     Console().say(f"{len(runs):,} runs, {len(runs) - len(left):,} already finished")
     # Limit by all runs, including finished ones: a resumed run then gets the same number of cores.
     config = replace(config, parallel=min(config.parallel, len(runs)))
-    work = _Scheduler(left, slots(config, _gpus(config)))
+    environments, work = slots(config, _gpus(config)), _Scheduler(left)
     with handle_stop_signals(work.stop, again=work.kill):
-        work.finish()
+        work.finish(environments)
 
 
 def _gpus(config: StudyRunConfig) -> list[str]:
@@ -190,47 +181,40 @@ def _gpus(config: StudyRunConfig) -> list[str]:
 def slots(config: StudyRunConfig, gpus: Sequence[str]) -> list[dict[str, str]]:
     """Return the environment variables of each parallel slot: its GPUs and its share of the cores.
 
-    Args:
-        config: number of parallel runs, and of GPUs for each.
-        gpus: names of the machine's GPUs; empty to run on the CPU.
+    ``gpus`` are the names of the machine's GPUs; empty to run on the CPU.
     """
-    environments = []
-    for number in range(config.parallel):
-        env: dict[str, str] = {}
+    environments: list[dict[str, str]] = [{} for _ in range(config.parallel)]
+    names = cycle(gpus)
+    for env in environments:
         if gpus:
-            first = number * config.gpus
-            slot_gpus = dict.fromkeys(gpus[(first + i) % len(gpus)] for i in range(config.gpus))
-            env["CUDA_VISIBLE_DEVICES"] = ",".join(slot_gpus)
+            env["CUDA_VISIBLE_DEVICES"] = ",".join(dict.fromkeys(islice(names, config.gpus)))
         if config.parallel > 1:
             share = str(cores.share(config.parallel * config.gpus))
             env |= {cores.SHARE: share, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", share)}
-        environments.append(env)
     return environments
 
 
 class _Scheduler:
     """Scheduler that executes runs in parallel until all finish, one fails, or a signal arrives."""
 
-    def __init__(self, runs: Sequence[Run], slots: list[dict[str, str]]) -> None:
+    def __init__(self, runs: Sequence[Run]) -> None:
         self._console = Console()
-        self._waiting, self._slots, self._left = deque(runs), slots, len(runs)
+        self._waiting, self._left = deque(runs), len(runs)
         self._active: dict[Iterator[Child], Child] = {}
-        """Maps the generator of each active run's stages to the process of its current stage."""
+        """Current process of each generator of ``_work``."""
         self._failure: FastSiamError | None = None
         self._signal = 0
 
-    def finish(self) -> None:
+    def finish(self, slots: Iterable[dict[str, str]]) -> None:
         """Execute the runs. After a failure or a signal, no further runs start."""
         try:
-            while True:
-                while self._waiting and self._slots and not self._failure and not self._signal:
-                    self._advance(self._stages(self._waiting.popleft(), self._slots.pop(0)))
-                if not self._active:
-                    break
+            for slot in slots:
+                self._advance(self._work(slot))
+            while self._active:
                 time.sleep(_TICK)
-                for stages, child in list(self._active.items()):
+                for work, child in list(self._active.items()):
                     if child.process.poll() is not None:
-                        self._advance(stages)
+                        self._advance(work)
         finally:
             self.kill()
         if self._signal and self._left:
@@ -258,22 +242,27 @@ class _Scheduler:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child.process.pid, signal.SIGKILL)
 
-    def _advance(self, stages: Iterator[Child]) -> None:
-        """Start a run's next stage; store an error, to raise it once all active runs have ended."""
-        self._active.pop(stages, None)
+    def _advance(self, work: Iterator[Child]) -> None:
+        """Start the next process; store an error, to raise it once all active runs have ended."""
+        self._active.pop(work, None)
         try:
-            if child := next(stages, None):
-                self._active[stages] = child
+            if child := next(work, None):
+                self._active[work] = child
                 if self._signal:  # it arrived while the process was starting
                     child.process.terminate()
         except FastSiamError as error:
             self._failure = self._failure or error
 
-    def _stages(self, run: Run, slot: dict[str, str]) -> Iterator[Child]:
+    def _work(self, slot: dict[str, str]) -> Iterator[Child]:
+        """Start the processes of waiting runs one after the other; continue when one ends."""
+        while self._waiting and not self._failure and not self._signal:
+            yield from self._execute(self._waiting.popleft(), slot)
+
+    def _execute(self, run: Run, slot: dict[str, str]) -> Iterator[Child]:
         """Start training, then linear evaluation; yield each process, and continue when it ends."""
         run.prepare()
         verb = "resuming" if (run.folder / "checkpoints").exists() else "starting"
-        self._console.say(f"{verb} {run.name}; its output is in {run.log_file}")
+        self._console.say(f"{verb} {run.folder.name}; its output is in {run.log_file}")
         start = time.monotonic()
         while True:
             trains = not run.is_trained
@@ -281,18 +270,19 @@ class _Scheduler:
             yield child
             if self._signal and not run.is_done:
                 return
-            if message := child.divergence:
+            if message := child.divergence():
                 with atomic_write_for_user(run.diverged_file) as temporary:
                     temporary.write_text(f"{message}\n")
             if result := read_result(run):
                 break
             if child.process.returncode or not (trains and run.is_trained):
                 missing = "kNN evaluation after its last epoch"
-                raise child.failure(run.name, missing if trains else "linear evaluation")
-        self._slots.append(slot)
+                raise child.failure(run.folder.name, missing if trains else "linear evaluation")
         self._left -= 1
         elapsed = duration(time.monotonic() - start)
-        self._console.say(f"{run.name}: {_figures(result, run)} in {elapsed}; {self._left:,} left")
+        self._console.say(
+            f"{run.folder.name}: {_figures(result, run)} in {elapsed}; {self._left:,} left"
+        )
 
 
 def _figures(result: Result, run: Run) -> str:

@@ -44,11 +44,6 @@ class Run:
     """Whether the run needs a linear evaluation in addition to kNN."""
 
     @property
-    def name(self) -> str:
-        """Name for messages."""
-        return self.folder.name
-
-    @property
     def settings_file(self) -> Path:
         """TOML file with the requested settings."""
         return self.folder / "study.toml"
@@ -97,30 +92,24 @@ class Run:
         study's, do not count.
         """
         for record in read_records(self.folder):
+            data, ranks = record.data, record.images.ranks
+            if record.kind != "linear" or not isinstance(data, TrainingDataFacts):
+                continue
+            linear = LinearConfig(cached=self.scale.cached).with_defaults(data.train)
+            batch = min(linear.global_batch, data.train // ranks * ranks)
             if (
-                record.kind == "linear"
-                and record.network.epoch == self.config.optim.epochs
-                and isinstance(record.data, TrainingDataFacts)
-                and record.data.chosen_crc32 is None
-                and record.protocol == self._linear_protocol(record)
+                record.network.epoch == self.config.optim.epochs
+                and data.chosen_crc32 is None
+                and record.protocol == replace(linear, batch=batch).protocol()
                 and self.has_usual_images(record)
             ):
                 return float(record.headline["top1"])
         return None
 
-    def _linear_protocol(self, record: Record) -> dict[str, Any]:
-        """Return the protocol of the study's linear evaluation for a record's number of images."""
-        linear = LinearConfig(cached=self.scale.cached).with_defaults(record.data.train)
-        max_batch = record.data.train // record.images.ranks * record.images.ranks
-        return replace(linear, batch=min(linear.global_batch, max_batch)).protocol()
-
     def has_usual_images(self, record: Record) -> bool:
         """Return whether an evaluation used the run's own images, cropped and normalised alike.
 
         The images may have moved since training, if ``study run --data`` named the new place.
-
-        Raises:
-            FastSiamError: the run's settings cannot be read.
         """
         run_config, requested_config = RunSettings.read(self.folder).config, self._read_config()
         full_root = requested_config.data.full_root if requested_config else None
@@ -140,20 +129,8 @@ class Run:
             alpha=run_config.data.alpha,
         )
 
-    @property
-    def images_digest(self) -> str:
-        """Hash of the training images' names; empty if unknown."""
-        from fastsiam.train.image_list import ImageList, fingerprint
-
-        image_list = ImageList.load(self.folder)
-        return fingerprint(image_list.names) if image_list else ""
-
     def prepare(self) -> None:
-        """Write the requested settings into the run's folder.
-
-        Raises:
-            FastSiamError: the folder cannot be written.
-        """
+        """Write the requested settings into the run's folder."""
         with atomic_write_for_user(self.settings_file) as temporary:
             temporary.write_text(to_toml(self.config, recipe=self.scale.recipe))
 
@@ -172,17 +149,21 @@ class Run:
             )
 
     def _read_config(self) -> TrainConfig | None:
-        """Read the settings that the last ``study run`` wrote; None before the first.
-
-        Raises:
-            FastSiamError: the file cannot be read.
-        """
+        """Read the settings that the last ``study run`` wrote; None before the first."""
         if not self.settings_file.exists():
             return None
         try:
             return TrainConfig.from_flags(merge(read_settings(self.settings_file)).flags)
         except ValueError as error:
             raise FastSiamError(f"{error}; choose another --out, or delete the folder") from error
+
+
+def images_digest(run: Path) -> str:
+    """Return the hash of the names of a run's training images; "" if unknown."""
+    from fastsiam.train.image_list import ImageList, fingerprint
+
+    image_list = ImageList.load(run)
+    return fingerprint(image_list.names) if image_list else ""
 
 
 def run_command(study: str, config: StudyConfig) -> str:
@@ -207,14 +188,8 @@ def runs_of(
 ) -> list[Run]:
     """List the runs of studies: all variants with the first seed, then with the next.
 
-    Variants with the same settings share a folder.
-
-    Args:
-        studies: studies, which may share variants.
-        scale: scale to run them at.
-        folder: parent of the runs' folders.
-        seeds: seeds of each variant.
-        linear: whether the runs need a linear evaluation in addition to kNN.
+    Variants that several studies share are listed once. Variants with the same settings share a
+    folder in ``folder``.
     """
     names = dict.fromkeys(row.variant for study in studies for row in study.rows)
     variants = {name: (scale.shared_variant(name), scale.settings(name)) for name in names}

@@ -10,16 +10,17 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal
 
 from fastsiam.config import TrainConfig
+from fastsiam.config.files import Settings, merge
 from fastsiam.config.recipes import RECIPES
 from fastsiam.config.study import ScaleName
-from fastsiam.study.catalogue import VARIANTS, Changes, with_changes
+from fastsiam.study.catalogue import VARIANTS, Changes
 
 Measure = Literal["kNN top-1", "linear top-1"]
-Device = Literal["auto", "cuda", "cpu"]
 
 _LOG_LINES = 25
 """Approximate number of metrics lines that a run logs."""
@@ -53,7 +54,7 @@ class Scale:
         """Top-1 accuracy of random guessing, in percent."""
         return 100 / self.classes
 
-    def on(self, data: str, *, gpus: int, device: Device) -> Scale:
+    def on(self, data: str, *, gpus: int, device: Literal["auto", "cuda", "cpu"]) -> Scale:
         """Return a copy of the scale for the user's data and devices."""
         data_config = replace(self.base.data, data=data)
         run = replace(self.base.run, gpus=gpus, device=device)
@@ -67,11 +68,11 @@ class Scale:
             return _with_recipe(self.base, changes["recipe"])
         if "frozen_epochs" in changes:
             changes["frozen_epochs"] = min(changes["frozen_epochs"], self.base.optim.epochs / 10)
-        return with_changes(self.base, changes)
+        return _with_changes(self.base, changes)
 
     def recipe_of(self, variant: str) -> TrainConfig:
         """Return a variant's recipe: ``base_of`` with the variant's changes."""
-        return with_changes(self.base_of(variant), VARIANTS[variant])
+        return _with_changes(self.base_of(variant), VARIANTS[variant])
 
     def shared_variant(self, variant: str) -> str:
         """Return the first variant with the same recipe, whose runs ``variant`` uses too."""
@@ -97,6 +98,30 @@ class Scale:
         )
 
 
+def _with_changes(recipe: TrainConfig, changes: Changes) -> TrainConfig:
+    """Apply changes to a recipe. A changed method starts from that method's own defaults."""
+    flags = recipe.to_flags()
+    changed_flags = {flag: _value(flag, value, flags) for flag, value in changes.items()}
+    return TrainConfig.from_flags(merge(Settings(flags=flags), Settings(flags=changed_flags)).flags)
+
+
+def _value(flag: str, value: Any, flags: Mapping[str, Any]) -> Any:
+    """Resolve a value: ``1/4 x dim`` is a quarter of the recipe's dim.
+
+    A multiple of ``encoder_momentum`` scales its distance from 1.
+    """
+    factor, separator, base_flag = str(value).partition(" x")
+    if not separator:
+        return value
+    base, share = flags[base_flag.strip() or flag], Fraction(factor)
+    if flag == "encoder_momentum":
+        return round(1 - (1 - base) * float(share), 6)
+    product = base * share.numerator / share.denominator
+    if isinstance(flags[flag], float):
+        return round(product, 6 if flag == "lr" else 12)
+    return round(product)
+
+
 def _with_recipe(base: TrainConfig, name: str) -> TrainConfig:
     """Return a recipe with the base's data and epochs; warm-up is scaled in proportion."""
     recipe, epochs = RECIPES[name](), base.optim.epochs
@@ -105,20 +130,13 @@ def _with_recipe(base: TrainConfig, name: str) -> TrainConfig:
     return replace(recipe, optim=optim, monitor=base.monitor, data=base.data, run=base.run)
 
 
-def _scale(name: Any, *, recipe: str, settings: Changes | None = None, **attributes: Any) -> Scale:
-    base = with_changes(RECIPES[recipe](), settings or {})
-    return Scale(name=name, recipe=recipe, base=base, **attributes)
-
-
 _DATA = tomllib.loads(Path(__file__).with_name("scales.toml").read_text())
 _METHODS: dict[str, dict[str, Any]] = _DATA["methods"]
-SCALES: dict[ScaleName, Scale] = {
-    name: _scale(name, **scale) for name, scale in _DATA["scales"].items()
-}
-"""Every scale by name."""
 
 
 def scale(name: ScaleName, *, epochs: int = 0) -> Scale:
     """Return a scale by name, with its base recipe trained for ``epochs`` (0: the default)."""
-    preset = SCALES[name]
-    return replace(preset, base=with_changes(preset.base, {"epochs": epochs})) if epochs else preset
+    attributes = dict(_DATA["scales"][name])
+    settings = attributes.pop("settings", {}) | ({"epochs": epochs} if epochs else {})
+    base = _with_changes(RECIPES[attributes["recipe"]](), settings)
+    return Scale(name=name, base=base, **attributes)

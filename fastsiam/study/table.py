@@ -71,30 +71,28 @@ def reasons(record: StudyRecord) -> list[str]:
 
 def caption(record: StudyRecord) -> str:
     """Return the caption: what the numbers measure, the machines, the date and the command."""
+    images = sorted({one.images for one in record.every_result if one.images})
+    images_text = " or ".join(f"{count:,}" for count in images)
+    images_text = f" ({images_text} training images)" if images else ""
     seeds = spelled_seeds(record.seeds) or "that will be done"
-    images = {one.images for one in record.every_result if one.images}
-    images_text = f" ({' or '.join(f'{count:,}' for count in sorted(images))} training images)"
-    machines = " and ".join(dict.fromkeys(map(_machine, record.environments)))
-    precision = f"precision: {' and '.join(record.precisions)}; " if record.precisions else ""
-    return (
-        f"The paper's figures: {record.figure}. Ours: {record.measure} of {record.network}"
-        f"{images_text if images else ''}, epochs: {record.epochs}; {precision}mean ± standard "
-        f"deviation over the seeds {seeds}; {_baselines_text(record)}chance is {record.chance:g}%. "
-        f"{machines or 'no machine yet'}; {record.date}; `{record.command}`"
-    )
-
-
-def _baselines_text(record: StudyRecord) -> str:
-    """Return the caption's text on linear evaluation, raw pixels and untrained networks."""
-    text = ""
+    facts = [f"Ours: {record.measure} of {record.network}{images_text}, epochs: {record.epochs}"]
+    if record.precisions:
+        facts.append(f"precision: {' and '.join(record.precisions)}")
+    facts.append(f"mean ± standard deviation over the seeds {seeds}")
     if record.has_linear:
         protocol = "cached features of central crops" if record.cached else "random crops and flips"
-        text += f"linear evaluation on {protocol}, at the best of several rates; "
+        facts.append(f"linear evaluation on {protocol}, at the best of several rates")
     if record.pixels is not None:
-        untrained = [one.untrained for one in record.every_result]
-        text += f"kNN of raw pixels: {record.pixels:.1f}%, "
-        text += f"of untrained networks: {averaged(untrained, 1)}%; "
-    return text
+        untrained = averaged([one.untrained for one in record.every_result], 1)
+        facts.append(
+            f"kNN of raw pixels: {record.pixels:.1f}%, of untrained networks: {untrained}%"
+        )
+    facts.append(f"chance is {record.chance:g}%")
+    machines = " and ".join(dict.fromkeys(map(_machine, record.environments)))
+    return (
+        f"The paper's figures: {record.figure}. {'; '.join(facts)}. "
+        f"{machines or 'no machine yet'}; {record.date}; `{record.command}`"
+    )
 
 
 def _other_images(record: StudyRecord) -> str:

@@ -35,7 +35,7 @@ SHARE = 0.25
 MARGIN = 1.0
 """Rows are alike if their top-1 differs by less than this many percentage points."""
 ROUGHNESS = 1.5
-"""A row is unstable if its ``roughness`` exceeds this multiple of the reference's."""
+"""A row is unstable if its loss changes this many times as much as the reference's."""
 DEGENERATE_LOSS, DEGENERATE_STD = -0.9, 0.1
 """A run is degenerate if its loss and z_std are both below these values."""
 
@@ -117,7 +117,7 @@ def judge(claim: Claim, row: str, rows: Mapping[str, Results], *, reference: str
         row, reference: variants of the row and of the study's reference row.
         rows: results by variant; rows without results may be missing.
     """
-    results = rows.get(row, ())
+    results, reference_results = rows.get(row, ()), rows.get(reference, ())
     match claim.kind:
         case "collapses" | "stands":
             return _by_count(results, _is_collapsed, expected=claim.kind == "collapses")
@@ -126,26 +126,34 @@ def judge(claim: Claim, row: str, rows: Mapping[str, Results], *, reference: str
         case "works":
             return _works(results)
         case "fails":
-            return _fails(results, rows.get(reference, ()))
+            reference_works = _works(reference_results)
+            if reference_works.outcome != "holds":
+                return Verdict("cannot be told", f"the reference itself: {reference_works.reason}")
+            pairs = _pairs(results, reference_results)
+            excess = [one.gain - SHARE * other.gain for one, other in pairs]
+            return _by_mean(excess, "gain minus a quarter of the reference's {} points", high=0)
         case "unstable":
-            return _is_unstable(results, rows.get(reference, ()))
+            return _is_unstable(results, reference_results)
         case _:
-            return _compare(claim, results, rows.get(claim.than, ()))
+            pairs = _pairs(results, rows.get(claim.than, ()))
+            differences = [one.top1 - other.top1 for one, other in pairs]
+            low = {"better": 0.0, "alike": -MARGIN}.get(claim.kind, -inf)
+            high = {"worse": 0.0, "alike": MARGIN}.get(claim.kind, inf)
+            return _by_mean(differences, "differs by {} points", low=low, high=high)
 
 
 def _by_count(results: Results, predicate: Callable[[Result], bool], *, expected: bool) -> Verdict:
     """Judge by how many seeds meet a condition: all, some or none. Diverged seeds do not count."""
-    finished_results = [one for one in results if None not in (one.z_std, one.rank, one.loss)]
-    if not finished_results:
+    results = [one for one in results if None not in (one.z_std, one.rank, one.loss)]
+    if not results:
         return Verdict("cannot be told", "no seed came to its end")
-    count = sum(map(predicate, finished_results))
+    count = sum(map(predicate, results))
     reason = (
-        f"{count} of {len(finished_results)} seeds; "
-        f"loss {_range([one.loss for one in finished_results], 2)}, "
-        f"std {_range([one.z_std for one in finished_results], 2)}, "
-        f"rank {_range([one.rank for one in finished_results], 1)}"
+        f"{count} of {len(results)} seeds; loss {_range([one.loss for one in results], 2)}, "
+        f"std {_range([one.z_std for one in results], 2)}, "
+        f"rank {_range([one.rank for one in results], 1)}"
     )
-    if 0 < count < len(finished_results):
+    if 0 < count < len(results):
         return Verdict("cannot be told", reason)
     return Verdict("holds" if bool(count) == expected else "contradicted", reason)
 
@@ -167,39 +175,20 @@ def _works(results: Results) -> Verdict:
     return replace(verdict, comparison=None)
 
 
-def _fails(results: Results, reference: Results) -> Verdict:
-    reference_works = _works(reference)
-    if reference_works.outcome != "holds":
-        return Verdict("cannot be told", f"the reference itself: {reference_works.reason}")
-    excess = [one.gain - SHARE * other.gain for one, other in _pairs(results, reference)]
-    return _by_mean(excess, "gain minus a quarter of the reference's {} points", high=0)
-
-
-def _compare(claim: Claim, results: Results, other_results: Results) -> Verdict:
-    differences = [one.top1 - two.top1 for one, two in _pairs(results, other_results)]
-    low = {"better": 0.0, "alike": -MARGIN}.get(claim.kind, -inf)
-    high = {"worse": 0.0, "alike": MARGIN}.get(claim.kind, inf)
-    return _by_mean(differences, "differs by {} points", low=low, high=high)
-
-
 def _is_unstable(results: Results, reference: Results) -> Verdict:
     diverged_seeds = {one.seed for one in results if one.diverged}
     if diverged_seeds - {one.seed for one in reference if one.diverged}:
         return Verdict("holds", f"{len(diverged_seeds)} of {len(results)} seeds diverged")
-    ratios = [
-        of_one / of_other
-        for one, other in _pairs(results, reference)
-        if not other.diverged
-        and (of_one := roughness(one)) is not None
-        and (of_other := roughness(other))
-    ]
+    pairs = [pair for pair in _pairs(results, reference) if not pair[1].diverged]
+    changes = [(_loss_changes(one), _loss_changes(other)) for one, other in pairs]
+    ratios = [fmean(one) / fmean(other) for one, other in changes if one and any(other)]
     return _by_mean(ratios, "loss {} times as rough", low=ROUGHNESS)
 
 
-def roughness(result: Result) -> float | None:
-    """Return the mean absolute change of the loss between log lines in a run's second half."""
+def _loss_changes(result: Result) -> list[float]:
+    """Return the absolute changes of the loss between log lines in a run's second half."""
     losses = result.loss_curve[len(result.loss_curve) // 2 :]
-    return fmean(abs(b - a) for a, b in pairwise(losses)) if len(losses) > 1 else None
+    return [abs(b - a) for a, b in pairwise(losses)]
 
 
 def _by_mean(

@@ -14,15 +14,15 @@ from fastsiam.config.recipes import RECIPES
 from fastsiam.config.study import ScaleName
 from fastsiam.study.catalogue import STUDIES, ClaimKind
 from fastsiam.study.runs import runs_of
-from fastsiam.study.scales import SCALES, scale
+from fastsiam.study.scales import _DATA, scale
 
 ROWS = [(study, row) for study in STUDIES.values() for row in study.rows]
 
 
-@pytest.mark.parametrize("name", SCALES)
+@pytest.mark.parametrize("name", get_args(ScaleName))
 def test_settings_of_every_variant_are_valid(name: ScaleName, tmp_path: Path) -> None:
     """Settings are valid; at a recipe's and a small scale they also survive the settings file."""
-    assert tuple(SCALES) == get_args(ScaleName)
+    assert tuple(_DATA["scales"]) == get_args(ScaleName)
     size = scale(name).on("images", gpus=2, device="cpu")
     runs = runs_of(STUDIES.values(), size, tmp_path, seeds=[1])
     configs = {run.variant: run.config for run in runs}
@@ -33,9 +33,9 @@ def test_settings_of_every_variant_are_valid(name: ScaleName, tmp_path: Path) ->
         if name in ("paper", "demo"):
             run.prepare()
             read_config = TrainConfig.from_flags(merge(read_settings(run.settings_file)).flags)
-            assert read_config == run.config, run.name
+            assert read_config == run.config, run.folder.name
         steps = run.config.optim.epochs * (size.images // run.config.optim.batch)
-        assert 15 <= steps // run.config.run.log_every <= 50, run.name
+        assert 15 <= steps // run.config.run.log_every <= 50, run.folder.name
         equal_runs = [one for one in runs if one.config == run.config]
         assert {one.folder for one in equal_runs} == {run.folder}, run.variant
     assert len({run.folder for run in runs}) == len(runs) - (4 if name == "paper" else 2)

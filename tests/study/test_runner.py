@@ -62,7 +62,10 @@ def study_copy(finished_study: Path, tmp_path: Path) -> Path:
 
 def test_results_of_finished_study(data: Path, finished_study: Path) -> None:
     run, other = tiny_runs(data, finished_study, SCALE)
-    assert [run.name, other.name] == ["predictor-lr-decayed-seed-0", "no-stop-gradient-seed-0"]
+    assert [run.folder.name, other.folder.name] == [
+        "predictor-lr-decayed-seed-0",
+        "no-stop-gradient-seed-0",
+    ]
     assert seeds_in(finished_study) == [0] and read_result(other) is None
     config = checkpoint.load(run.folder).config
     assert config.model == run.config.model and config.optim == run.config.optim
