@@ -38,6 +38,7 @@ from fastsiam.evaluate.labelled import (
 from fastsiam.evaluate.record_files import RecordFiles, Show
 from fastsiam.evaluate.subject import open_subject
 from fastsiam.evaluate.supervised import SupervisedTraining
+from fastsiam.model.backbones import LibraryNetwork
 from fastsiam.model.numerics import autocast_type
 from fastsiam.run.records import Record
 
@@ -90,8 +91,8 @@ def evaluate_knn(
     subject.print_summary()
     subjects = {"untrained" if subject.untrained else "trained": subject}
     if config.baselines:
-        width = 3 * subject.augment.crop**2
-        pixels = replace(subject, network=nn.Flatten(), features=width, dtype=torch.float32)
+        flatten = LibraryNetwork(nn.Flatten(), features=3 * subject.augment.crop**2)
+        pixels = replace(subject, network=flatten, dtype=torch.float32)
         untrained = open_subject(path, replace(config, untrained=True), place)
         subjects = {"pixels": pixels, "untrained": untrained} | subjects
     lines: list[dict[str, Any]] = []
@@ -221,7 +222,7 @@ def _trained(
     training = SupervisedTraining(
         config,
         backbone,
-        features=images.subject.features,
+        features=images.subject.network.features,
         classes=len(images.train.classes),
         steps_per_epoch=steps,
         dtype=images.subject.dtype if backbone else torch.float32,

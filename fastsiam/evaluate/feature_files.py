@@ -49,7 +49,7 @@ def write_features(path: Path, config: FeaturesConfig, place: Place) -> list[Pat
         FastSiamError: a file exists and ``force`` is not set, or a file cannot be written.
     """
     files = _targets(config) if place.is_leader else []
-    subject = open_subject(path, config, place, layer=config.layer)
+    subject = open_subject(path, config, place)
     subject.print_summary()
     loader, splits = _images(subject, config.split)
     subject.check_same(loader)
@@ -74,7 +74,7 @@ def preflight(path: Path, config: FeaturesConfig) -> None:
     """
     _targets(config)
     place = Place(0, config.gpus * config.max_nodes, torch.device("cpu"))
-    _images(open_subject(path, config, place, layer=config.layer), config.split)
+    _images(open_subject(path, config, place), config.split)
 
 
 def _targets(config: FeaturesConfig) -> list[Path]:
@@ -124,7 +124,7 @@ def _rows(subject: Subject, loader: EvalLoader, splits: NDArray[np.str_] | None)
         [as_utf8(name) for name in texts] for texts in (loader.names(), loader.classes)
     ]
     place, batches = subject.place, subject.extract(loader, "images")
-    empty = no_features(subject.features, place.device)
+    empty = no_features(subject.network.features, place.device)
     part = next(batches, empty)
     for first in range(0, loader.images, subject.batch * place.world):
         batch_number = first // subject.batch + place.rank

@@ -16,8 +16,12 @@ from fastsiam.views.batch import EvalBatch
 
 
 def feature_batches(
-    network: nn.Module, batches: Iterable[EvalBatch], *, dtype: torch.dtype = torch.float32
-) -> Iterator[tuple[Tensor, Tensor]]:
+    network: nn.Module,
+    batches: Iterable[EvalBatch],
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device,
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Compute features batch by batch, in evaluation mode.
 
     The network is left unchanged: its mode is restored and its BN statistics are not updated.
@@ -25,19 +29,20 @@ def feature_batches(
     Args:
         network: maps (N, 3, S, S) to (N, d).
         dtype: autocast type of the forward pass.
+        device: device of the images.
 
     Yields:
-        (N, d) float32 features and (N,) int64 labels on the images' device; one empty batch if
-        there are no images.
+        (N, d) float32 features, (N,) int64 labels and (N,) int64 positions in the data set, on
+        ``device``; one empty batch if there are no images.
     """
     training, batch = network.training, None
     network.eval()
     try:
         for batch in batches:
-            yield frozen(network, batch.image, dtype=dtype), batch.label
+            yield frozen(network, batch.image, dtype=dtype), batch.label, batch.index
         if batch is None:
             width: Any = network.features
-            yield no_features(width, next(network.parameters()).device)[:2]
+            yield no_features(width, device)
     finally:
         network.train(training)
 

@@ -37,8 +37,11 @@ def test_features_and_neighbours_never_synchronise(
     backbone = build_method(MODEL).backbone.to(CUDA).to(memory_format=torch.channels_last)
     eval_batches = batches(dtype)
     with gpu.watched():
-        features, labels = concat_batches(feature_batches(backbone, eval_batches, dtype=dtype))
-        bank = ((x.to(dtype), of) for x, of in feature_batches(backbone, eval_batches, dtype=dtype))
+        features, labels, _ = concat_batches(
+            feature_batches(backbone, eval_batches, dtype=dtype, device=CUDA)
+        )
+        parts = feature_batches(backbone, eval_batches, dtype=dtype, device=CUDA)
+        bank = ((x.to(dtype), of) for x, of, _ in parts)
         similarity, tags, seen = nearest(features, bank, most=5)
         counts = Accuracy(CLASSES, CUDA)
         counts.add(similarity, labels)
