@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from fastsiam.config.evaluate import FeaturesConfig, NeighboursConfig
 from fastsiam.distributed import Place, gather_uneven
 from fastsiam.errors import BackendError, FastSiamError, NoSplitError
-from fastsiam.evaluate.features import concat_batches, no_features
+from fastsiam.evaluate.features import concat_batches, grouped, no_features
 from fastsiam.evaluate.knn import nearest
 from fastsiam.evaluate.subject import Subject, open_subject
 from fastsiam.files import as_utf8, atomic_write, os_errors_as
@@ -171,7 +171,7 @@ def _write_parquet(rows: Iterator[Rows], out: Path) -> None:
 
     with atomic_write(out) as temporary, ExitStack() as stack:
         writer = None
-        for group in _grouped(rows):
+        for group in grouped(rows, _GROUP_ROWS):
             features = np.concatenate([part for part, _ in group])
             columns: dict[str, Any] = {
                 name: [value for _, part in group for value in part[name]] for name in group[0][1]
@@ -182,18 +182,6 @@ def _write_parquet(rows: Iterator[Rows], out: Path) -> None:
             if writer is None:
                 writer = stack.enter_context(pq.ParquetWriter(temporary, batch.schema))
             writer.write_batch(batch)
-
-
-def _grouped(rows: Iterable[Rows]) -> Iterator[list[Rows]]:
-    """Collect batches into groups of at least ``_GROUP_ROWS`` rows; the last may be smaller."""
-    group: list[Rows] = []
-    for part in rows:
-        group.append(part)
-        if sum(len(features) for features, _ in group) >= _GROUP_ROWS:
-            yield group
-            group = []
-    if group:
-        yield group
 
 
 def write_neighbours(path: Path, config: NeighboursConfig, place: Place, *, out: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,8 @@ from fastsiam.interchange import Pretrained
 from fastsiam.model.numerics import autocast
 from fastsiam.run.records import Record, read_records
 from fastsiam.views.batch import EvalBatch
+
+Part = TypeVar("Part", bound=tuple[Any, ...])
 
 
 def feature_batches(
@@ -71,7 +73,24 @@ def no_features(width: int, device: torch.device) -> tuple[Tensor, Tensor, Tenso
 
 def concat_batches(parts: Iterable[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
     """Concatenate each column of batches such as (features, labels, positions)."""
-    return tuple(torch.cat(column) for column in zip(*parts, strict=True))
+    columns = zip(*parts, strict=True)
+    return tuple(x[0] if len(x) == 1 else torch.cat(x) for x in columns)  # cat copies
+
+
+def grouped(parts: Iterable[Part], rows: int) -> Iterator[list[Part]]:
+    """Collect batches, whose features come first, in groups of at least ``rows`` rows.
+
+    The last group may be smaller. A caller frees the batches by clearing the list.
+    """
+    group: list[Part] = []
+    for part in parts:
+        group.append(part)
+        del part
+        if sum(len(features) for features, *_ in group) >= rows:
+            yield group
+            group = []
+    if group:
+        yield group
 
 
 def fingerprint(network: nn.Module) -> str:
