@@ -41,7 +41,8 @@ def preflight(path: Path, config: DetectConfig) -> str:
         FastSiamError: one of them cannot be used.
     """
     open_network(path, config)
-    return _checksum(*_open_data(config))
+    _, _, checksum = _open_data(config)
+    return checksum
 
 
 def evaluate_detection(
@@ -56,10 +57,18 @@ def evaluate_detection(
     """
     console = Console(quiet=not place.is_leader)
     pretrained = open_network(path, config)
-    train, val = _open_data(config)
-    evaluation = _evaluation(pretrained, config, place, train, val)
-    labels, pictures = evaluation.data.labels_crc32, (*train.pictures, *val.pictures)
-    check_same_images((f"{one.file.name} {labels}" for one in pictures), config.data)
+    train, val, checksum = _open_data(config)
+    data = DataFacts(
+        root=config.data,
+        train=len(train),
+        val=len(val),
+        classes=len(train.classes),
+        labels_crc32=checksum,
+    )
+    dtype = autocast_of(config, pretrained.config, place)
+    evaluation = _evaluation(pretrained, config, place, data, dtype)
+    pictures = (*train.pictures, *val.pictures)
+    check_same_images((f"{one.file.name} {checksum}" for one in pictures), config.data)
     details = config.task, config.detector, "untrained" if config.untrained else ""
     files = RecordFiles(
         pretrained.run, evaluation, *details, config=config, place=place, console=console
@@ -92,7 +101,7 @@ def evaluate_detection(
             classes=len(train.classes),
             mean=evaluation.images.mean,
             std=evaluation.images.std,
-            dtype=autocast_of(config, pretrained.config, place),
+            dtype=dtype,
         )
         training = DetectorTraining(model, config, seed=seed, place=place)
         training.fit(train, files, f"trial {trial} of {config.trials}, step")
@@ -110,8 +119,8 @@ def evaluate_detection(
     )
 
 
-def _open_data(config: DetectConfig) -> tuple[DetectionSet, DetectionSet]:
-    """Open the training set and the test set.
+def _open_data(config: DetectConfig) -> tuple[DetectionSet, DetectionSet, str]:
+    """Open the training set and the test set; also return the checksum of their annotations.
 
     Raises:
         FastSiamError: the data cannot be read, or a package is missing.
@@ -126,19 +135,11 @@ def _open_data(config: DetectConfig) -> tuple[DetectionSet, DetectionSet]:
         raise DataError(f"{train.name} and {val.name} have different classes")
     if all(picture.difficult.all() for picture in val.pictures):
         raise DataError(f"{val.name} has no objects to detect")
-    return train, val
-
-
-def _checksum(train: DetectionSet, val: DetectionSet) -> str:
-    return f"{train.checksum ^ val.checksum:08x}"
+    return train, val, f"{train.checksum ^ val.checksum:08x}"
 
 
 def _evaluation(
-    pretrained: Pretrained,
-    config: DetectConfig,
-    place: Place,
-    train: DetectionSet,
-    val: DetectionSet,
+    pretrained: Pretrained, config: DetectConfig, place: Place, data: DataFacts, dtype: torch.dtype
 ) -> Evaluation:
     default = pretrained.input_or_default
     images = ImageFacts(
@@ -147,7 +148,7 @@ def _evaluation(
         mean=tuple(config.mean or default.mean),
         std=tuple(config.std or default.std),
         pipeline="detection",
-        precision=short_name(autocast_of(config, pretrained.config, place)),
+        precision=short_name(dtype),
         ranks=place.world,
     )
     is_per_rank = place.world > 1 and place.device.type == "cpu"
@@ -158,13 +159,7 @@ def _evaluation(
     return Evaluation(
         kind="detect",
         network=network_facts(pretrained, pretrained.network(), untrained=config.untrained),
-        data=DataFacts(
-            root=config.data,
-            train=len(train),
-            val=len(val),
-            classes=len(train.classes),
-            labels_crc32=_checksum(train, val),
-        ),
+        data=data,
         images=images,
         protocol=protocol_of(config) | {"differences": differences(config, facts)},
     )
