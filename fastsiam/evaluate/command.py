@@ -255,19 +255,30 @@ def _trained(
         f"trained in {duration(seconds)}; {top.images:,} validation images, each counted once"
     )
     pairs = list(zip(training.rates, results, strict=True))
-    start = f"{'untrained network, ' * images.subject.untrained}{description}"
-    lengths = f"batch {config.batch:,}, {config.epochs} epochs{images.on_part}"
-    summary = [f"{start}: {result} (base rate {lr:g}, {lengths})" for lr, result in pairs]
-    if len(pairs) > 1:
-        summary.append(
-            f"best of {len(pairs)} rates, selected on the same validation images: "
-            f"{top.top1:.2f}% with base rate {training.rates[best()]:g}"
-        )
     return files.keep(
         show,
         results=[{"lr": lr, "top1": x.top1, "top5": x.top5} for lr, x in pairs],
-        summary=summary,
+        summary=_summary(pairs, images, config, description),
         per_class=dict(zip(images.train.classes, top.per_class, strict=True)),
         speed={"seconds": seconds, "epochs": config.epochs - first_step // steps},
         images_validated=top.images,
     )
+
+
+def _summary(
+    pairs: list[tuple[float, Accuracy]],
+    images: LabelledImages,
+    config: LinearConfig | FinetuneConfig,
+    description: str,
+) -> list[str]:
+    """Format the accuracy for each base rate, and the best one, for display."""
+    start = f"{'untrained network, ' * images.subject.untrained}{description}"
+    lengths = f"batch {config.batch:,}, {config.epochs} epochs{images.on_part}"
+    summary = [f"{start}: {result} (base rate {lr:g}, {lengths})" for lr, result in pairs]
+    if len(pairs) > 1:
+        lr, top = max(pairs, key=lambda pair: pair[1].top1)
+        summary.append(
+            f"best of {len(pairs)} rates, selected on the same validation images: "
+            f"{top.top1:.2f}% with base rate {lr:g}"
+        )
+    return summary
