@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fastsiam.config import MonitorConfig
+from fastsiam.config import TrainConfig
 from fastsiam.config.evaluate import (
     EvalConfig,
     FinetuneConfig,
@@ -72,7 +72,7 @@ def evaluate_knn(
         show: called with the record on rank 0, before it is written.
     """
     subject = open_subject(path, config, place)
-    monitor = subject.pretrained.config.monitor if subject.pretrained.config else MonitorConfig()
+    monitor = (subject.pretrained.config or TrainConfig()).monitor
     votes = [
         (k, temperature)
         for k in config.k or [monitor.knn_k]

@@ -250,7 +250,7 @@ def open_subject(path: Path, config: EvalConfig, place: Place) -> Subject:
             images of this crop.
     """
     pretrained = open_network(path, config)
-    run_config = pretrained.config
+    own = pretrained.config or TrainConfig()
     augment, resize = _image_settings(pretrained, config)
     try:
         training = isinstance(config, FinetuneConfig)
@@ -258,22 +258,20 @@ def open_subject(path: Path, config: EvalConfig, place: Place) -> Subject:
     except ValueError as error:
         raise FastSiamError(str(error)) from error
     network = pretrained.network(config.layer if isinstance(config, FeaturesConfig) else "backbone")
-    data = _data_settings(run_config.data if run_config else DataConfig(), config, place)
+    data = _data_settings(own.data, config, place)
     if place.device.type == "cpu":
         keep_freed_memory()
     torch.backends.cudnn.benchmark = True
-    torch.backends.cudnn.allow_tf32 = run_config.numerics.tf32 if run_config else True
+    torch.backends.cudnn.allow_tf32 = own.numerics.tf32
     return Subject(
         pretrained=pretrained,
         network=network.to(place.device).to(memory_format=torch.channels_last),
         untrained=config.untrained,
         data=data,
-        ignored_holdout=run_config.data.holdout
-        if run_config and not (config.holdout or data.holdout)
-        else "",
+        ignored_holdout="" if config.holdout or data.holdout else own.data.holdout,
         augment=augment,
         resize=resize,
-        dtype=autocast_of(config, run_config, place),
+        dtype=autocast_of(config, own, place),
         batch=config.feature_batch,
         place=place,
         console=Console(quiet=not place.is_leader),
@@ -293,8 +291,7 @@ def open_network(path: Path, config: NetworkConfig) -> Pretrained:
         raise FastSiamError(str(error)) from error
     if not config.untrained:
         return pretrained
-    run_config = pretrained.config
-    torch.manual_seed(run_config.numerics.seed if run_config else 0)
+    torch.manual_seed((pretrained.config or TrainConfig()).numerics.seed)
     return replace(pretrained, state=pretrained.build().state_dict(), epoch=0.0, unused_keys=())
 
 
@@ -363,11 +360,9 @@ def _data_settings(trained_on: DataConfig, config: EvalConfig, place: Place) -> 
     return replace(data, pipeline=cast(Pipeline, from_leader(name)))
 
 
-def autocast_of(config: NetworkConfig, own: TrainConfig | None, place: Place) -> torch.dtype:
+def autocast_of(config: NetworkConfig, own: TrainConfig, place: Place) -> torch.dtype:
     """Return the autocast type: the requested one, or the run's; the same on all ranks."""
-    precision = config.precision
-    if precision == "run":
-        precision = own.numerics.precision if own else "auto"
+    precision = own.numerics.precision if config.precision == "run" else config.precision
     dtype = autocast_type(resolved_precision(precision, place.device), place.device)
     # A run on a GPU may have used fp16, which is not supported on CPUs.
     return torch.float32 if dtype == torch.float16 and place.device.type == "cpu" else dtype

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from fastsiam.config import TrainConfig
 from fastsiam.config.detect import DetectConfig
 from fastsiam.console import Console, counted
 from fastsiam.distributed import Place, check_same_images
@@ -57,7 +58,7 @@ def evaluate_detection(
     console = Console(quiet=not place.is_leader)
     pretrained = open_network(path, config)
     train, val, data = _open_data(config)
-    dtype = autocast_of(config, pretrained.config, place)
+    dtype = autocast_of(config, pretrained.config or TrainConfig(), place)
     evaluation = _evaluation(pretrained, config, place, data, dtype)
     pictures = (*train.pictures, *val.pictures)
     check_same_images((f"{one.file.name} {data.labels_crc32}" for one in pictures), config.data)
