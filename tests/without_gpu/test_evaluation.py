@@ -95,7 +95,7 @@ def test_fine_tuning_never_synchronises(gpu: Gpu) -> None:
         with gpu.watched():
             for step, batch in enumerate(eval_batches, start=3 * epoch):
                 losses = training.step(step, (batch.image, batch.label))
-            scores = list(feature_batches(training.network, eval_batches, dtype=dtype))
+            scores = list(feature_batches(training.network, eval_batches, dtype=dtype, device=CUDA))
         assert losses.shape == (1,) and not gpu.on_the_host()
-        assert [tuple(logits.shape) for logits, _ in scores] == [(8, 1, CLASSES)] * 3
+        assert [tuple(logits.shape) for logits, *_ in scores] == [(8, 1, CLASSES)] * 3
     assert all(tensor.is_cuda for tensor in training.network.state_dict().values())
