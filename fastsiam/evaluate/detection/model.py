@@ -33,7 +33,6 @@ _SIZES, _RATIOS = (32, 64, 128, 256, 512), (0.5, 1.0, 2.0)
 _POOLED_SIDE = 14
 """Side of a box's features from RoIAlign on the third stage; the fourth stage halves it."""
 
-
 _Parts = tuple[Any, Any, Any]
 """Backbone, region proposal network and heads."""
 
@@ -244,15 +243,12 @@ def _fpn(backbone: ResNet, config: DetectConfig, classes: int) -> _Parts:
 
 def _initialise(rpn_head: nn.Module, predictor: Any, mask_predictor: Any) -> None:
     """Initialise the weights like detectron2."""
+    deviations: list[tuple[Any, float]] = []
     if mask_predictor is not None:
-        nn.init.normal_(mask_predictor.mask_fcn_logits.weight, std=0.001)
-        for layer in (mask_predictor.conv5_mask, mask_predictor.mask_fcn_logits):
-            nn.init.zeros_(layer.bias)
-    for module in rpn_head.modules():
-        if isinstance(module, nn.Conv2d):
-            nn.init.normal_(module.weight, std=0.01)
-            nn.init.zeros_(module.bias)  # type: ignore[arg-type]
-    nn.init.normal_(predictor.cls_score.weight, std=0.01)
-    nn.init.normal_(predictor.bbox_pred.weight, std=0.001)
-    for layer in (predictor.cls_score, predictor.bbox_pred):
+        nn.init.zeros_(mask_predictor.conv5_mask.bias)
+        deviations.append((mask_predictor.mask_fcn_logits, 0.001))
+    deviations += [(m, 0.01) for m in rpn_head.modules() if isinstance(m, nn.Conv2d)]
+    deviations += [(predictor.cls_score, 0.01), (predictor.bbox_pred, 0.001)]
+    for layer, deviation in deviations:
+        nn.init.normal_(layer.weight, std=deviation)
         nn.init.zeros_(layer.bias)
