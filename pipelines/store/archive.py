@@ -215,7 +215,7 @@ def _scan(file: File, part: _Part, read: Callable[[int, int], Bytes]) -> _PartIm
                 if max(facts[:2]) > 0xFFFF:  # does not fit into a row: size unknown
                     facts = 0, 0, head.flags
             except ValueError:
-                facts = 0, 0, Flags.BAD
+                facts = 0, 0, int(Flags.BAD)
             rows[path] = start, size, -1, part.file, *facts
     names = [f"{part.group}/{PurePosixPath(path).name}" if part.group else path for path in rows]
     return np.array([*rows.values()], ROW), names, [texts.get(_sample(path), "") for path in rows]
