@@ -372,7 +372,7 @@ def precisions(rank: int, world: int) -> list[str]:
     vars(torch.cpu)["_is_amx_tile_supported"] = lambda: rank == 0
     place, auto = here(rank, world), with_settings(CONFIG, precision="auto")
     trained = with_resolved_precision(auto, place.device).numerics.precision
-    return [trained, str(autocast_of(EvalConfig(), None, place))]
+    return [trained, str(autocast_of(EvalConfig(), TrainConfig(), place))]
 
 
 def count_step_exchanges(rank: int, world: int) -> tuple[int, int, int]:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fastsiam.config import MonitorConfig
+from fastsiam.config import TrainConfig
 from fastsiam.config.evaluate import (
     EvalConfig,
     FinetuneConfig,
@@ -38,6 +38,7 @@ from fastsiam.evaluate.labelled import (
 from fastsiam.evaluate.record_files import RecordFiles, Show
 from fastsiam.evaluate.subject import open_subject
 from fastsiam.evaluate.supervised import SupervisedTraining
+from fastsiam.model.backbones import LibraryNetwork
 from fastsiam.model.numerics import autocast_type
 from fastsiam.run.records import Record
 
@@ -71,7 +72,7 @@ def evaluate_knn(
         show: called with the record on rank 0, before it is written.
     """
     subject = open_subject(path, config, place)
-    monitor = subject.pretrained.config.monitor if subject.pretrained.config else MonitorConfig()
+    monitor = (subject.pretrained.config or TrainConfig()).monitor
     votes = [
         (k, temperature)
         for k in config.k or [monitor.knn_k]
@@ -90,8 +91,8 @@ def evaluate_knn(
     subject.print_summary()
     subjects = {"untrained" if subject.untrained else "trained": subject}
     if config.baselines:
-        width = 3 * subject.augment.crop**2
-        pixels = replace(subject, network=nn.Flatten(), features=width, dtype=torch.float32)
+        flatten = LibraryNetwork(nn.Flatten(), features=3 * subject.augment.crop**2)
+        pixels = replace(subject, network=flatten, dtype=torch.float32)
         untrained = open_subject(path, replace(config, untrained=True), place)
         subjects = {"pixels": pixels, "untrained": untrained} | subjects
     lines: list[dict[str, Any]] = []
@@ -221,7 +222,7 @@ def _trained(
     training = SupervisedTraining(
         config,
         backbone,
-        features=images.subject.features,
+        features=images.subject.network.features,
         classes=len(images.train.classes),
         steps_per_epoch=steps,
         dtype=images.subject.dtype if backbone else torch.float32,
@@ -254,19 +255,30 @@ def _trained(
         f"trained in {duration(seconds)}; {top.images:,} validation images, each counted once"
     )
     pairs = list(zip(training.rates, results, strict=True))
-    start = f"{'untrained network, ' * images.subject.untrained}{description}"
-    lengths = f"batch {config.batch:,}, {config.epochs} epochs{images.on_part}"
-    summary = [f"{start}: {result} (base rate {lr:g}, {lengths})" for lr, result in pairs]
-    if len(pairs) > 1:
-        summary.append(
-            f"best of {len(pairs)} rates, selected on the same validation images: "
-            f"{top.top1:.2f}% with base rate {training.rates[best()]:g}"
-        )
     return files.keep(
         show,
         results=[{"lr": lr, "top1": x.top1, "top5": x.top5} for lr, x in pairs],
-        summary=summary,
+        summary=_summary(pairs, images, config, description),
         per_class=dict(zip(images.train.classes, top.per_class, strict=True)),
         speed={"seconds": seconds, "epochs": config.epochs - first_step // steps},
         images_validated=top.images,
     )
+
+
+def _summary(
+    pairs: list[tuple[float, Accuracy]],
+    images: LabelledImages,
+    config: LinearConfig | FinetuneConfig,
+    description: str,
+) -> list[str]:
+    """Format the accuracy for each base rate, and the best one, for display."""
+    start = f"{'untrained network, ' * images.subject.untrained}{description}"
+    lengths = f"batch {config.batch:,}, {config.epochs} epochs{images.on_part}"
+    summary = [f"{start}: {result} (base rate {lr:g}, {lengths})" for lr, result in pairs]
+    if len(pairs) > 1:
+        lr, top = max(pairs, key=lambda pair: pair[1].top1)
+        summary.append(
+            f"best of {len(pairs)} rates, selected on the same validation images: "
+            f"{top.top1:.2f}% with base rate {lr:g}"
+        )
+    return summary

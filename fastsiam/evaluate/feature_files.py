@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from fastsiam.config.evaluate import FeaturesConfig, NeighboursConfig
 from fastsiam.distributed import Place, gather_uneven
 from fastsiam.errors import BackendError, FastSiamError, NoSplitError
-from fastsiam.evaluate.features import concat_batches, no_features
+from fastsiam.evaluate.features import concat_batches, grouped, no_features
 from fastsiam.evaluate.knn import nearest
 from fastsiam.evaluate.subject import Subject, open_subject
 from fastsiam.files import as_utf8, atomic_write, os_errors_as
@@ -49,7 +49,7 @@ def write_features(path: Path, config: FeaturesConfig, place: Place) -> list[Pat
         FastSiamError: a file exists and ``force`` is not set, or a file cannot be written.
     """
     files = _targets(config) if place.is_leader else []
-    subject = open_subject(path, config, place, layer=config.layer)
+    subject = open_subject(path, config, place)
     subject.print_summary()
     loader, splits = _images(subject, config.split)
     subject.check_same(loader)
@@ -74,7 +74,7 @@ def preflight(path: Path, config: FeaturesConfig) -> None:
     """
     _targets(config)
     place = Place(0, config.gpus * config.max_nodes, torch.device("cpu"))
-    _images(open_subject(path, config, place, layer=config.layer), config.split)
+    _images(open_subject(path, config, place), config.split)
 
 
 def _targets(config: FeaturesConfig) -> list[Path]:
@@ -124,7 +124,7 @@ def _rows(subject: Subject, loader: EvalLoader, splits: NDArray[np.str_] | None)
         [as_utf8(name) for name in texts] for texts in (loader.names(), loader.classes)
     ]
     place, batches = subject.place, subject.extract(loader, "images")
-    empty = no_features(subject.features, place.device)
+    empty = no_features(subject.network.features, place.device)
     part = next(batches, empty)
     for first in range(0, loader.images, subject.batch * place.world):
         batch_number = first // subject.batch + place.rank
@@ -171,7 +171,7 @@ def _write_parquet(rows: Iterator[Rows], out: Path) -> None:
 
     with atomic_write(out) as temporary, ExitStack() as stack:
         writer = None
-        for group in _grouped(rows):
+        for group in grouped(rows, _GROUP_ROWS):
             features = np.concatenate([part for part, _ in group])
             columns: dict[str, Any] = {
                 name: [value for _, part in group for value in part[name]] for name in group[0][1]
@@ -182,18 +182,6 @@ def _write_parquet(rows: Iterator[Rows], out: Path) -> None:
             if writer is None:
                 writer = stack.enter_context(pq.ParquetWriter(temporary, batch.schema))
             writer.write_batch(batch)
-
-
-def _grouped(rows: Iterable[Rows]) -> Iterator[list[Rows]]:
-    """Collect batches into groups of at least ``_GROUP_ROWS`` rows; the last may be smaller."""
-    group: list[Rows] = []
-    for part in rows:
-        group.append(part)
-        if sum(len(features) for features, _ in group) >= _GROUP_ROWS:
-            yield group
-            group = []
-    if group:
-        yield group
 
 
 def write_neighbours(path: Path, config: NeighboursConfig, place: Place, *, out: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -14,10 +14,16 @@ from fastsiam.model.numerics import autocast
 from fastsiam.run.records import Record, read_records
 from fastsiam.views.batch import EvalBatch
 
+Part = TypeVar("Part", bound=tuple[Any, ...])
+
 
 def feature_batches(
-    network: nn.Module, batches: Iterable[EvalBatch], *, dtype: torch.dtype = torch.float32
-) -> Iterator[tuple[Tensor, Tensor]]:
+    network: nn.Module,
+    batches: Iterable[EvalBatch],
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device,
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Compute features batch by batch, in evaluation mode.
 
     The network is left unchanged: its mode is restored and its BN statistics are not updated.
@@ -25,19 +31,20 @@ def feature_batches(
     Args:
         network: maps (N, 3, S, S) to (N, d).
         dtype: autocast type of the forward pass.
+        device: device of the images.
 
     Yields:
-        (N, d) float32 features and (N,) int64 labels on the images' device; one empty batch if
-        there are no images.
+        (N, d) float32 features, (N,) int64 labels and (N,) int64 positions in the data set, on
+        ``device``; one empty batch if there are no images.
     """
     training, batch = network.training, None
     network.eval()
     try:
         for batch in batches:
-            yield frozen(network, batch.image, dtype=dtype), batch.label
+            yield frozen(network, batch.image, dtype=dtype), batch.label, batch.index
         if batch is None:
             width: Any = network.features
-            yield no_features(width, next(network.parameters()).device)[:2]
+            yield no_features(width, device)
     finally:
         network.train(training)
 
@@ -66,7 +73,24 @@ def no_features(width: int, device: torch.device) -> tuple[Tensor, Tensor, Tenso
 
 def concat_batches(parts: Iterable[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
     """Concatenate each column of batches such as (features, labels, positions)."""
-    return tuple(torch.cat(column) for column in zip(*parts, strict=True))
+    columns = zip(*parts, strict=True)
+    return tuple(x[0] if len(x) == 1 else torch.cat(x) for x in columns)  # cat copies
+
+
+def grouped(parts: Iterable[Part], rows: int) -> Iterator[list[Part]]:
+    """Collect batches, whose features come first, in groups of at least ``rows`` rows.
+
+    The last group may be smaller. A caller frees the batches by clearing the list.
+    """
+    group: list[Part] = []
+    for part in parts:
+        group.append(part)
+        del part
+        if sum(len(features) for features, *_ in group) >= rows:
+            yield group
+            group = []
+    if group:
+        yield group
 
 
 def fingerprint(network: nn.Module) -> str:

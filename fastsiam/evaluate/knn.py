@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from fastsiam.distributed import gather_uneven, sum_across_ranks
 from fastsiam.errors import DataError
 from fastsiam.evaluate.accuracy import Accuracy
+from fastsiam.evaluate.features import concat_batches, grouped
 
 _BLOCK = 65536
 """Maximum number of rows of the bank that are compared at a time."""
@@ -109,20 +110,11 @@ def nearest(
 
 def _blocks(parts: Iterable[tuple[Tensor, Tensor]], size: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Regroup parts of any size, features and tags, into blocks of at most ``size`` rows."""
-    parts = iter(parts)
-    while True:
-        pending: list[tuple[Tensor, Tensor]] = []
-        for part in parts:
-            pending.append(part)
-            if sum(len(tags) for _, tags in pending) >= size:
-                break
-        if not pending:
-            return
-        is_single = len(pending) == 1  # torch.cat would copy it
-        columns = [x[0] if is_single else torch.cat(x) for x in zip(*pending, strict=True)]
-        pending.clear()
+    for group in grouped(parts, size):
+        columns = concat_batches(group)
+        group.clear()  # free the parts before the block is used
         yield from zip(*(x.split(size) for x in columns), strict=True)
-        del columns, part
+        del columns
 
 
 def knn_accuracy(

@@ -155,7 +155,7 @@ def cached_features(images: LabelledImages, storage: torch.dtype) -> Callable[[r
     """
     subject, train, place = images.subject, images.train, images.subject.place
     device, total = place.device, train.images
-    features = torch.empty(total, subject.features, dtype=storage, device=device)
+    features = torch.empty(total, subject.network.features, dtype=storage, device=device)
     labels = to_device(train.labels, device)
     positions = torch.arange(total) if images.positions is None else torch.tensor(images.positions)
     positions = positions.to(device)

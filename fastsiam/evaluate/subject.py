@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -18,16 +18,16 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fastsiam.config import AugmentConfig, ColumnNames, DataConfig, Pipeline, TrainConfig
-from fastsiam.config.evaluate import EvalConfig, FinetuneConfig, NetworkConfig
+from fastsiam.config.evaluate import EvalConfig, FeaturesConfig, FinetuneConfig, NetworkConfig
 from fastsiam.config.views import usual_resize
 from fastsiam.console import Console
 from fastsiam.distributed import Place, check_same_images, from_leader
 from fastsiam.errors import DataError, FastSiamError, NoLabelsError, NoSplitError
-from fastsiam.evaluate.features import fingerprint, frozen, no_features
+from fastsiam.evaluate.features import feature_batches, fingerprint
 from fastsiam.evaluate.record_files import RecordFiles
 from fastsiam.interchange import Pretrained, load_pretrained
 from fastsiam.interchange.pretrained import listed
-from fastsiam.model.backbones import check_crop
+from fastsiam.model.backbones import Backbone, check_crop
 from fastsiam.model.numerics import autocast_type, keep_freed_memory, resolved_precision
 from fastsiam.pipelines import build_eval_loader, has_validation, open_split
 from fastsiam.pipelines.automatic import choose_pipeline
@@ -129,10 +129,8 @@ class Subject(EvalImages):
     """A network to evaluate, and images preprocessed for it."""
 
     pretrained: Pretrained
-    network: nn.Module
+    network: Backbone
     """Maps (N, 3, S, S) to (N, features); on the rank's device, in evaluation mode."""
-    features: int
-    """Dimensions of the network's output."""
     untrained: bool
     """Whether the weights are newly initialised."""
     dtype: torch.dtype
@@ -140,20 +138,12 @@ class Subject(EvalImages):
     console: Console
 
     def extract(self, loader: EvalLoader, what: str) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Compute the features of this rank's images; show the progress, labelled ``what``.
-
-        Yields:
-            (N, d) float32 features, (N,) int64 labels, and (N,) int64 positions in the data set;
-            one empty batch if all images of this rank are bad.
-        """
-        batch = None
+        """Yield ``feature_batches`` of this rank's images; show the progress, labelled ``what``."""
+        device = self.place.device
         with self.console.tally(what, loader.images) as progress:
-            for batch in loader:
-                features = frozen(self.network, batch.image, dtype=self.dtype)
-                yield features, batch.label, batch.index
-                progress.add(len(batch.label) * self.place.world)
-        if batch is None:
-            yield no_features(self.features, self.place.device)
+            for batch in feature_batches(self.network, loader, dtype=self.dtype, device=device):
+                yield batch
+                progress.add(len(batch[1]) * self.place.world)
 
     def check_same(self, *loaders: EvalLoader) -> None:
         """Check that all ranks found the same images. Every rank must call this.
@@ -164,10 +154,6 @@ class Subject(EvalImages):
         names = (name for loader in loaders for name in loader.names())
         check_same_images(names, self.data.root)
 
-    @staticmethod
-    def _channels(values: tuple[float, float, float]) -> str:
-        return " ".join(f"{value:.4g}" for value in values)
-
     @property
     def _on_own_data(self) -> bool:
         config = self.pretrained.config
@@ -176,10 +162,13 @@ class Subject(EvalImages):
     def print_summary(self, *lines: str) -> None:
         """Print the network, the images and the settings that results depend on."""
         self.console.say(f"{'UNTRAINED: ' * self.untrained}{self.pretrained}")
+        mean, std = (
+            " ".join(f"{value:.4g}" for value in values)
+            for values in (self.augment.mean, self.augment.std)
+        )
         self.console.say(
-            f"images from {self.data.root}, pipeline {self.data.pipeline}: "
-            f"{self}; mean {self._channels(self.augment.mean)}, std "
-            f"{self._channels(self.augment.std)}; {short_name(self.dtype)} on {devices(self.place)}"
+            f"images from {self.data.root}, pipeline {self.data.pipeline}: {self}; mean {mean}, "
+            f"std {std}; {short_name(self.dtype)} on {devices(self.place)}"
         )
         if self.pretrained.input is None:
             self.console.say(
@@ -252,14 +241,8 @@ class Subject(EvalImages):
         )
 
 
-def open_subject(
-    path: Path,
-    config: EvalConfig,
-    place: Place,
-    *,
-    layer: Literal["backbone", "projector"] = "backbone",
-) -> Subject:
-    """Load a network up to a layer, and resolve the settings of its images.
+def open_subject(path: Path, config: EvalConfig, place: Place) -> Subject:
+    """Load a network, and resolve the settings of its images.
 
     Raises:
         CheckpointError: the file cannot be read, or its layout is unknown.
@@ -267,31 +250,28 @@ def open_subject(
             images of this crop.
     """
     pretrained = open_network(path, config)
-    run_config = pretrained.config
+    own = pretrained.config or TrainConfig()
     augment, resize = _image_settings(pretrained, config)
     try:
         training = isinstance(config, FinetuneConfig)
         check_crop(pretrained.model, augment.crop, training=training)
     except ValueError as error:
         raise FastSiamError(str(error)) from error
-    network = pretrained.network(layer)
-    data = _data_settings(run_config.data if run_config else DataConfig(), config, place)
+    network = pretrained.network(config.layer if isinstance(config, FeaturesConfig) else "backbone")
+    data = _data_settings(own.data, config, place)
     if place.device.type == "cpu":
         keep_freed_memory()
     torch.backends.cudnn.benchmark = True
-    torch.backends.cudnn.allow_tf32 = run_config.numerics.tf32 if run_config else True
+    torch.backends.cudnn.allow_tf32 = own.numerics.tf32
     return Subject(
         pretrained=pretrained,
         network=network.to(place.device).to(memory_format=torch.channels_last),
-        features=network.features,
         untrained=config.untrained,
         data=data,
-        ignored_holdout=run_config.data.holdout
-        if run_config and not (config.holdout or data.holdout)
-        else "",
+        ignored_holdout="" if config.holdout or data.holdout else own.data.holdout,
         augment=augment,
         resize=resize,
-        dtype=autocast_of(config, run_config, place),
+        dtype=autocast_of(config, own, place),
         batch=config.feature_batch,
         place=place,
         console=Console(quiet=not place.is_leader),
@@ -311,8 +291,7 @@ def open_network(path: Path, config: NetworkConfig) -> Pretrained:
         raise FastSiamError(str(error)) from error
     if not config.untrained:
         return pretrained
-    run_config = pretrained.config
-    torch.manual_seed(run_config.numerics.seed if run_config else 0)
+    torch.manual_seed((pretrained.config or TrainConfig()).numerics.seed)
     return replace(pretrained, state=pretrained.build().state_dict(), epoch=0.0, unused_keys=())
 
 
@@ -381,11 +360,9 @@ def _data_settings(trained_on: DataConfig, config: EvalConfig, place: Place) -> 
     return replace(data, pipeline=cast(Pipeline, from_leader(name)))
 
 
-def autocast_of(config: NetworkConfig, own: TrainConfig | None, place: Place) -> torch.dtype:
+def autocast_of(config: NetworkConfig, own: TrainConfig, place: Place) -> torch.dtype:
     """Return the autocast type: the requested one, or the run's; the same on all ranks."""
-    precision = config.precision
-    if precision == "run":
-        precision = own.numerics.precision if own else "auto"
+    precision = own.numerics.precision if config.precision == "run" else config.precision
     dtype = autocast_type(resolved_precision(precision, place.device), place.device)
     # A run on a GPU may have used fp16, which is not supported on CPUs.
     return torch.float32 if dtype == torch.float16 and place.device.type == "cpu" else dtype

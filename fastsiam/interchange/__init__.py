@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from .export import FORMATS, export_weights
+from .export import export_weights
 from .pretrained import Input, Pretrained
 from .reading import load_pretrained
 
 __all__ = [
-    "FORMATS",
     "Input",
     "Pretrained",
     "export_weights",

@@ -75,8 +75,9 @@ def model_card(pretrained: Pretrained, *, format: str, file: str, results: Seque
             history = settings.history(full_paths=False)
     data = init = None
     if config is not None:  # full paths may reveal private information
-        names = " and ".join(place.resolve().name for place in config.data.places)
-        data = names if config.data.loads_images else "synthetic"
+        data = "synthetic"
+        if config.data.loads_images:
+            data = " and ".join(place.resolve().name for place in config.data.places)
         init = Path(config.run.init).name if config.run.init else None
     text = _template("card.md.jinja", keep_trailing_newline=True).render(
         pretrained=pretrained,
@@ -90,7 +91,7 @@ def model_card(pretrained: Pretrained, *, format: str, file: str, results: Seque
         program=AUTHORS[format].program.format(arch=arch) if format in AUTHORS else "",
         data=data,
         init=init,
-        recipe=(settings.recipe or None) if settings else None,
+        settings=settings,
         history="; ".join(history) or None,
         monitored=_last_monitored(pretrained),
         results=[
@@ -106,7 +107,6 @@ def model_card(pretrained: Pretrained, *, format: str, file: str, results: Seque
             )
             for record in results
         ],
-        trained_by=settings.environment if settings else None,
         fastsiam=fastsiam.__version__,
         commit=commit(),
         torch=torch.__version__,

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +32,15 @@ SHARED_RESNETS = (
 """ResNets with the same model name and the same weight names in torchvision and timm."""
 
 _TORCH = (".pt", ".pth", ".pth.tar", ".bin")
+_FORMATS = {
+    **dict.fromkeys(("plain", "torchvision", "timm"), (".safetensors", *_TORCH)),
+    **dict.fromkeys(AUTHORS, _TORCH),
+    "detectron2": (".pkl",),
+}
+"""The accepted file endings of each format."""
 
 
-def _backbone(pretrained: Pretrained, file: str) -> dict[str, Any]:
+def _backbone(pretrained: Pretrained) -> dict[str, Tensor]:
     weights = pretrained.part("backbone")
     return {key.removeprefix("backbone."): value for key, value in weights.items()}
 
@@ -50,19 +55,19 @@ def plain_content(pretrained: Pretrained, file: str) -> dict[str, Any]:
         "input": preprocessing and asdict(preprocessing),
     }
     code = snippet(pretrained, "plain", file)
-    return {"state_dict": _backbone(pretrained, file), "snippet": code, "fastsiam": metadata}
+    return {"state_dict": _backbone(pretrained), "snippet": code, "fastsiam": metadata}
 
 
-def _detectron2(pretrained: Pretrained, file: str) -> dict[str, Any]:
+def _detectron2(pretrained: Pretrained) -> dict[str, Any]:
     weights = {
         to_detectron2(key): value.numpy()
-        for key, value in _backbone(pretrained, file).items()
+        for key, value in _backbone(pretrained).items()
         if not key.endswith("num_batches_tracked")
     }
     return {"model": weights, "__author__": "fastsiam", "matching_heuristics": True}
 
 
-def _checkpoint(authors: Layout, pretrained: Pretrained, file: str) -> dict[str, Any]:
+def _checkpoint(authors: Layout, pretrained: Pretrained) -> dict[str, Any]:
     """Return a checkpoint in the authors' layout, without a momentum encoder."""
     weights: dict[str, Tensor] = {}
     number, replacement = authors.renamed
@@ -76,17 +81,12 @@ def _checkpoint(authors: Layout, pretrained: Pretrained, file: str) -> dict[str,
     return {"epoch": int(pretrained.epoch or 0), "arch": arch, "state_dict": weights}
 
 
-_FORMATS: dict[str, tuple[Callable[[Pretrained, str], dict[str, Any]], tuple[str, ...]]] = {
-    "plain": (plain_content, (".safetensors", *_TORCH)),
-    "torchvision": (_backbone, (".safetensors", *_TORCH)),
-    "timm": (_backbone, (".safetensors", *_TORCH)),
-    **{name: (partial(_checkpoint, authors), _TORCH) for name, authors in AUTHORS.items()},
-    "detectron2": (_detectron2, (".pkl",)),
-}
-"""For each format, a function from the network and the file name to the file's content, and the
-accepted file endings."""
-FORMATS = tuple(_FORMATS)
-"""Names of the export formats."""
+def _content(format: str, pretrained: Pretrained, file: str) -> dict[str, Any]:
+    if format == "plain":
+        return plain_content(pretrained, file)
+    if format in AUTHORS:
+        return _checkpoint(AUTHORS[format], pretrained)
+    return _detectron2(pretrained) if format == "detectron2" else _backbone(pretrained)
 
 
 def export_weights(
@@ -120,8 +120,8 @@ def export_weights(
             exists already, is the source of the weights, or is in a run's checkpoint folder.
     """
     if format not in _FORMATS:
-        raise ValueError(f"unknown format {format!r}; there are {', '.join(FORMATS)}")
-    content_of, endings = _FORMATS[format]
+        raise ValueError(f"unknown format {format!r}; there are {', '.join(_FORMATS)}")
+    endings = _FORMATS[format]
     if not out.name.endswith(endings):
         raise ValueError(f"{out}: files of format {format} must end in {', '.join(endings)}")
     card = out.with_name(f"{out.name}.md")
@@ -134,7 +134,7 @@ def export_weights(
             f"cannot write {pretrained.path} as {format} ({reasons[format]}): use {possible}"
         )
     pretrained = replace(pretrained, model=_rename_backbone(format, pretrained.model))
-    content = content_of(pretrained, out.name)
+    content = _content(format, pretrained, out.name)
     text = model_card(pretrained, format=format, file=out.name, results=results)
     weight_files.write(out, content)
     weight_files.write(card, text)
@@ -145,7 +145,7 @@ def unsupported_formats(pretrained: Pretrained) -> dict[str, str]:
     """Return for each format a short reason why it does not support a network; "" if it does."""
     model, method = pretrained.model, pretrained.method
     reasons = {
-        name: _find_backbone_problem(name, _rename_backbone(name, model)) for name in FORMATS
+        name: _find_backbone_problem(name, _rename_backbone(name, model)) for name in _FORMATS
     }
     for name, authors in AUTHORS.items():
         assert authors.method is not None

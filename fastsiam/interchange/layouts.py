@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -59,19 +59,6 @@ class Layout:
     """Prefix of a layer in fastsiam's and in the authors' numbering, which skips missing BNs."""
     program: str = ""
     """Command of the authors' linear evaluation."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Translation:
-    """A file's weights under fastsiam's names."""
-
-    layout: str
-    weights: dict[str, Tensor]
-    origin: dict[str, str]
-    """The file's key of each weight."""
-    unused_keys: list[str] = field(default_factory=list)
-    """Keys of the file that a rule leaves out."""
-    small_stem: Stem
 
 
 _BACKBONE: Rules = ((r"(backbone|encoder)\.", "backbone."),)
@@ -197,17 +184,18 @@ _DETECTRON2 = (
 """Converts torchvision's names to detectron2's (detectron2/modeling/backbone/resnet.py)."""
 
 
-def translate(state: Mapping[str, Tensor], *, foreign: bool = False) -> Translation:
-    """Rename a file's weights to fastsiam's names; keys that match no rule keep theirs.
+def translate(
+    state: Mapping[str, Tensor], *, foreign: bool = False
+) -> tuple[Layout, dict[str, str]]:
+    """Find the layout of a file, and fastsiam's name for each key that no rule leaves out.
 
     Args:
-        state: the file's state dict.
+        state: the file's state dict, without the prefixes of wrappers.
         foreign: whether the backbone is another library's, which keeps that library's names.
 
     Raises:
         ValueError: the file has different weights for the same name.
     """
-    state = _unwrap(state)
     layout = next(
         x for x in LAYOUTS if all(any(re.match(mark, key) for key in state) for mark in x.marks)
     )
@@ -216,6 +204,8 @@ def translate(state: Mapping[str, Tensor], *, foreign: bool = False) -> Translat
     new_names = {key: name for key in state if (name := _apply_rules(key, rules)) is not None}
     # In lightly's ResNetGenerator ReLU and pooling are not modules, so its stages start at 2.
     is_lightly = not foreign and "backbone.2.0.conv1.weight" in new_names.values()
+    if is_lightly:
+        layout = replace(layout, small_stem="cifar-no-relu")
     if not foreign:
         is_numbered = "backbone.0.weight" in new_names.values()
         new_names = {
@@ -223,13 +213,7 @@ def translate(state: Mapping[str, Tensor], *, foreign: bool = False) -> Translat
         }
     names = numbered(new_names, state)
     _check_unambiguous(names, state)
-    return Translation(
-        layout=layout.name,
-        weights={name: state[key] for key, name in names.items()},
-        origin={name: key for key, name in names.items()},
-        unused_keys=[key for key in state if key not in names],
-        small_stem="cifar-no-relu" if is_lightly else layout.small_stem,
-    )
+    return layout, names
 
 
 def _check_unambiguous(names: Mapping[str, str], state: Mapping[str, Tensor]) -> None:
@@ -241,7 +225,7 @@ def _check_unambiguous(names: Mapping[str, str], state: Mapping[str, Tensor]) ->
             raise ValueError(f"holds two networks, {other} and {key}: save only one of them")
 
 
-def _unwrap(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def unwrap(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Remove the prefixes of wrappers: torch.compile's anywhere, others if all keys have them."""
     state = {key.replace("_orig_mod.", ""): value for key, value in state.items()}
     while prefixes := [x for x in _WRAPPERS if state and all(key.startswith(x) for key in state)]:

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torchvision.models.resnet import Bottleneck
+from torchvision.models.resnet import BasicBlock, Bottleneck
 
-from fastsiam.config import BackboneConfig
+from fastsiam.config import BackboneConfig, Stem
 from fastsiam.config.setting import checked
 from fastsiam.errors import CheckpointError
 from fastsiam.methods import method_skeleton
@@ -22,7 +22,7 @@ from fastsiam.run.checkpoint import Checkpoint
 
 from . import weight_files
 from .heads import build_parts, fold_biases
-from .layouts import AUTHORS, Translation, translate
+from .layouts import AUTHORS, translate, unwrap
 from .pretrained import Input, Pretrained, listed
 
 _MOST_EPOCHS = 1e9
@@ -107,32 +107,44 @@ def _parse_other(
 ) -> Pretrained:
     state, ignored_keys = _weights(path, content)
     try:
-        translation = translate(state, foreign=not config.is_own)
+        layout, names = translate(state, foreign=not config.is_own)
     except ValueError as error:
         raise CheckpointError(f"{path} {error}") from error
-    model = _backbone(path, translation, options)
+    origin = {name: key for key, name in names.items()}
+    weights = {name: state[key] for name, key in origin.items()}
+    backbone = options["backbone"] or _resnet(weights)
+    if not backbone:
+        raise CheckpointError(
+            f"cannot tell which network {path} holds ({listed(origin.values())}): "
+            "name it with --backbone, such as convnext_tiny or timm/NAME"
+        )
+    try:
+        model = _backbone(backbone, options["stem"], weights, layout.small_stem)
+    except ValueError as error:
+        raise CheckpointError(f"{path} contains no valid network: {error}") from error
     classifier = {f"backbone.{key}" for key in classifier_keys(model)}
-    unused = [translation.origin[key] for key in translation.weights if key in classifier]
-    weights = {key: value for key, value in translation.weights.items() if key not in classifier}
+    left_out = [key for key in state if key not in names]
+    left_out += [origin[name] for name in weights if name in classifier]
+    weights = {name: value for name, value in weights.items() if name not in classifier}
     fold_biases(weights)
     network = _skeleton(model, weights)
     for key in network.state_dict():  # torch before 0.4.1 and Caffe have no counters
         if key.endswith(".num_batches_tracked"):
             weights.setdefault(key, torch.tensor(0))
-    layout = "timm" if model.backbone.startswith("timm/") else translation.layout
+    program = "timm" if model.backbone.startswith("timm/") else layout.name
     return Pretrained(
         path=path,
-        layout=layout,
+        layout=program,
         model=model,
-        state=_check_weights(path, weights, network, translation.origin),
-        epoch=_epochs(content, layout),
-        unused_keys=(*translation.unused_keys, *unused, *ignored_keys),
+        state=_check_weights(path, weights, network, origin),
+        epoch=_epochs(content, program),
+        unused_keys=(*left_out, *ignored_keys),
         stem_assumed=model.stem == "cifar" and not options["stem"],
     )
 
 
 def _weights(path: Path, content: Any) -> tuple[dict[str, Tensor], list[str]]:
-    """Find the state dict in a file's content; return it and the other keys, which are ignored."""
+    """Find the state dict in a file's content; return it unwrapped, and the keys to ignore."""
     entries, averages = content if isinstance(content, Mapping) else {}, []
     for name in ("state_dict", "model", "model_state_dict"):
         if isinstance(entries.get(name), Mapping):
@@ -146,25 +158,7 @@ def _weights(path: Path, content: Any) -> tuple[dict[str, Tensor], list[str]]:
     }
     if not state or not all(isinstance(key, str) for key in state):
         raise CheckpointError(f"{path} contains no state dict")
-    return state, [*(str(key) for key in entries if key not in state), *averages]
-
-
-def _backbone(path: Path, translation: Translation, options: Mapping[str, str]) -> BackboneConfig:
-    """Return the configuration of the named backbone, or of the ResNet that the weights match."""
-    name = options["backbone"] or _resnet(translation.weights)
-    if not name:
-        raise CheckpointError(
-            f"cannot tell which network {path} holds ({listed(translation.origin.values())}): "
-            "name it with --backbone, such as convnext_tiny or timm/NAME"
-        )
-    model, conv1 = BackboneConfig(backbone=name), translation.weights.get("backbone.conv1.weight")
-    if not model.is_own or conv1 is None or conv1.dim() != 4:
-        return model
-    stem: Any = options["stem"] or (translation.small_stem if conv1.shape[-1] == 3 else "imagenet")
-    try:
-        return replace(model, width=len(conv1), stem=stem)
-    except ValueError as error:
-        raise CheckpointError(f"{path} contains no valid network: {error}") from error
+    return unwrap(state), [*(str(key) for key in entries if key not in state), *averages]
 
 
 def _resnet(weights: Mapping[str, Tensor]) -> str:
@@ -174,13 +168,19 @@ def _resnet(weights: Mapping[str, Tensor]) -> str:
         sum(block.startswith(f"backbone.layer{stage}.") for block in blocks)
         for stage in range(1, 5)
     )
-    has_bottlenecks = "backbone.layer1.0.conv3.weight" in weights
-    names = (
-        k
-        for k, (kind, counts) in BLOCKS.items()
-        if counts == depths and (kind is Bottleneck) == has_bottlenecks
-    )
-    return next(names, "")
+    kind = Bottleneck if "backbone.layer1.0.conv3.weight" in weights else BasicBlock
+    return next((name for name, design in BLOCKS.items() if design == (kind, depths)), "")
+
+
+def _backbone(
+    name: str, stem: Any, weights: Mapping[str, Tensor], small_stem: Stem
+) -> BackboneConfig:
+    """Return a network's configuration. A ResNet's width, and stem if "", are its weights'."""
+    model, conv1 = BackboneConfig(backbone=name), weights.get("backbone.conv1.weight")
+    if not model.is_own or conv1 is None or conv1.dim() != 4:
+        return model
+    stem = stem or (small_stem if conv1.shape[-1] == 3 else "imagenet")
+    return replace(model, width=len(conv1), stem=stem)
 
 
 def _skeleton(model: BackboneConfig, weights: Mapping[str, Tensor]) -> nn.Module:

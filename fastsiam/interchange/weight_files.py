@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch.serialization import safe_globals
 
 from fastsiam.errors import CheckpointError
@@ -77,10 +77,8 @@ def read(path: Path) -> Any:
     Objects of well-known frameworks become inert stand-ins: their code is not imported or called.
 
     Raises:
-        CheckpointError: the file is missing or corrupt, or contains objects of unknown packages.
+        CheckpointError: the file is corrupt, or contains objects of unknown packages.
     """
-    if not path.is_file():
-        raise CheckpointError(f"no weights file at {path}")
     try:
         return _read_safetensors(path) if path.suffix == ".safetensors" else _unpickle(path)
     except CheckpointError:
@@ -115,7 +113,7 @@ def write(path: Path, content: Any) -> None:
             if isinstance(content, str):
                 temporary.write_text(content, encoding="utf-8")
             elif path.suffix == ".safetensors":
-                _write_safetensors(content, temporary)
+                temporary.write_bytes(_as_safetensors(content))
             elif path.suffix == ".pkl":
                 with temporary.open("wb") as file:
                     _ArrayPickler(file, protocol=4).dump(content)
@@ -125,14 +123,11 @@ def write(path: Path, content: Any) -> None:
         raise CheckpointError(f"cannot write {path}: {reason(error)}") from error
 
 
-def _write_safetensors(content: dict[str, Any], path: Path) -> None:
+def _as_safetensors(content: dict[str, Any]) -> bytes:
     metadata = dict(content) if "state_dict" in content else {"state_dict": content}
     state = metadata.pop("state_dict")
     texts = {k: x if isinstance(x, str) else json.dumps(x) for k, x in metadata.items()}
-    path.touch()
-    mode = path.stat().st_mode
-    save_file(state, path, metadata={"format": "pt"} | texts)
-    path.chmod(mode)  # safetensors replaces the file by one that only its owner can read
+    return save(state, metadata={"format": "pt"} | texts)
 
 
 def _read_safetensors(path: Path) -> dict[str, Any]:

@@ -439,9 +439,12 @@ def knn_monitor(
         with console.tally("kNN: images", bank.images + queries.images) as progress:
 
             def features(loader: EvalLoader) -> Iterator[tuple[Tensor, Tensor]]:
-                for batch in feature_batches(backbone, stop.over(loader), dtype=dtype):
-                    progress.add(len(batch[1]) * place.world)
-                    yield batch
+                batches = feature_batches(
+                    backbone, stop.over(loader), dtype=dtype, device=place.device
+                )
+                for x, label, _ in batches:
+                    progress.add(len(label) * place.world)
+                    yield x, label
 
             results = knn_accuracy(
                 features(bank),

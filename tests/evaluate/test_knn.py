@@ -147,11 +147,12 @@ def test_extracting_features_keeps_backbone_state() -> None:
     before = copy.deepcopy(backbone.state_dict())
     four = torch.arange(4)
     batches = [EvalBatch(torch.randn(4, 3, 32, 32) + 5, four, four) for _ in range(3)]
-    features, labels = concat_batches(feature_batches(backbone, batches, dtype=torch.bfloat16))
+    settings: dict[str, Any] = {"dtype": torch.bfloat16, "device": HERE.device}
+    features, labels, _ = concat_batches(feature_batches(backbone, batches, **settings))
     assert features.shape == (12, 32) and features.dtype == torch.float32
     assert labels.tolist() == [0, 1, 2, 3] * 3
-    nothing = next(feature_batches(backbone, []))  # all images of a rank are bad
-    assert [x.shape for x in nothing] == [(0, 32), (0,)]
+    nothing = next(feature_batches(backbone, [], **settings))  # all images of a rank are bad
+    assert [x.shape for x in nothing] == [(0, 32), (0,), (0,)]
     assert all(module.training for module in backbone.modules())
     assert all(torch.equal(value, before[name]) for name, value in backbone.state_dict().items())
 

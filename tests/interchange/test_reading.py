@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import fields, replace
-from functools import cache
+from functools import cache, partial
+from operator import methodcaller
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -99,14 +100,11 @@ def test_stem_option_resolves_ambiguous_weights(tmp_path: Path) -> None:
 def test_epoch_is_read_by_convention_of_layout(tmp_path: Path) -> None:
     """BN counters missing in old files start at 0; weight averages are listed as left out."""
     state = {k: v for k, v in resnets().items() if not k.endswith("num_batches_tracked")}
-    cases: tuple[tuple[dict[str, Any], float | None], ...] = (
-        ({"epoch": 89, "optimizer": {}}, None),  # ambiguous: torchvision and timm count from 0
+    for entries, epochs in (
         ({"epoch": 89, "pytorch-lightning_version": "2.0"}, 90),
-        ({"meta": {"epoch": 90}}, 90),
         ({"meta": {"epoch": -1}}, None),
         ({"meta": {"epoch": "last"}}, None),
-    )
-    for entries, epochs in cases:
+    ):
         content = {"state_dict": state, "model_ema": {"x": torch.zeros(1)}, **entries}
         torch.save(content, tmp_path / "w.pth")
         pretrained = load_pretrained(tmp_path / "w.pth")
@@ -133,30 +131,31 @@ def broken(change: Callable[[dict[str, Any]], object], folder: Path) -> str:
     return str(caught.value)
 
 
+def drop(state: dict[str, Any], part: str) -> None:
+    for key in [key for key in state if part in key]:
+        del state[key]
+
+
 def test_mismatched_weights_are_named(tmp_path: Path) -> None:
-    assert "1 missing (backbone.bn1.weight)" in broken(
-        lambda s: s.pop("module.encoder.bn1.weight"), tmp_path
+    conv, norm = "encoder.conv1.weight", "encoder.bn1.weight"
+    value = _authors().encoder.conv1.weight.detach()
+    changes: tuple[tuple[str, torch.Tensor, str], ...] = (
+        ("encoder.bn9.weight", torch.zeros(3), "1 unknown (encoder.bn9.weight)"),
+        (norm, torch.zeros(3), f"1 of a different shape ({norm}: (3,) instead of (64,))"),
+        (conv, value.to(torch.int8), f"1 of a different type ({conv}: torch.int8, torch"),
+        (conv, value.to_sparse(), f"({conv}: torch.float32, torch.sparse_coo, cpu)"),
+        (conv, value.to("meta"), f"({conv}: torch.float32, torch.strided, meta)"),
+        ("backbone.conv1.weight", 2 * value, f"two networks, {conv} and backbone.conv1.weight"),
+        (conv, value * torch.inf, f"holds weights that are not finite ({conv})"),
     )
-    assert "1 unknown (encoder.bn9.weight)" in broken(
-        lambda s: s.update({"module.encoder.bn9.weight": torch.zeros(3)}), tmp_path
-    )
-    shape = broken(lambda s: s.update({"module.encoder.bn1.weight": torch.zeros(3)}), tmp_path)
-    assert "1 of a different shape (encoder.bn1.weight: (3,) instead of (64,))" in shape
-    weight = "module.encoder.conv1.weight"
-    integers = broken(lambda s: s.update({weight: s[weight].to(torch.int8)}), tmp_path)
-    assert "1 of a different type (encoder.conv1.weight: torch.int8, torch" in integers
-    sparse = broken(lambda s: s.update({weight: s[weight].to_sparse()}), tmp_path)
-    assert "(encoder.conv1.weight: torch.float32, torch.sparse_coo, cpu)" in sparse
-    meta = broken(lambda s: s.update({weight: s[weight].to("meta")}), tmp_path)
-    assert "(encoder.conv1.weight: torch.float32, torch.strided, meta)" in meta
-    two = broken(lambda s: s.update({"module.backbone.conv1.weight": 2 * s[weight]}), tmp_path)
-    assert "holds two networks, encoder.conv1.weight and backbone.conv1.weight" in two
-    infinite = broken(lambda s: s.update({weight: s[weight] * torch.inf}), tmp_path)
-    assert "holds weights that are not finite (encoder.conv1.weight)" in infinite
-    many = broken(lambda s: [s.pop(k) for k in list(s) if ".layer1.1." in k], tmp_path)
-    assert "cannot tell which network" in many
-    several = broken(lambda s: [s.pop(k) for k in list(s) if ".running_var" in k], tmp_path)
-    assert re.search(r"24 missing \(\S+, \S+, \S+ and 21 more\)", several)
+    for key, changed, message in changes:
+        assert message in broken(methodcaller("update", {f"module.{key}": changed}), tmp_path)
+    for part, message in (
+        (norm, r"1 missing \(backbone.bn1.weight\)"),
+        (".layer1.1.", "cannot tell which network"),
+        (".running_var", r"24 missing \(\S+, \S+, \S+ and 21 more\)"),
+    ):
+        assert re.search(message, broken(partial(drop, part=part), tmp_path))
     wide = {
         "backbone." + k: v for k, v in torchvision.models.resnext50_32x4d().state_dict().items()
     }

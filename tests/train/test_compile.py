@@ -110,6 +110,7 @@ def test_prepare_compiles_all_graphs_and_preserves_state(
             feature_batches(
                 step.method.backbone,
                 [EvalBatch(part, *torch.zeros(2, len(part)).long()) for part in size],
+                device=CPU.device,
             )
         )[0]
         for size in ([images], [images[:1], images[1:]])

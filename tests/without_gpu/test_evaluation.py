@@ -37,8 +37,11 @@ def test_features_and_neighbours_never_synchronise(
     backbone = build_method(MODEL).backbone.to(CUDA).to(memory_format=torch.channels_last)
     eval_batches = batches(dtype)
     with gpu.watched():
-        features, labels = concat_batches(feature_batches(backbone, eval_batches, dtype=dtype))
-        bank = ((x.to(dtype), of) for x, of in feature_batches(backbone, eval_batches, dtype=dtype))
+        features, labels, _ = concat_batches(
+            feature_batches(backbone, eval_batches, dtype=dtype, device=CUDA)
+        )
+        parts = feature_batches(backbone, eval_batches, dtype=dtype, device=CUDA)
+        bank = ((x.to(dtype), of) for x, of, _ in parts)
         similarity, tags, seen = nearest(features, bank, most=5)
         counts = Accuracy(CLASSES, CUDA)
         counts.add(similarity, labels)
@@ -92,7 +95,7 @@ def test_fine_tuning_never_synchronises(gpu: Gpu) -> None:
         with gpu.watched():
             for step, batch in enumerate(eval_batches, start=3 * epoch):
                 losses = training.step(step, (batch.image, batch.label))
-            scores = list(feature_batches(training.network, eval_batches, dtype=dtype))
+            scores = list(feature_batches(training.network, eval_batches, dtype=dtype, device=CUDA))
         assert losses.shape == (1,) and not gpu.on_the_host()
-        assert [tuple(logits.shape) for logits, _ in scores] == [(8, 1, CLASSES)] * 3
+        assert [tuple(logits.shape) for logits, *_ in scores] == [(8, 1, CLASSES)] * 3
     assert all(tensor.is_cuda for tensor in training.network.state_dict().values())

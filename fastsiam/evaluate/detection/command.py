@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from fastsiam.config import TrainConfig
 from fastsiam.config.detect import DetectConfig
 from fastsiam.console import Console, counted
 from fastsiam.distributed import Place, check_same_images
@@ -41,7 +42,7 @@ def preflight(path: Path, config: DetectConfig) -> str:
         FastSiamError: one of them cannot be used.
     """
     open_network(path, config)
-    return _checksum(*_open_data(config))
+    return _open_data(config)[2].labels_crc32
 
 
 def evaluate_detection(
@@ -56,32 +57,23 @@ def evaluate_detection(
     """
     console = Console(quiet=not place.is_leader)
     pretrained = open_network(path, config)
-    train, val = _open_data(config)
-    evaluation = _evaluation(pretrained, config, place, train, val)
-    labels, pictures = evaluation.data.labels_crc32, (*train.pictures, *val.pictures)
-    check_same_images((f"{one.file.name} {labels}" for one in pictures), config.data)
+    train, val, data = _open_data(config)
+    dtype = autocast_of(config, pretrained.config or TrainConfig(), place)
+    evaluation = _evaluation(pretrained, config, place, data, dtype)
+    pictures = (*train.pictures, *val.pictures)
+    check_same_images((f"{one.file.name} {data.labels_crc32}" for one in pictures), config.data)
     details = config.task, config.detector, "untrained" if config.untrained else ""
     files = RecordFiles(
         pretrained.run, evaluation, *details, config=config, place=place, console=console
     )
-    console.say(f"{'UNTRAINED: ' * config.untrained}{pretrained}")
-    console.say(
-        f"{train.name}: {len(train):,} images; {val.name}: {len(val):,}; "
-        f"{len(train.classes)} classes"
-    )
-    schedule = schedule_of(config)
-    console.say(
-        f"{NAMES[config.detector]}, {'Mask' if config.task == 'coco' else 'Faster'} R-CNN: "
-        f"{schedule.steps:,} steps of {config.batch_size}, rate {config.lr:g}, drops at "
-        f"{', '.join(f'{drop:,}' for drop in schedule.drops)}; {evaluation.images.precision} on "
-        f"{devices(place)}; {counted(config.trials, 'trial')}"
-    )
     changes = evaluation.protocol["differences"]
     notes = [f"not the protocol's: {'; '.join(changes)}"] if changes else []
-    for line in notes:
+    machine = f"{evaluation.images.precision} on {devices(place)}"
+    console.say(f"{'UNTRAINED: ' * config.untrained}{pretrained}")
+    for line in (*_plan(train, val, config, machine), *notes):
         console.say(line)
-    began, total_steps = time.monotonic(), config.trials * schedule.steps
-    first_step = len(files.results) * schedule.steps + (files.saved["step"] if files.saved else 0)
+    began, steps = time.monotonic(), schedule_of(config).steps
+    first_step = len(files.results) * steps + (files.saved["step"] if files.saved else 0)
     torch.backends.cudnn.benchmark = False  # each batch has a different shape
     for trial in range(len(files.results) + 1, config.trials + 1):
         seed = config.seed + trial - 1
@@ -92,7 +84,7 @@ def evaluate_detection(
             classes=len(train.classes),
             mean=evaluation.images.mean,
             std=evaluation.images.std,
-            dtype=autocast_of(config, pretrained.config, place),
+            dtype=dtype,
         )
         training = DetectorTraining(model, config, seed=seed, place=place)
         training.fit(train, files, f"trial {trial} of {config.trials}, step")
@@ -105,13 +97,13 @@ def evaluate_detection(
         results=files.results,
         summary=_summary(files.results, config) + notes,
         per_class={},
-        speed={"seconds": time.monotonic() - began, "steps": total_steps - first_step},
+        speed={"seconds": time.monotonic() - began, "steps": config.trials * steps - first_step},
         images_validated=len(val),
     )
 
 
-def _open_data(config: DetectConfig) -> tuple[DetectionSet, DetectionSet]:
-    """Open the training set and the test set.
+def _open_data(config: DetectConfig) -> tuple[DetectionSet, DetectionSet, DataFacts]:
+    """Open the training set and the test set, and describe them for a record.
 
     Raises:
         FastSiamError: the data cannot be read, or a package is missing.
@@ -126,19 +118,31 @@ def _open_data(config: DetectConfig) -> tuple[DetectionSet, DetectionSet]:
         raise DataError(f"{train.name} and {val.name} have different classes")
     if all(picture.difficult.all() for picture in val.pictures):
         raise DataError(f"{val.name} has no objects to detect")
-    return train, val
+    facts = DataFacts(
+        root=config.data,
+        train=len(train),
+        val=len(val),
+        classes=len(train.classes),
+        labels_crc32=f"{train.checksum ^ val.checksum:08x}",
+    )
+    return train, val, facts
 
 
-def _checksum(train: DetectionSet, val: DetectionSet) -> str:
-    return f"{train.checksum ^ val.checksum:08x}"
+def _plan(train: DetectionSet, val: DetectionSet, config: DetectConfig, machine: str) -> list[str]:
+    """Describe the data and the training for display."""
+    schedule, kind = schedule_of(config), "Mask" if config.task == "coco" else "Faster"
+    drops = ", ".join(f"{drop:,}" for drop in schedule.drops)
+    return [
+        f"{train.name}: {len(train):,} images; {val.name}: {len(val):,}; "
+        f"{len(train.classes)} classes",
+        f"{NAMES[config.detector]}, {kind} R-CNN: {schedule.steps:,} steps of "
+        f"{config.batch_size}, rate {config.lr:g}, drops at {drops}; {machine}; "
+        f"{counted(config.trials, 'trial')}",
+    ]
 
 
 def _evaluation(
-    pretrained: Pretrained,
-    config: DetectConfig,
-    place: Place,
-    train: DetectionSet,
-    val: DetectionSet,
+    pretrained: Pretrained, config: DetectConfig, place: Place, data: DataFacts, dtype: torch.dtype
 ) -> Evaluation:
     default = pretrained.input_or_default
     images = ImageFacts(
@@ -147,24 +151,22 @@ def _evaluation(
         mean=tuple(config.mean or default.mean),
         std=tuple(config.std or default.std),
         pipeline="detection",
-        precision=short_name(autocast_of(config, pretrained.config, place)),
+        precision=short_name(dtype),
         ranks=place.world,
     )
     is_per_rank = place.world > 1 and place.device.type == "cpu"
-    statistics = "of a rank" if is_per_rank else "of all ranks"
     model = pretrained.model
-    facts = {"backbone": model.backbone, "stem": model.stem, "width": model.width}
-    facts |= {"BN statistics": statistics, "precision": images.precision}
+    facts = {
+        "backbone": model.backbone,
+        "stem": model.stem,
+        "width": model.width,
+        "BN statistics": "of a rank" if is_per_rank else "of all ranks",
+        "precision": images.precision,
+    }
     return Evaluation(
         kind="detect",
         network=network_facts(pretrained, pretrained.network(), untrained=config.untrained),
-        data=DataFacts(
-            root=config.data,
-            train=len(train),
-            val=len(val),
-            classes=len(train.classes),
-            labels_crc32=_checksum(train, val),
-        ),
+        data=data,
         images=images,
         protocol=protocol_of(config) | {"differences": differences(config, facts)},
     )

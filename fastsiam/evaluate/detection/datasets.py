@@ -34,8 +34,6 @@ VOC_CLASSES: tuple[str, ...] = (
 OWN_CLASSES = "classes.txt"
 """Optional file next to VOC2007 and VOC2012 with the class names of other data, one per line."""
 
-_YEARS = {"voc07": [2007], "voc0712": [2007, 2012]}
-
 
 @dataclass(frozen=True)
 class Picture:
@@ -138,7 +136,8 @@ def open_detection(task: Task, data: Path, split: Literal["train", "val"]) -> De
 
 def _open_voc(task: str, data: Path, split: str) -> DetectionSet:
     root = data / "VOCdevkit" if (data / "VOCdevkit").is_dir() else data
-    years, part = (_YEARS[task], "trainval") if split == "train" else ([2007], "test")
+    part = "trainval" if split == "train" else "test"
+    years = [2007, 2012] if (task, split) == ("voc0712", "train") else [2007]
     classes = VOC_CLASSES
     if (root / OWN_CLASSES).is_file():
         classes = tuple((root / OWN_CLASSES).read_text(errors="replace").split("\n"))

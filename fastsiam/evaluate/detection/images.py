@@ -24,8 +24,7 @@ from fastsiam.errors import DataError, FastSiamError
 from .datasets import DetectionSet
 from .protocol import schedule_of
 
-Target = dict[str, Tensor]
-Sample = tuple[Tensor, Target]
+Sample = tuple[Tensor, dict[str, Tensor]]
 """An image (3, H, W) from 0 to 1, and its objects: "boxes" (n, 4), "labels" (n,) from 1, and for
 COCO "masks" (n, H, W) of 0 and 1."""
 

@@ -33,6 +33,9 @@ _SIZES, _RATIOS = (32, 64, 128, 256, 512), (0.5, 1.0, 2.0)
 _POOLED_SIDE = 14
 """Side of a box's features from RoIAlign on the third stage; the fourth stage halves it."""
 
+_Parts = tuple[Any, Any, Any]
+"""Backbone, region proposal network and heads."""
+
 
 class Detector(GeneralizedRCNN):  # type: ignore[misc]
     """A detector that runs only its backbone under autocast, in ``dtype``.
@@ -100,14 +103,10 @@ def build_detector(
             f"{type(backbone).__name__} cannot be the backbone of a detector: detection supports "
             "the ResNets resnet10 to resnet152"
         )
-    is_c4, masks = config.detector == "c4", config.task == "coco"
-    parts: tuple[Any, Any, Any]
-    if is_c4:
-        parts = _c4(backbone, classes, masks, config.rois, dtype)
-    else:
-        detector = _fpn(backbone, classes, masks, config.rois)
-        parts = detector.backbone, detector.rpn, detector.roi_heads
-    _initialise(parts[1].head, parts[2].box_predictor, parts[2].mask_predictor)
+    is_c4 = config.detector == "c4"
+    parts = _c4(backbone, config, classes, dtype) if is_c4 else _fpn(backbone, config, classes)
+    _, rpn, heads = parts
+    _initialise(rpn.head, heads.box_predictor, heads.mask_predictor)
     return Detector(*parts, _Normalisation(mean, std, 1 if is_c4 else 32), dtype=dtype)
 
 
@@ -194,9 +193,9 @@ class _C4Heads(RoIHeads):  # type: ignore[misc]
         return all_maps
 
 
-def _c4(backbone: ResNet, classes: int, masks: bool, rois: int, dtype: torch.dtype) -> Any:
+def _c4(backbone: ResNet, config: DetectConfig, classes: int, dtype: torch.dtype) -> _Parts:
     """Return the backbone, the region proposal network and the heads of a C4 detector."""
-    channels, features = backbone.features // 2, backbone.features
+    channels, features, masks = backbone.features // 2, backbone.features, config.task == "coco"
     pool = 1 if isinstance(backbone.maxpool, nn.Identity) else 2
     stride = int(backbone.conv1.stride[0]) * pool * 4
     rpn = RegionProposalNetwork(
@@ -216,7 +215,7 @@ def _c4(backbone: ResNet, classes: int, masks: bool, rois: int, dtype: torch.dty
         FastRCNNPredictor(features, classes + 1),
         fg_iou_thresh=0.5,
         bg_iou_thresh=0.5,
-        batch_size_per_image=rois,
+        batch_size_per_image=config.rois,
         positive_fraction=0.25,
         bbox_reg_weights=None,
         score_thresh=0.05,
@@ -229,29 +228,27 @@ def _c4(backbone: ResNet, classes: int, masks: bool, rois: int, dtype: torch.dty
     return IntermediateLayerGetter(backbone, {"layer3": "0"}), rpn, heads
 
 
-def _fpn(backbone: ResNet, classes: int, masks: bool, rois: int) -> Any:
-    """Return torchvision's FPN detector, with torchvision's defaults for all other settings."""
+def _fpn(backbone: ResNet, config: DetectConfig, classes: int) -> _Parts:
+    """Return the parts of torchvision's FPN detector, with its defaults for all other settings."""
     layers = {f"layer{n}": f"{n - 1}" for n in (1, 2, 3, 4)}
     channels = [backbone.features // 8 * 2**n for n in range(4)]
-    return (MaskRCNN if masks else FasterRCNN)(
+    detector = (MaskRCNN if config.task == "coco" else FasterRCNN)(
         BackboneWithFPN(backbone, layers, channels, 256),
         classes + 1,
         rpn_post_nms_top_n_train=1000,
-        box_batch_size_per_image=rois,
+        box_batch_size_per_image=config.rois,
     )
+    return detector.backbone, detector.rpn, detector.roi_heads
 
 
 def _initialise(rpn_head: nn.Module, predictor: Any, mask_predictor: Any) -> None:
     """Initialise the weights like detectron2."""
+    deviations: list[tuple[Any, float]] = []
     if mask_predictor is not None:
-        nn.init.normal_(mask_predictor.mask_fcn_logits.weight, std=0.001)
-        for layer in (mask_predictor.conv5_mask, mask_predictor.mask_fcn_logits):
-            nn.init.zeros_(layer.bias)
-    for module in rpn_head.modules():
-        if isinstance(module, nn.Conv2d):
-            nn.init.normal_(module.weight, std=0.01)
-            nn.init.zeros_(module.bias)  # type: ignore[arg-type]
-    nn.init.normal_(predictor.cls_score.weight, std=0.01)
-    nn.init.normal_(predictor.bbox_pred.weight, std=0.001)
-    for layer in (predictor.cls_score, predictor.bbox_pred):
+        nn.init.zeros_(mask_predictor.conv5_mask.bias)
+        deviations.append((mask_predictor.mask_fcn_logits, 0.001))
+    deviations += [(m, 0.01) for m in rpn_head.modules() if isinstance(m, nn.Conv2d)]
+    deviations += [(predictor.cls_score, 0.01), (predictor.bbox_pred, 0.001)]
+    for layer, deviation in deviations:
+        nn.init.normal_(layer.weight, std=deviation)
         nn.init.zeros_(layer.bias)

@@ -54,7 +54,6 @@ NAMES = {"c4": "C4 of torchvision's parts", "fpn": "FPN of torchvision"}
 """Names of the detectors in records and messages."""
 
 FIGURES = ("AP50", "AP", "AP75")
-Row = tuple[float, ...]
 
 _TABLE_5 = """
     scratch              35.9 16.8 13.0   60.2 33.8 33.1   44.0 26.4 27.8   46.9 29.3 30.8
@@ -68,16 +67,12 @@ _TABLE_5 = """
 """
 
 
-def _papers_figures() -> dict[str, dict[str, Row]]:
-    columns: dict[str, dict[str, Row]] = {"voc07": {}, "voc0712": {}, "coco": {}, "coco masks": {}}
-    for line in _TABLE_5.strip().splitlines():
-        name, *rows = re.split("  +", line.strip())
-        for column, row in zip(columns.values(), rows, strict=True):
-            column[name] = tuple(map(float, row.split()))
-    return columns
+_ROWS = [re.split("  +", line.strip()) for line in _TABLE_5.strip().splitlines()]
 
-
-PAPER = _papers_figures()
+PAPER: dict[str, dict[str, tuple[float, ...]]] = {
+    task: {row[0]: tuple(map(float, row[column].split())) for row in _ROWS}
+    for column, task in enumerate(("voc07", "voc0712", "coco", "coco masks"), start=1)
+}
 """AP50, AP and AP75 from Table 5: ResNet-50, 200 epochs on ImageNet. The other methods are
 reproductions by the paper's authors."""
 

@@ -27,7 +27,6 @@ from .model import Detector
 from .protocol import schedule_of
 from .scores import Detections
 
-MOMENTUM = 0.9
 _STEPS_BETWEEN_READS = 20
 """Steps between reads of the loss, which wait for the GPU, and opportunities to save the state."""
 
@@ -51,11 +50,8 @@ class DetectorTraining(Training):
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model, group)
         self._norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
         norms, other_params = split_normalization_params(model)
-        groups = [
-            {"params": other_params},
-            {"params": norms, "weight_decay": 0.0},
-        ]  # as in detectron2
-        sgd = torch.optim.SGD(groups, 0.0, momentum=MOMENTUM, weight_decay=config.weight_decay)
+        groups = [{"params": other_params}, {"params": norms, "weight_decay": 0.0}]
+        sgd = torch.optim.SGD(groups, 0.0, momentum=0.9, weight_decay=config.weight_decay)
         super().__init__(model, init_momentum_buffers(sgd), dtype=model.dtype, place=place)
 
     def fit(self, dataset: DetectionSet, files: RecordFiles, unit: str) -> None:
