@@ -30,11 +30,12 @@ from fastsiam.errors import DataError, NoImagesError
 
 from ..remote.path import Place
 from ..workers import process_pool
-from .base import SPLIT_NAMES, PlacedStore, is_image_name, warn_once
+from .base import PlacedStore, is_image_name, warn_once
 from .files import File, FileReader, Mapped, open_file
 from .index import ROW, Index, file_facts, open_index, pack_texts, unpack_texts
 from .labels import number_classes, parse_labels
 from .probe import Bytes, Flags, probe
+from .splits import SPLIT_NAMES
 
 _WNID = re.compile(r"n\d{8}")
 _LARGEST_CLASS_FILE = 1024
@@ -215,7 +216,7 @@ def _scan(file: File, part: _Part, read: Callable[[int, int], Bytes]) -> _PartIm
                 if max(facts[:2]) > 0xFFFF:  # does not fit into a row: size unknown
                     facts = 0, 0, head.flags
             except ValueError:
-                facts = 0, 0, int(Flags.BAD)
+                facts = 0, 0, Flags.BAD
             rows[path] = start, size, -1, part.file, *facts
     names = [f"{part.group}/{PurePosixPath(path).name}" if part.group else path for path in rows]
     return np.array([*rows.values()], ROW), names, [texts.get(_sample(path), "") for path in rows]

@@ -9,7 +9,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import chain, groupby
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
@@ -21,9 +21,10 @@ from fastsiam.errors import DataError, NoImagesError, NoSplitError, as_one_line
 from fastsiam.files import os_errors_as, reason
 from fastsiam.kernels import library
 
-from .base import IMAGE_ENDINGS, SPLIT_NAMES, NewChunk, Split, Store, is_image_name, warn_once
+from .base import IMAGE_ENDINGS, NewChunk, Store, is_image_name, warn_once
 from .labels import LABELS, number_classes, parse_labels
 from .probe import Bytes
+from .splits import ALL_SPLIT_NAMES, SPLIT_NAMES, Split
 
 _STAT_THREADS, _STAT_CHUNK = 16, 512
 """Number of threads that stat files, and files per task.
@@ -304,13 +305,12 @@ def _of_split(
             return np.arange(rows)
         raise NoSplitError(f"{path} has no validation images: it has no column {_SPLIT!r}")
     row_splits = np.array([name.strip().lower() for name in splits])
-    known = [*chain(*SPLIT_NAMES.values())]
-    unused = np.flatnonzero(~np.isin(row_splits, known))
+    unused = np.flatnonzero(~np.isin(row_splits, ALL_SPLIT_NAMES))
     if len(unused):
         warn_once(
             f"{path} has {counted(len(unused), 'row')} that no split uses, such as row "
             f"{unused[0] + 1:,} with {_SPLIT} {str(row_splits[unused[0]])!r}; the names of splits "
-            f"are {', '.join(known)}"
+            f"are {', '.join(ALL_SPLIT_NAMES)}"
         )
     for name in SPLIT_NAMES[split]:
         if len(matches := np.flatnonzero(row_splits == name)):

@@ -7,7 +7,6 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import chain
 from pathlib import Path
 
 from fastsiam.config import AUTOMATIC, ColumnNames
@@ -18,16 +17,7 @@ from fastsiam.files import os_errors_as, tilde_hint
 
 from ..remote.path import Place, RemotePath, open_place
 from .archive import ArchiveStore
-from .base import (
-    SPLIT_NAMES,
-    Split,
-    Store,
-    choose_split,
-    find_split,
-    is_image_name,
-    list_visible,
-    warn_once,
-)
+from .base import Store, is_image_name, warn_once
 from .beton import BetonStore
 from .cifar import ARCHIVES as CIFAR_ARCHIVES
 from .cifar import CifarStore
@@ -35,6 +25,14 @@ from .files import require_local_path
 from .folder import CSV, FolderStore, ListedStore
 from .labels import label_validation
 from .parquet import PARQUET, ParquetStore, open_parquet
+from .splits import (
+    ALL_SPLIT_NAMES,
+    SPLIT_NAMES,
+    Split,
+    choose_split,
+    find_split,
+    list_visible,
+)
 from .table import ArrowStore, TableStore, is_saved_dataset
 
 _KAGGLE = "ILSVRC/Data/CLS-LOC"
@@ -173,7 +171,7 @@ def _open_unconverted(root: Place, split: Split, columns: ColumnNames, in_order:
     folders = {path.name.lower(): path for path in visible}
     for path in visible:
         other = folders[path.name.lower()]
-        if other != path and path.name.lower() in chain(*SPLIT_NAMES.values()):
+        if other != path and path.name.lower() in ALL_SPLIT_NAMES:
             raise DataError(
                 f"{root} has folders {path.name}/ and {other.name}/ for one split: move the images "
                 "from one to the other"
@@ -229,7 +227,7 @@ def _warn_of_unused_folders(
         folders: all folders in ``root``, by lower-case name.
         val: names of the folders of validation images.
     """
-    splits = {*chain(*SPLIT_NAMES.values())} if val else set()
+    splits = ALL_SPLIT_NAMES if val else ()
     others = [path for name, path in folders.items() if path != train and name not in splits]
     if names := [path.name for path in others if isinstance(path, Path) and _has_image(path)]:
         advice = (
