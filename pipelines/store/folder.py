@@ -9,6 +9,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from itertools import groupby
 from pathlib import Path
 
@@ -62,14 +63,13 @@ class FileStore(Store):
         labels: NDArray[np.int64],
         classes: tuple[str, ...],
     ) -> None:
-        self.root, self._folder, self.labels, self.classes = root, folder, labels, classes
+        self.root, self.labels, self.classes = root, labels, classes
         self._names = np.array(names)
         self._prefix = os.fsencode(folder)
-        self._stats: NDArray[np.int64] | None = None
 
     def path(self, index: int) -> Path:
         """Return the path of an image's file."""
-        return self._folder / self.name(index)
+        return Path(os.fsdecode(self._file(self.position(index))))
 
     def name(self, index: int) -> str:
         """Return an image's path as it was passed: relative to the folder, or absolute."""
@@ -125,15 +125,18 @@ class FileStore(Store):
         """Return the size of each image in bytes: (images,); 0 if the file no longer exists."""
         if self._whole is not None:
             return self._whole.sizes()[self.positions]
-        return self._stat()[:, 0]
+        return self._stats[:, 0]
 
     def stamp(self) -> str:
         """Return a fingerprint of the files: their names, labels, sizes and modification times."""
-        parts = (self._names.tobytes(), self.labels.tobytes(), self._stat().tobytes())
+        parts = (self._names.tobytes(), self.labels.tobytes(), self._stats.tobytes())
         return hashlib.sha256(b"".join(parts)).hexdigest()
 
-    def _stat(self) -> NDArray[np.int64]:
+    @cached_property
+    def _stats(self) -> NDArray[np.int64]:
+        """(files, 2): the size in bytes and the modification time (ns) of each file, or zeros."""
         files = len(self._names)
+        stats = np.zeros((files, 2), np.int64)
 
         def stat(first: int) -> None:
             for index in range(first, min(first + _STAT_CHUNK, files)):
@@ -141,16 +144,13 @@ class FileStore(Store):
                     status = os.stat(self._file(index))
                     stats[index] = status.st_size, status.st_mtime_ns
 
-        if self._stats is None:
-            stats = np.zeros((files, 2), np.int64)
-            with (
-                tally(f"checking files of {self.root}", files) as progress,
-                ThreadPoolExecutor(_STAT_THREADS) as pool,
-            ):
-                for _ in pool.map(stat, range(0, files, _STAT_CHUNK)):
-                    progress.add(min(_STAT_CHUNK, files - progress.done))
-            self._stats = stats
-        return self._stats
+        with (
+            tally(f"checking files of {self.root}", files) as progress,
+            ThreadPoolExecutor(_STAT_THREADS) as pool,
+        ):
+            for _ in pool.map(stat, range(0, files, _STAT_CHUNK)):
+                progress.add(min(_STAT_CHUNK, files - progress.done))
+        return stats
 
     def _file(self, position: int) -> bytes:
         return os.path.join(self._prefix, self._names[position])
@@ -285,15 +285,13 @@ class ListedStore(FileStore):
     def _check_files(self) -> None:
         """Raise a ``DataError`` if files are missing, checking a sample of a long list."""
         sample = np.unique(np.linspace(0, len(self) - 1, min(len(self), _MOST_CHECKS), dtype=int))
-        exists = [os.path.isfile(self._file(index)) for index in sample.tolist()]
-        if all(exists):
-            return
-        raise DataError(
-            f"{self.root} lists files that do not exist: {exists.count(False):,} of "
-            f"{len(sample):,} that were checked, the first "
-            f"{self.path(int(sample[exists.index(False)]))}; paths are absolute, or "
-            "relative to the list's folder"
-        )
+        missing = [index for index in sample.tolist() if not os.path.isfile(self._file(index))]
+        if missing:
+            raise DataError(
+                f"{self.root} lists files that do not exist: {len(missing):,} of "
+                f"{len(sample):,} that were checked, the first {self.path(missing[0])}; paths are "
+                "absolute, or relative to the list's folder"
+            )
 
 
 def _of_split(
@@ -323,7 +321,10 @@ def _of_split(
 def _read_csv(path: Path, names: ColumnNames) -> dict[str, list[str]]:
     """Read a UTF-8 CSV file with a header line; return its columns by name."""
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
+        with (
+            os_errors_as(DataError, f"cannot read {path}"),
+            path.open(encoding="utf-8-sig", newline="") as file,
+        ):
             lines = csv.reader(file, skipinitialspace=True, strict=True)
             header = [name.strip() for name in next(lines, [])]
             for name, option in ((names.image or _PATH, "image"), (names.label, "label")):
@@ -346,6 +347,4 @@ def _read_csv(path: Path, names: ColumnNames) -> dict[str, list[str]]:
         raise DataError(f"{path} is not UTF-8: save it as UTF-8") from error
     except csv.Error as error:
         raise DataError(f"{path} is damaged in line {lines.line_num:,}: {error}") from error
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {reason(error)}") from error
     return {name: [row[column] for row in rows] for column, name in enumerate(header)}
