@@ -219,17 +219,11 @@ def open_parquet(
     def relative(path: Place) -> str:
         return str(path).removeprefix(f"{root}/")
 
-    try:
-        paths: list[Place] = sorted(
-            path
-            for path in root.rglob(f"*{PARQUET}")
-            if "/." not in f"/{relative(path)}" and path.is_file()
-        )
-    except RecursionError as error:
-        raise DataError(
-            f"{root} has too many levels of folders to search them for {PARQUET} files: pass the "
-            "folder of these files"
-        ) from error
+    paths: list[Place] = sorted(
+        path
+        for path in root.rglob(f"*{PARQUET}")
+        if "/." not in f"/{relative(path)}" and path.is_file()
+    )
     if not paths:
         raise DataError(f"{root} holds no {PARQUET} files")
     files = choose_split(split, paths, root)
