@@ -32,7 +32,15 @@ from ..remote.path import Place
 from ..workers import process_pool
 from .base import PlacedStore, is_image_name, warn_once
 from .files import File, FileReader, Mapped, open_file
-from .index import ROW, Index, file_facts, open_index, pack_texts, unpack_texts
+from .index import (
+    ROW,
+    Index,
+    file_facts,
+    open_index,
+    pack_texts,
+    source_name,
+    unpack_texts,
+)
 from .labels import number_classes, parse_labels
 from .probe import Bytes, Flags, probe
 from .splits import SPLIT_NAMES
@@ -76,8 +84,7 @@ class ArchiveStore(PlacedStore):
         files = [open_file(path) for path in paths]
         index = open_index(files, partial(build_index, files))
         if not len(index["rows"]):
-            source = paths[0] if len(paths) == 1 else f"{len(paths)} files in {self.root}"
-            raise NoImagesError(f"{source} holds no images")
+            raise NoImagesError(f"{source_name(paths)} holds no images")
         self.classes, self._packed = tuple(unpack_texts(index["classes"])), index["names"]
         self._rows = rows = index["rows"]
         self.labels = rows["label"].astype(np.int64)
@@ -128,14 +135,7 @@ _PartImages = tuple[NDArray[np.void], list[str], list[str]]
 
 
 def build_index(files: Sequence[File], source: str) -> Index:
-    """Index all images in a set of tars.
-
-    Args:
-        files: the tars, all local or all remote.
-        source: description of the tars, for messages.
-
-    Returns:
-        See ``_arrange``.
+    """Index all images in a set of tars, which are all local or all remote; see ``_arrange``.
 
     Raises:
         DataError: a tar is corrupt or compressed, or the tars contain several splits or invalid

@@ -365,12 +365,10 @@ def blocks(file: NDArray[np.integer], offset: NDArray[np.integer]) -> NDArray[np
         ``BLOCK_IMAGES`` images of one file; a file's last block may have fewer.
     """
     order = np.lexsort((offset, file))
-    ordered = np.asarray(file)[order]
-    places = np.arange(len(order))
-    first = np.maximum.accumulate(np.where(np.diff(ordered, prepend=-1) != 0, places, 0))
-    is_start = (places - first) % BLOCK_IMAGES == 0
+    _, first, images = np.unique(file[order], return_index=True, return_counts=True)
+    place_in_file = np.arange(len(order)) - np.repeat(first, images)
     numbers = np.empty(len(order), np.int64)
-    numbers[order] = np.cumsum(is_start) - 1
+    numbers[order] = np.cumsum(place_in_file % BLOCK_IMAGES == 0) - 1
     return numbers
 
 

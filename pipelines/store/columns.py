@@ -78,12 +78,7 @@ def columns_of(path: Place, schema: Any, names: ColumnNames) -> Columns:
     The image column is one that ``datasets`` declares as ``Image``, else one with binary values or
     with structs that have a field ``bytes``. Several candidates are resolved by name. The label
     column has integers or strings. It is found by its name, or as the only ``ClassLabel``. A label
-    column of another type, such as lists, is ignored.
-
-    Args:
-        path: the table's file.
-        schema: the Arrow schema of the table.
-        names: columns to use instead of detecting them.
+    column of another type, such as lists, is ignored. Columns in ``names`` are used instead.
 
     Raises:
         NoImagesError: no column can hold images.
@@ -137,11 +132,7 @@ def columns_of(path: Place, schema: Any, names: ColumnNames) -> Columns:
 
 
 def read_labels(parts: Sequence[Any], source: object) -> NDArray[np.int64] | list[str | None]:
-    """Concatenate label columns: class numbers (-1 if missing), or class names (None if missing).
-
-    Args:
-        parts: Arrow columns, one per file.
-        source: description of the data, for messages.
+    """Concatenate Arrow columns: class numbers (-1 if missing), or class names (None if missing).
 
     Raises:
         DataError: some files have numbers and others names, or a number does not fit into int64.

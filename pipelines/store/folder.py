@@ -249,13 +249,9 @@ def _leads_back(link: str, folders: Sequence[str]) -> bool:
 class ListedStore(FileStore):
     """The image files listed in a .csv, in the order of its rows; a file may be listed repeatedly.
 
-    Paths are absolute, or relative to the list's folder. Labels are integers or class names. The
-    column ``split`` assigns rows to splits; without it, all images are training images.
-
-    Args:
-        path: the .csv file.
-        split: the split to open.
-        names: columns that the user named; ``image`` is the column of paths.
+    Paths are absolute, or relative to the list's folder. ``names.image`` is their column. Labels
+    are integers or class names. The column ``split`` assigns rows to splits; without it, all images
+    are training images.
 
     Raises:
         NoSplitError: no row belongs to the split.

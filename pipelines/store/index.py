@@ -71,8 +71,7 @@ def open_index(files: Sequence[File], build: Callable[[str], Index], *, column: 
             f"{len(files):,} files are more than the {_MOST_FILES:,} that can be indexed"
         )
     paths = [file.path for file in files]
-    source = str(paths[0]) if len(paths) == 1 else f"{len(paths)} files in {paths[0].parent}"
-    facts, places = file_facts(paths), homes(paths)
+    source, facts, places = source_name(paths), file_facts(paths), homes(paths)
     if column:
         facts.append([column])
     if (index := load(places, facts)) is not None:
@@ -115,6 +114,11 @@ def _release(lock: FileLock) -> None:
     with contextlib.suppress(OSError):
         os.unlink(lock.lock_file)  # before the release, so that waiting processes notice
     lock.release()
+
+
+def source_name(paths: Sequence[Place]) -> str:
+    """Return the name of a set of files, for messages."""
+    return str(paths[0]) if len(paths) == 1 else f"{len(paths)} files in {paths[0].parent}"
 
 
 def file_facts(paths: Sequence[Place]) -> Facts:

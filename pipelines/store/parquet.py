@@ -44,12 +44,8 @@ _BATCH = 64
 class ParquetStore(TableStore):
     """Images of parquet files.
 
-    Args:
-        root: the folder of the files, or the file, for messages.
-        files: the parquet files.
-        names: columns that the user named.
-        in_order: read images in order, as a conversion does, and each row group once. Otherwise
-            images are read at random, through an index that is loaded or built.
+    If ``in_order``, images are read in order, as a conversion does, and each row group once.
+    Otherwise they are read at random, through an index that is loaded or built.
 
     Raises:
         DataError: pyarrow is missing; a file cannot be read or lacks the image column; or the

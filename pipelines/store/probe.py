@@ -150,10 +150,6 @@ def has_only_entropy_data(data: Bytes, head: Probe) -> bool:
     A progressive JPEG may also have scan headers and tables. If a JPEG is truncated or contains
     anything else, PIL can raise an error where another decoder fills in pixels, or skips the bad
     part because it is outside the crop.
-
-    Args:
-        data: the complete image.
-        head: its header.
     """
     place = head.scan
     while (at := next_marker(data, place)) >= 0:

@@ -39,13 +39,6 @@ _CHECKED_VALUES = 8
 class TableStore(PlacedStore):
     """Base class of stores whose images are the rows of tables, one table per file.
 
-    Args:
-        root: folder or file, for messages.
-        paths: the files, in order.
-        schemas: Arrow schema of each file.
-        rows: number of rows of each file.
-        names: columns that the user named.
-
     Raises:
         DataError: there are no rows, the image column is missing or ambiguous, a named column does
             not exist, or the labels are not valid classes.
