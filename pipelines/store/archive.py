@@ -171,15 +171,17 @@ def build_index(files: Sequence[File], source: str) -> Index:
         run: Callable[..., Iterable[Any]] = map if is_local else threads.map
         parts = list(chain(*run(find, range(len(files)))))
         progress = stack.enter_context(tally(f"indexing {source}, tars", len(parts)))
-        scan_all: Callable[[Iterable[_Part]], Iterable[_PartImages]] = partial(run, scan)
         if is_local and sum(map(len, files)) >= _SMALL_BYTES:
-            scan_all = stack.enter_context(process_pool(-1, scan))
-        results: list[_PartImages] = []
-        for result in scan_all(parts):
-            results.append(result)
+            results = stack.enter_context(process_pool(-1, scan))(parts)
+        else:
+            results = run(scan, parts)
+        rows, names, texts = [], list[str](), list[str]()
+        for part_rows, part_names, part_texts in results:
+            rows.append(part_rows)
+            names += part_names
+            texts += part_texts
             progress.add()
-    rows, names, texts = zip(*results, strict=True)
-    return _arrange(np.concatenate(rows), [*chain(*names)], [*chain(*texts)], source)
+    return _arrange(np.concatenate(rows), names, texts, source)
 
 
 def _parts(number: int, file: File, read: Callable[[int, int], Bytes]) -> list[_Part]:

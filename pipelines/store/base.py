@@ -232,18 +232,17 @@ class Store(ABC):
         """
         for file in self.files:
             file.check()
+        advice = self.repair
+        if self.sets is None:  # a conversion reads one data set
+            source = quoted(self.origin or self.root)
+            advice += (
+                f", or convert the others: fastsiam convert folder --source {source} --skip-bad"
+            )
         return ImageError(
-            f"cannot decode {self.where(index)}: {reason}; {self.bad_image_advice()}",
+            f"cannot decode {self.where(index)}: {reason}; {advice}",
             index=index,
             name=self.name(index),
             reason=str(reason),
-        )
-
-    def bad_image_advice(self) -> str:
-        """Return advice on how to continue despite a bad image, for messages."""
-        return (
-            f"{self.repair}, or convert the others: "
-            f"fastsiam convert folder --source {quoted(self.origin or self.root)} --skip-bad"
         )
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from itertools import chain, starmap
 from pathlib import Path
 from typing import Any
@@ -53,6 +52,7 @@ class ParquetStore(TableStore):
     """
 
     kind = "parquet files"
+    files: Sequence[Mapped] = ()
 
     def __init__(
         self,
@@ -114,23 +114,22 @@ class ParquetStore(TableStore):
         local_paths = [table.path for table in self._tables if isinstance(table.path, Path)]
         if len(local_paths) < len(self._tables):
             raise self._random_access_error("are on another machine")
-        files = [Mapped(path) for path in local_paths]
-        index = open_index(files, partial(self._build, files), column=self._named)
-        rows = index["rows"]
+        self.files = [Mapped(path) for path in local_paths]
+        rows = open_index(self.files, self._build, column=self._named)["rows"]
         if len(rows) != len(self):
             raise DataError(f"{self.root} is damaged: its columns differ in length")
-        self._set_places(files, rows["file"], rows["offset"], rows["size"])
+        self._set_places(self.files, rows["file"], rows["offset"], rows["size"])
         self._check_has_bytes()
 
-    def _build(self, files: Sequence[Mapped], source: str) -> Index:
+    def _build(self, source: str) -> Index:
         """Build the index: find the bytes of all images in the files."""
         rows = [np.zeros(0, ROW)]
         with (
             tally(f"indexing {source}, row groups", len(self._row_groups)) as progress,
             ThreadPoolExecutor(cores()) as pool,
         ):
-            find = partial(self._find_images, files)
-            for group_rows in pool.map(find, self._row_groups):  # cancels the others on an error
+            # On an error, the iterator cancels the other row groups.
+            for group_rows in pool.map(self._find_images, *zip(*self._row_groups, strict=True)):
                 rows.append(group_rows)
                 progress.add()
         return {"rows": np.concatenate(rows)}
@@ -144,7 +143,7 @@ class ParquetStore(TableStore):
             "--data DIR"
         )
 
-    def _find_images(self, files: Sequence[Mapped], row_group: tuple[int, int]) -> NDArray[np.void]:
+    def _find_images(self, file: int, number: int) -> NDArray[np.void]:
         """Return the index rows of a row group's images.
 
         Images are stored one after the other, but identical images may be stored only once.
@@ -152,7 +151,6 @@ class ParquetStore(TableStore):
         Raises:
             DataError: the file is corrupt, or the images' bytes are not in it.
         """
-        file, number = row_group
         if not self._metadata[file].row_group(number).num_rows:
             return np.zeros(0, ROW)
         path, name = self._tables[file].path, self._tables[file].bytes
@@ -170,8 +168,8 @@ class ParquetStore(TableStore):
                 raise self._random_access_error("are compressed")
         rows, next_start = [], start
         for data in self._read_images(file, number):
-            offset = files[file].find(data, next_start, end)
-            if offset < 0 and (offset := files[file].find(data, start, end)) < 0:
+            offset = self.files[file].find(data, next_start, end)
+            if offset < 0 and (offset := self.files[file].find(data, start, end)) < 0:
                 raise self._random_access_error("are compressed")
             rows.append((offset, len(data), -1, file, 0, 0, 0))
             next_start = max(next_start, offset + len(data))
