@@ -6,7 +6,6 @@ import contextlib
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 
 from fastsiam.config import AUTOMATIC, ColumnNames
@@ -23,7 +22,7 @@ from .cifar import ARCHIVES as CIFAR_ARCHIVES
 from .cifar import CifarStore
 from .files import require_local_path
 from .folder import CSV, FolderStore, ListedStore
-from .labels import label_validation
+from .labels import number_classes, validation_wnids
 from .parquet import PARQUET, ParquetStore, open_parquet
 from .splits import (
     ALL_SPLIT_NAMES,
@@ -75,8 +74,11 @@ def open_store(
             store = _open_folder(root, split, columns, sources)
         store.origin = root
         _check_columns(store, columns)
-        if split == "val" and (store.labels < 0).all():
-            label_validation(store, partial(_train_classes, root, columns))
+        if split == "val" and (store.labels < 0).all() and (wnids := validation_wnids(store)):
+            classes: tuple[str, ...] = ()
+            with contextlib.suppress(DataError):  # there are only validation images
+                classes = open_store(root, "train", columns=columns).classes
+            store.labels, store.classes = number_classes(wnids, store.root, classes)
         return store
 
 
@@ -88,13 +90,6 @@ def _check_columns(store: Store, columns: ColumnNames) -> None:
             f"{store} has no columns: leave out {' and '.join(options)}, or pass "
             f"{' '.join(f'{option}=' for option in options)} if a run's settings name them"
         )
-
-
-def _train_classes(root: Place, columns: ColumnNames) -> tuple[str, ...]:
-    try:
-        return open_store(root, "train", columns=columns).classes
-    except DataError:  # there are only validation images
-        return ()
 
 
 def beton_files(folder: Place, split: Split) -> Sequence[Place]:
