@@ -171,6 +171,7 @@ def build_index(files: Sequence[File], source: str) -> Index:
         run: Callable[..., Iterable[Any]] = map if is_local else threads.map
         parts = list(chain(*run(find, range(len(files)))))
         progress = stack.enter_context(tally(f"indexing {source}, tars", len(parts)))
+        results: Iterable[_PartImages]
         if is_local and sum(map(len, files)) >= _SMALL_BYTES:
             results = stack.enter_context(process_pool(-1, scan))(parts)
         else:
