@@ -7,9 +7,7 @@ time: seeking from header to header would cost a round trip per member.
 
 from __future__ import annotations
 
-import hashlib
 import io
-import json
 import re
 import tarfile
 import threading
@@ -32,15 +30,7 @@ from ..remote.path import Place
 from ..workers import process_pool
 from .base import PlacedStore, is_image_name, warn_once
 from .files import File, FileReader, Mapped, open_file
-from .index import (
-    ROW,
-    Index,
-    file_facts,
-    open_index,
-    pack_texts,
-    source_name,
-    unpack_texts,
-)
+from .index import ROW, Index, fingerprint, open_index, pack_texts, source_name, unpack_texts
 from .labels import number_classes, parse_labels
 from .probe import Bytes, Flags, probe
 from .splits import SPLIT_NAMES
@@ -110,8 +100,7 @@ class ArchiveStore(PlacedStore):
 
     def stamp(self) -> str:
         """Return a fingerprint of the tars (names, sizes, modification times) and of the index."""
-        text = json.dumps(file_facts([file.path for file in self.files]))
-        return hashlib.sha256(text.encode() + self._rows.tobytes()).hexdigest()
+        return fingerprint([file.path for file in self.files], rows=self._rows.tobytes())
 
     @cached_property
     def _names(self) -> list[str]:

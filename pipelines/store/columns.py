@@ -131,7 +131,9 @@ def columns_of(path: Place, schema: Any, names: ColumnNames) -> Columns:
     )
 
 
-def read_labels(parts: Sequence[Any], source: object) -> NDArray[np.int64] | list[str | None]:
+def concatenate_labels(
+    parts: Sequence[Any], source: object
+) -> NDArray[np.int64] | list[str | None]:
     """Concatenate Arrow columns: class numbers (-1 if missing), or class names (None if missing).
 
     Raises:

@@ -135,6 +135,18 @@ def file_facts(paths: Sequence[Place]) -> Facts:
     return facts
 
 
+def fingerprint(paths: Sequence[Place], *columns: str, rows: bytes = b"") -> str:
+    """Return a fingerprint of files (names, sizes, modification times) and of what they contain.
+
+    Args:
+        paths: the files.
+        columns: the columns that are read, if they are not the default.
+        rows: the files' index.
+    """
+    facts = json.dumps([*file_facts(paths), *columns])
+    return hashlib.sha256(facts.encode() + rows).hexdigest()
+
+
 def homes(paths: Sequence[Place]) -> list[Path]:
     """Return the paths where the index of these files may be stored, in order of preference.
 

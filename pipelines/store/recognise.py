@@ -24,14 +24,7 @@ from .files import require_local_path
 from .folder import CSV, FolderStore, ListedStore
 from .labels import number_classes, validation_wnids
 from .parquet import PARQUET, ParquetStore, open_parquet
-from .splits import (
-    ALL_SPLIT_NAMES,
-    SPLIT_NAMES,
-    Split,
-    choose_split,
-    find_split,
-    list_visible,
-)
+from .splits import ALL_SPLIT_NAMES, SPLIT_NAMES, Split, choose_split, find_split, list_visible
 from .table import ArrowStore, TableStore, is_saved_dataset
 
 _KAGGLE = "ILSVRC/Data/CLS-LOC"

@@ -8,8 +8,6 @@ once. After that only the mapping is needed, also in loader processes.
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from functools import cached_property
@@ -26,9 +24,9 @@ from fastsiam.files import parse_json
 
 from ..remote.path import Place
 from .base import PlacedStore, blocks, warn_once
-from .columns import columns_of, read_labels, reading, require_pyarrow
+from .columns import columns_of, concatenate_labels, reading, require_pyarrow
 from .files import Mapped
-from .index import file_facts
+from .index import fingerprint
 from .labels import number_classes
 from .probe import Bytes, probe
 
@@ -86,7 +84,7 @@ class TableStore(PlacedStore):
                     f"{table.path} and {first.path} have different classes: pass them as separate "
                     "data sets, each with --data"
                 )
-        return number_classes(read_labels(columns, self.root), self.root, first.classes)
+        return number_classes(concatenate_labels(columns, self.root), self.root, first.classes)
 
     @abstractmethod
     def _read_leaf(self, file: int, leaf: str) -> Any:
@@ -109,9 +107,8 @@ class TableStore(PlacedStore):
 
     def stamp(self) -> str:
         """Return a fingerprint of the files' names, sizes and times, and of the image column."""
-        facts = file_facts([table.path for table in self._tables])
-        image_columns = [table.named for table in self._tables if table.named]
-        return hashlib.sha256(json.dumps([*facts, *image_columns]).encode()).hexdigest()
+        columns = [table.named for table in self._tables if table.named]
+        return fingerprint([table.path for table in self._tables], *columns)
 
     def read(self, index: int) -> Bytes:
         """Return an image's bytes.
