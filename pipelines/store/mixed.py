@@ -38,10 +38,11 @@ class MixedStore(Store):
         self.sets = np.repeat(np.arange(len(stores)), lengths)
         self.classes = tuple(dict.fromkeys(name for store in stores for name in store.classes))
         number = {name: label for label, name in enumerate(self.classes)}
-        numbers = [np.array([*(number[name] for name in store.classes), -1]) for store in stores]
-        self.labels = np.concatenate(
-            [new[store.labels] for new, store in zip(numbers, stores, strict=True)]
-        )
+        new_labels = []
+        for store in stores:
+            number_of = np.array([*(number[name] for name in store.classes), -1])
+            new_labels.append(number_of[store.labels])  # -1 stays -1, the last one
+        self.labels = np.concatenate(new_labels)
 
     def __str__(self) -> str:
         return " and ".join(map(str, self._stores))

@@ -155,9 +155,8 @@ def has_only_entropy_data(data: Bytes, head: Probe) -> bool:
     while (at := next_marker(data, place)) >= 0:
         if data[at] == _EOI[1]:
             return True
-        if not (head.flags & Flags.PROGRESSIVE and data[at] in _BETWEEN_SCANS) or at + 3 > len(
-            data
-        ):
+        is_allowed = head.flags & Flags.PROGRESSIVE and data[at] in _BETWEEN_SCANS
+        if not is_allowed or at + 3 > len(data):
             return False
         place = at + 1 + (data[at + 1] << 8 | data[at + 2])
     return False
