@@ -21,10 +21,10 @@ UNCHANGED = "unchanged"
 _LARGEST_SIDE = 65_500
 """libjpeg's limit in pixels; the limit of the file format is 65,535."""
 _REENCODED = {
-    int(Flags.DEEP): "re-encoded: scaled to 8 bits",
-    int(Flags.NOT_JPEG): "re-encoded: not a JPEG",
-    int(Flags.CMYK): "re-encoded: CMYK",
-    int(Flags.UNUSUAL): "re-encoded: unusual JPEG",
+    Flags.DEEP: "re-encoded: scaled to 8 bits",
+    Flags.NOT_JPEG: "re-encoded: not a JPEG",
+    Flags.CMYK: "re-encoded: CMYK",
+    Flags.UNUSUAL: "re-encoded: unusual JPEG",
 }
 
 

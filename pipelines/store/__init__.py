@@ -5,13 +5,14 @@ a CIFAR archive, Hugging Face ``datasets`` folders, parquet files, image folders
 """
 
 from .archive import ArchiveStore
-from .base import Split, Store, select_images
+from .base import Store, select_images
 from .beton import BetonStore
 from .cifar import CifarStore
 from .folder import FolderStore, ListedStore
 from .mixed import MixedStore
 from .parquet import ParquetStore, open_parquet
 from .recognise import beton_files, open_store
+from .splits import Split
 from .table import ArrowStore
 
 __all__ = [

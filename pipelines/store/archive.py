@@ -7,9 +7,7 @@ time: seeking from header to header would cost a round trip per member.
 
 from __future__ import annotations
 
-import hashlib
 import io
-import json
 import re
 import tarfile
 import threading
@@ -30,11 +28,12 @@ from fastsiam.errors import DataError, NoImagesError
 
 from ..remote.path import Place
 from ..workers import process_pool
-from .base import SPLIT_NAMES, PlacedStore, is_image_name, warn_once
+from .base import PlacedStore, is_image_name, warn_once
 from .files import File, FileReader, Mapped, open_file
-from .index import ROW, Index, file_facts, open_index, pack_texts, unpack_texts
+from .index import ROW, Index, fingerprint, open_index, pack_texts, source_name, unpack_texts
 from .labels import number_classes, parse_labels
 from .probe import Bytes, Flags, probe
+from .splits import SPLIT_NAMES
 
 _WNID = re.compile(r"n\d{8}")
 _LARGEST_CLASS_FILE = 1024
@@ -75,8 +74,7 @@ class ArchiveStore(PlacedStore):
         files = [open_file(path) for path in paths]
         index = open_index(files, partial(build_index, files))
         if not len(index["rows"]):
-            source = paths[0] if len(paths) == 1 else f"{len(paths)} files in {self.root}"
-            raise NoImagesError(f"{source} holds no images")
+            raise NoImagesError(f"{source_name(paths)} holds no images")
         self.classes, self._packed = tuple(unpack_texts(index["classes"])), index["names"]
         self._rows = rows = index["rows"]
         self.labels = rows["label"].astype(np.int64)
@@ -102,8 +100,7 @@ class ArchiveStore(PlacedStore):
 
     def stamp(self) -> str:
         """Return a fingerprint of the tars (names, sizes, modification times) and of the index."""
-        text = json.dumps(file_facts([file.path for file in self.files]))
-        return hashlib.sha256(text.encode() + self._rows.tobytes()).hexdigest()
+        return fingerprint([file.path for file in self.files], rows=self._rows.tobytes())
 
     @cached_property
     def _names(self) -> list[str]:
@@ -127,14 +124,7 @@ _PartImages = tuple[NDArray[np.void], list[str], list[str]]
 
 
 def build_index(files: Sequence[File], source: str) -> Index:
-    """Index all images in a set of tars.
-
-    Args:
-        files: the tars, all local or all remote.
-        source: description of the tars, for messages.
-
-    Returns:
-        See ``_arrange``.
+    """Index all images in a set of tars, which are all local or all remote; see ``_arrange``.
 
     Raises:
         DataError: a tar is corrupt or compressed, or the tars contain several splits or invalid
@@ -170,15 +160,18 @@ def build_index(files: Sequence[File], source: str) -> Index:
         run: Callable[..., Iterable[Any]] = map if is_local else threads.map
         parts = list(chain(*run(find, range(len(files)))))
         progress = stack.enter_context(tally(f"indexing {source}, tars", len(parts)))
-        scan_all: Callable[[Iterable[_Part]], Iterable[_PartImages]] = partial(run, scan)
+        results: Iterable[_PartImages]
         if is_local and sum(map(len, files)) >= _SMALL_BYTES:
-            scan_all = stack.enter_context(process_pool(-1, scan))
-        results: list[_PartImages] = []
-        for result in scan_all(parts):
-            results.append(result)
+            results = stack.enter_context(process_pool(-1, scan))(parts)
+        else:
+            results = run(scan, parts)
+        rows, names, texts = [], list[str](), list[str]()
+        for part_rows, part_names, part_texts in results:
+            rows.append(part_rows)
+            names += part_names
+            texts += part_texts
             progress.add()
-    rows, names, texts = zip(*results, strict=True)
-    return _arrange(np.concatenate(rows), [*chain(*names)], [*chain(*texts)], source)
+    return _arrange(np.concatenate(rows), names, texts, source)
 
 
 def _parts(number: int, file: File, read: Callable[[int, int], Bytes]) -> list[_Part]:
@@ -215,7 +208,7 @@ def _scan(file: File, part: _Part, read: Callable[[int, int], Bytes]) -> _PartIm
                 if max(facts[:2]) > 0xFFFF:  # does not fit into a row: size unknown
                     facts = 0, 0, head.flags
             except ValueError:
-                facts = 0, 0, int(Flags.BAD)
+                facts = 0, 0, Flags.BAD
             rows[path] = start, size, -1, part.file, *facts
     names = [f"{part.group}/{PurePosixPath(path).name}" if part.group else path for path in rows]
     return np.array([*rows.values()], ROW), names, [texts.get(_sample(path), "") for path in rows]

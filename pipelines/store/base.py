@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import logging
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from copy import copy
 from functools import cache
-from itertools import chain
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from fastsiam.console import counted
-from fastsiam.errors import DataError, ImageError, NoSplitError
+from fastsiam.errors import DataError, ImageError
 from fastsiam.files import quoted
 from fastsiam.trace import span
 
@@ -28,15 +25,8 @@ from .probe import Bytes, Probe, probe
 
 log = logging.getLogger(__name__)
 
-Split = Literal["train", "val"]
 NewChunk = Callable[[], memoryview]
 """Allocates a writable buffer for several images."""
-
-SPLIT_NAMES: dict[Split, tuple[str, ...]] = {
-    "train": ("train", "training"),
-    "val": ("val", "validation", "valid", "test"),
-}
-"""Folder and file names of each split; the first one that exists is used."""
 
 JPEG_ENDINGS = (".jpg", ".jpeg")
 IMAGE_ENDINGS = (*JPEG_ENDINGS, ".png", ".webp", ".bmp", ".ppm", ".pgm", ".tif", ".tiff")
@@ -242,18 +232,17 @@ class Store(ABC):
         """
         for file in self.files:
             file.check()
+        advice = self.repair
+        if self.sets is None:  # a conversion reads one data set
+            source = quoted(self.origin or self.root)
+            advice += (
+                f", or convert the others: fastsiam convert folder --source {source} --skip-bad"
+            )
         return ImageError(
-            f"cannot decode {self.where(index)}: {reason}; {self.bad_image_advice()}",
+            f"cannot decode {self.where(index)}: {reason}; {advice}",
             index=index,
             name=self.name(index),
             reason=str(reason),
-        )
-
-    def bad_image_advice(self) -> str:
-        """Return advice on how to continue despite a bad image, for messages."""
-        return (
-            f"{self.repair}, or convert the others: "
-            f"fastsiam convert folder --source {quoted(self.origin or self.root)} --skip-bad"
         )
 
 
@@ -263,8 +252,6 @@ class PlacedStore(Store):
     columns: ClassVar[tuple[str, ...]] = (
         *Store.columns, "file", "start", "size", "width", "height"
     )  # fmt: skip
-    remedy: ClassVar[str] = "fetch it again"
-    """What the user can do about a corrupt file, for messages."""
     width: NDArray[Any] | None = None
     height: NDArray[Any] | None = None
     """(images,) size of each image in pixels; None if neither the files nor their index have it."""
@@ -288,15 +275,13 @@ class PlacedStore(Store):
             DataError: a range extends beyond its file.
         """
         self.files, self.file, self.start, self.size = files, file, start, size
-        if not files:
-            return
         ends = np.array([len(one) for one in files])[file]
         outside = (start < 0) | (size < 0) | (start > ends - size)
         if outside.any():
             index = int(np.argmax(outside))
             path = files[int(file[index])].path
             raise DataError(
-                f"{path} is damaged: image {index} lies outside the file; {self.remedy}"
+                f"{path} is damaged: image {index} lies outside the file; write or fetch it again"
             )
 
     def read(self, index: int) -> Bytes:
@@ -356,71 +341,6 @@ def select_images(store: Store, positions: NDArray[np.int64]) -> Store:
     return subset
 
 
-def choose_split(split: Split, files: Sequence[Place], folder: Place) -> list[Place]:
-    """Select a split's files: those with the split in their name, or else in a folder named for it.
-
-    That folder must be below ``folder``. If no file name contains any split's name, all
-    files are training files.
-
-    Raises:
-        NoSplitError: no file belongs to the split.
-    """
-
-    def words(path: Place) -> set[str]:
-        return {*re.split(r"[^a-z]+", path.stem.lower())}
-
-    def parent(path: Place) -> str:
-        return path.parent.name.lower() if path.parent != folder else ""
-
-    split_words = {word for names in SPLIT_NAMES.values() for word in names}
-    folders = {word: (word, f"{word}.parquet") for word in split_words}  # or Spark's output folder
-    split_folders = {*chain(*folders.values())}
-    others = [p for p in files if not split_words & words(p) and parent(p) not in split_folders]
-    for word in SPLIT_NAMES[split]:
-        matches = [path for path in files if word in words(path)]
-        matches = matches or [path for path in files if parent(path) in folders[word]]
-        if matches:
-            if split == "train" and others:
-                warn_once(
-                    f"{folder} has {counted(len(others), 'file')} of no split, such as "
-                    f"{others[0].name}, which are not used; to train on them too, pass them with "
-                    "another --data"
-                )
-            return matches
-    if split == "train" and not any(split_words & words(path) for path in files):
-        return list(files)
-    raise NoSplitError(f"{folder} has no file of this kind with {split!r} in its name")
-
-
-def find_split(path: Place, split: Split) -> list[Place]:
-    """Return the files of a split, given the path of the training file.
-
-    For "train" that is the path itself. For "val" it is the matching files in the same folder: for
-    ``cats-train.tar``, ``cats-val.tar`` but not ``dogs-val.tar``.
-
-    Raises:
-        NoSplitError: no such file exists, or the given file's name does not contain "train".
-    """
-    if split == "train":
-        return [path]
-    if "train" not in path.stem.lower():
-        raise NoSplitError(f"{path} has no {split} split beside it")
-    siblings, prefix = list_visible(path.parent, path.suffix), _before_split(path)
-    candidates = [file for file in siblings if _before_split(file) == prefix]
-    return choose_split(split, candidates, path.parent)
-
-
-def _before_split(path: Place) -> list[str]:
-    """Return the words before the split in a file name, e.g. ["cats"] for ``cats-train-00.tar``."""
-    return re.findall("[a-z0-9]+", re.split("train|val|test", path.stem.lower(), maxsplit=1)[0])
-
-
-def list_visible(folder: Place, ending: str) -> list[Place]:
-    """Return the visible files of a folder whose names end with ``ending``, sorted."""
-    visible = (path for path in folder.glob(f"*{ending}") if not path.name.startswith("."))
-    return sorted(path for path in visible if path.is_file())
-
-
 @cache
 def warn_once(message: str) -> None:
     """Log a warning once per process."""
@@ -444,12 +364,10 @@ def blocks(file: NDArray[np.integer], offset: NDArray[np.integer]) -> NDArray[np
         ``BLOCK_IMAGES`` images of one file; a file's last block may have fewer.
     """
     order = np.lexsort((offset, file))
-    ordered = np.asarray(file)[order]
-    places = np.arange(len(order))
-    first = np.maximum.accumulate(np.where(np.diff(ordered, prepend=-1) != 0, places, 0))
-    is_start = (places - first) % BLOCK_IMAGES == 0
+    _, first, images = np.unique(file[order], return_index=True, return_counts=True)
+    place_in_file = np.arange(len(order)) - np.repeat(first, images)
     numbers = np.empty(len(order), np.int64)
-    numbers[order] = np.cumsum(is_start) - 1
+    numbers[order] = np.cumsum(place_in_file % BLOCK_IMAGES == 0) - 1
     return numbers
 
 

@@ -81,7 +81,6 @@ class BetonStore(PlacedStore):
     """
 
     kind = "converted file"
-    remedy = "convert it again"
     columns = (*PlacedStore.columns, "modes", "crc")
     width: NDArray[Any]
     height: NDArray[Any]

@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 from fastsiam.errors import DataError
 from fastsiam.files import os_errors_as
 
-from .base import Split, Store
+from .base import Store
 from .probe import Bytes
+from .splits import Split
 
 SIDE = 32
 ARCHIVES = ("cifar-10-python.tar.gz", "cifar-100-python.tar.gz")

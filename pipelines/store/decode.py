@@ -13,7 +13,7 @@ from PIL import Image, TiffImagePlugin
 
 from fastsiam.config.data import Alpha, Exif
 
-from .probe import Bytes, Flags, Probe, first_line, has_alpha, is_deep, open_with_pillow, probe
+from .probe import Bytes, Flags, Probe, has_alpha, is_deep, open_with_pillow, pillow_reason, probe
 
 MOST_PIXELS = 2 * (Image.MAX_IMAGE_PIXELS or 2**62)
 """Pillow's limit on the size of an image, which keeps a corrupt header from exhausting memory."""
@@ -31,7 +31,7 @@ _BITS_PER_SAMPLE, _PHOTOMETRIC, _PLANAR, _SAMPLE_FORMAT = 258, 262, 284, 339
 """TIFF tags."""
 _WHITE_IS_ZERO, _SEPARATE, _SIGNED = 0, 2, 2
 """Values of ``_PHOTOMETRIC``, ``_PLANAR`` and ``_SAMPLE_FORMAT``."""
-_BY_PILLOW = int(Flags.NOT_JPEG | Flags.CMYK | Flags.UNUSUAL)
+_BY_PILLOW = Flags.NOT_JPEG | Flags.CMYK | Flags.UNUSUAL
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ def decode(
     except (MemoryError, _UnsupportedError):
         raise
     except Exception as error:  # Pillow can raise any exception on a corrupt file
-        raise ValueError(first_line(error)) from error
+        raise ValueError(pillow_reason(error)) from error
     return _apply_orientation(image, data) if rules.exif == "apply" else image
 
 

@@ -9,7 +9,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import chain
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -21,9 +21,10 @@ from fastsiam.errors import DataError, NoImagesError, NoSplitError, as_one_line
 from fastsiam.files import os_errors_as, reason
 from fastsiam.kernels import library
 
-from .base import IMAGE_ENDINGS, SPLIT_NAMES, NewChunk, Split, Store, is_image_name, warn_once
+from .base import IMAGE_ENDINGS, NewChunk, Store, is_image_name, warn_once
 from .labels import LABELS, number_classes, parse_labels
 from .probe import Bytes
+from .splits import ALL_SPLIT_NAMES, SPLIT_NAMES, Split
 
 _STAT_THREADS, _STAT_CHUNK = 16, 512
 """Number of threads that stat files, and files per task.
@@ -61,14 +62,13 @@ class FileStore(Store):
         labels: NDArray[np.int64],
         classes: tuple[str, ...],
     ) -> None:
-        self.root, self._folder, self.labels, self.classes = root, folder, labels, classes
+        self.root, self.labels, self.classes = root, labels, classes
         self._names = np.array(names)
         self._prefix = os.fsencode(folder)
-        self._stats: NDArray[np.int64] | None = None
 
     def path(self, index: int) -> Path:
         """Return the path of an image's file."""
-        return self._folder / self.name(index)
+        return Path(os.fsdecode(self._file(self.position(index))))
 
     def name(self, index: int) -> str:
         """Return an image's path as it was passed: relative to the folder, or absolute."""
@@ -124,15 +124,18 @@ class FileStore(Store):
         """Return the size of each image in bytes: (images,); 0 if the file no longer exists."""
         if self._whole is not None:
             return self._whole.sizes()[self.positions]
-        return self._stat()[:, 0]
+        return self._stats[:, 0]
 
     def stamp(self) -> str:
         """Return a fingerprint of the files: their names, labels, sizes and modification times."""
-        parts = (self._names.tobytes(), self.labels.tobytes(), self._stat().tobytes())
+        parts = (self._names.tobytes(), self.labels.tobytes(), self._stats.tobytes())
         return hashlib.sha256(b"".join(parts)).hexdigest()
 
-    def _stat(self) -> NDArray[np.int64]:
+    @cached_property
+    def _stats(self) -> NDArray[np.int64]:
+        """(files, 2): the size in bytes and the modification time (ns) of each file, or zeros."""
         files = len(self._names)
+        stats = np.zeros((files, 2), np.int64)
 
         def stat(first: int) -> None:
             for index in range(first, min(first + _STAT_CHUNK, files)):
@@ -140,16 +143,13 @@ class FileStore(Store):
                     status = os.stat(self._file(index))
                     stats[index] = status.st_size, status.st_mtime_ns
 
-        if self._stats is None:
-            stats = np.zeros((files, 2), np.int64)
-            with (
-                tally(f"checking files of {self.root}", files) as progress,
-                ThreadPoolExecutor(_STAT_THREADS) as pool,
-            ):
-                for _ in pool.map(stat, range(0, files, _STAT_CHUNK)):
-                    progress.add(min(_STAT_CHUNK, files - progress.done))
-            self._stats = stats
-        return self._stats
+        with (
+            tally(f"checking files of {self.root}", files) as progress,
+            ThreadPoolExecutor(_STAT_THREADS) as pool,
+        ):
+            for _ in pool.map(stat, range(0, files, _STAT_CHUNK)):
+                progress.add(min(_STAT_CHUNK, files - progress.done))
+        return stats
 
     def _file(self, position: int) -> bytes:
         return os.path.join(self._prefix, self._names[position])
@@ -249,13 +249,9 @@ def _leads_back(link: str, folders: Sequence[str]) -> bool:
 class ListedStore(FileStore):
     """The image files listed in a .csv, in the order of its rows; a file may be listed repeatedly.
 
-    Paths are absolute, or relative to the list's folder. Labels are integers or class names. The
-    column ``split`` assigns rows to splits; without it, all images are training images.
-
-    Args:
-        path: the .csv file.
-        split: the split to open.
-        names: columns that the user named; ``image`` is the column of paths.
+    Paths are absolute, or relative to the list's folder. ``names.image`` is their column. Labels
+    are integers or class names. The column ``split`` assigns rows to splits; without it, all images
+    are training images.
 
     Raises:
         NoSplitError: no row belongs to the split.
@@ -285,15 +281,13 @@ class ListedStore(FileStore):
     def _check_files(self) -> None:
         """Raise a ``DataError`` if files are missing, checking a sample of a long list."""
         sample = np.unique(np.linspace(0, len(self) - 1, min(len(self), _MOST_CHECKS), dtype=int))
-        exists = [os.path.isfile(self._file(index)) for index in sample.tolist()]
-        if all(exists):
-            return
-        raise DataError(
-            f"{self.root} lists files that do not exist: {exists.count(False):,} of "
-            f"{len(sample):,} that were checked, the first "
-            f"{self.path(int(sample[exists.index(False)]))}; paths are absolute, or "
-            "relative to the list's folder"
-        )
+        missing = [index for index in sample.tolist() if not os.path.isfile(self._file(index))]
+        if missing:
+            raise DataError(
+                f"{self.root} lists files that do not exist: {len(missing):,} of "
+                f"{len(sample):,} that were checked, the first {self.path(missing[0])}; paths are "
+                "absolute, or relative to the list's folder"
+            )
 
 
 def _of_split(
@@ -305,13 +299,12 @@ def _of_split(
             return np.arange(rows)
         raise NoSplitError(f"{path} has no validation images: it has no column {_SPLIT!r}")
     row_splits = np.array([name.strip().lower() for name in splits])
-    known = [*chain(*SPLIT_NAMES.values())]
-    unused = np.flatnonzero(~np.isin(row_splits, known))
+    unused = np.flatnonzero(~np.isin(row_splits, ALL_SPLIT_NAMES))
     if len(unused):
         warn_once(
             f"{path} has {counted(len(unused), 'row')} that no split uses, such as row "
             f"{unused[0] + 1:,} with {_SPLIT} {str(row_splits[unused[0]])!r}; the names of splits "
-            f"are {', '.join(known)}"
+            f"are {', '.join(ALL_SPLIT_NAMES)}"
         )
     for name in SPLIT_NAMES[split]:
         if len(matches := np.flatnonzero(row_splits == name)):
@@ -324,7 +317,10 @@ def _of_split(
 def _read_csv(path: Path, names: ColumnNames) -> dict[str, list[str]]:
     """Read a UTF-8 CSV file with a header line; return its columns by name."""
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
+        with (
+            os_errors_as(DataError, f"cannot read {path}"),
+            path.open(encoding="utf-8-sig", newline="") as file,
+        ):
             lines = csv.reader(file, skipinitialspace=True, strict=True)
             header = [name.strip() for name in next(lines, [])]
             for name, option in ((names.image or _PATH, "image"), (names.label, "label")):
@@ -347,6 +343,4 @@ def _read_csv(path: Path, names: ColumnNames) -> dict[str, list[str]]:
         raise DataError(f"{path} is not UTF-8: save it as UTF-8") from error
     except csv.Error as error:
         raise DataError(f"{path} is damaged in line {lines.line_num:,}: {error}") from error
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {reason(error)}") from error
     return {name: [row[column] for row in rows] for column, name in enumerate(header)}

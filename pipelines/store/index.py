@@ -71,8 +71,7 @@ def open_index(files: Sequence[File], build: Callable[[str], Index], *, column: 
             f"{len(files):,} files are more than the {_MOST_FILES:,} that can be indexed"
         )
     paths = [file.path for file in files]
-    source = str(paths[0]) if len(paths) == 1 else f"{len(paths)} files in {paths[0].parent}"
-    facts, places = file_facts(paths), homes(paths)
+    source, facts, places = source_name(paths), file_facts(paths), homes(paths)
     if column:
         facts.append([column])
     if (index := load(places, facts)) is not None:
@@ -117,6 +116,11 @@ def _release(lock: FileLock) -> None:
     lock.release()
 
 
+def source_name(paths: Sequence[Place]) -> str:
+    """Return the name of a set of files, for messages."""
+    return str(paths[0]) if len(paths) == 1 else f"{len(paths)} files in {paths[0].parent}"
+
+
 def file_facts(paths: Sequence[Place]) -> Facts:
     """Return the name, size and modification time of each file.
 
@@ -129,6 +133,18 @@ def file_facts(paths: Sequence[Place]) -> Facts:
             status = path.stat()
         facts.append([path.name, status.st_size, status.st_mtime_ns])
     return facts
+
+
+def fingerprint(paths: Sequence[Place], *columns: str, rows: bytes = b"") -> str:
+    """Return a fingerprint of files (names, sizes, modification times) and of what they contain.
+
+    Args:
+        paths: the files.
+        columns: the columns that are read, if they are not the default.
+        rows: the files' index.
+    """
+    facts = json.dumps([*file_facts(paths), *columns])
+    return hashlib.sha256(facts.encode() + rows).hexdigest()
 
 
 def homes(paths: Sequence[Place]) -> list[Path]:

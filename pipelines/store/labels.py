@@ -6,7 +6,7 @@ import gzip
 import io
 import re
 import tarfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -73,14 +73,11 @@ def number_classes(
     return numbers, classes
 
 
-def label_validation(store: Store, train_classes: Callable[[], tuple[str, ...]]) -> None:
-    """Label ImageNet's validation images in place, from the devkit's or Kaggle's list.
+def validation_wnids(store: Store) -> list[str]:
+    """Return the WordNet id of each of ImageNet's validation images; [] for another data set.
 
-    The list is searched next to the images and in up to four parent folders.
-
-    Args:
-        store: unlabelled images; a store of another data set is left unchanged.
-        train_classes: returns the class names of the training images; may be empty.
+    The devkit's or Kaggle's list of them is searched next to the images and in up to four parent
+    folders.
 
     Raises:
         NoLabelsError: no list was found.
@@ -88,13 +85,12 @@ def label_validation(store: Store, train_classes: Callable[[], tuple[str, ...]])
     """
     matches = [_VALIDATION_NAME.search(store.name(i)) for i in range(len(store))]
     if not all(matches):
-        return
+        return []
     wnids = _known_labels(store.root)
     try:
-        labels = [wnids[int(match[1])] for match in matches if match]
+        return [wnids[int(match[1])] for match in matches if match]
     except KeyError as error:
         raise DataError(f"the list of labels lacks validation image {error}") from error
-    store.labels, store.classes = number_classes(labels, store.root, train_classes())
 
 
 def _known_labels(root: Place) -> dict[int, str]:

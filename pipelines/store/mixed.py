@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -23,6 +23,7 @@ class MixedStore(Store):
     """
 
     columns: ClassVar[tuple[str, ...]] = (*Store.columns, "sets")
+    repair = "repair the image, or train on another one in its place with --bad-images replace"
     sets: NDArray[np.int64]
 
     def __init__(self, stores: Sequence[Store]) -> None:
@@ -37,7 +38,11 @@ class MixedStore(Store):
         self.sets = np.repeat(np.arange(len(stores)), lengths)
         self.classes = tuple(dict.fromkeys(name for store in stores for name in store.classes))
         number = {name: label for label, name in enumerate(self.classes)}
-        self.labels = np.concatenate([_labels(store, number) for store in stores])
+        new_labels = []
+        for store in stores:
+            number_of = np.array([*(number[name] for name in store.classes), -1])
+            new_labels.append(number_of[store.labels])  # -1 stays -1, the last one
+        self.labels = np.concatenate(new_labels)
 
     def __str__(self) -> str:
         return " and ".join(map(str, self._stores))
@@ -123,10 +128,6 @@ class MixedStore(Store):
         for store, _, positions in self._parts(np.asarray(indices, np.int64)):
             store.prefetch(positions.tolist())
 
-    def bad_image_advice(self) -> str:
-        """Return advice on how to continue despite a bad image, for messages."""
-        return "repair the image, or train on another one in its place with --bad-images replace"
-
     def _blocks(self) -> NDArray[np.int64]:
         columns, first = [], 0
         for store in self._stores:
@@ -145,18 +146,10 @@ class MixedStore(Store):
 
     def _parts(
         self, indices: NDArray[np.int64]
-    ) -> list[tuple[Store, NDArray[np.int64], NDArray[np.int64]]]:
-        """Group images by data set: the data set, rows of ``indices`` and positions in it."""
+    ) -> Iterator[tuple[Store, NDArray[np.int64], NDArray[np.int64]]]:
+        """Group images by data set: yield it, rows of ``indices`` and their positions in it."""
         sets = self.sets[indices]
         within = self.full_positions(indices) - self._first[sets]
-        return [
-            (self._stores[number], rows, within[rows])
-            for number in np.unique(sets).tolist()
-            for rows in [np.flatnonzero(sets == number)]
-        ]
-
-
-def _labels(store: Store, number: dict[str, int]) -> NDArray[np.int64]:
-    """Return the labels of a data set's images in the numbering of the mixture's classes."""
-    new_labels = np.array([*(number[name] for name in store.classes), -1], np.int64)
-    return new_labels[np.where(store.labels < len(store.classes), store.labels, -1)]
+        for number in np.unique(sets).tolist():
+            rows = np.flatnonzero(sets == number)
+            yield self._stores[number], rows, within[rows]

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from itertools import chain, starmap
 from pathlib import Path
 from typing import Any
@@ -28,11 +27,13 @@ from fastsiam.kernels.cores import cores
 
 from ..remote import RemoteFile, RemotePath
 from ..remote.path import Place
-from .base import Split, Store, choose_split, find_split
+from .base import Store
+from .columns import reading, require_pyarrow
 from .files import FileReader, Mapped
 from .index import ROW, Index, open_index
 from .probe import Bytes
-from .table import TableStore, reading, require_pyarrow
+from .splits import Split, choose_split, find_split
+from .table import TableStore
 
 PARQUET = ".parquet"
 _BATCH = 64
@@ -42,12 +43,8 @@ _BATCH = 64
 class ParquetStore(TableStore):
     """Images of parquet files.
 
-    Args:
-        root: the folder of the files, or the file, for messages.
-        files: the parquet files.
-        names: columns that the user named.
-        in_order: read images in order, as a conversion does, and each row group once. Otherwise
-            images are read at random, through an index that is loaded or built.
+    If ``in_order``, images are read in order, as a conversion does, and each row group once.
+    Otherwise they are read at random, through an index that is loaded or built.
 
     Raises:
         DataError: pyarrow is missing; a file cannot be read or lacks the image column; or the
@@ -55,6 +52,7 @@ class ParquetStore(TableStore):
     """
 
     kind = "parquet files"
+    files: Sequence[Mapped] = ()
 
     def __init__(
         self,
@@ -86,8 +84,7 @@ class ParquetStore(TableStore):
             self._first_images = np.cumsum([0, *counts])
             self._group, self._next = -1, 0
             self._images: Iterator[bytes] = iter(())
-            no_starts = np.zeros(len(self), np.int64)
-            self._set_places((), self.file, no_starts, np.repeat(means, counts))
+            self.start, self.size = np.zeros(len(self), np.int64), np.repeat(means, counts)
         else:
             self._index()
             self._metadata = [None] * len(files)  # free megabytes; only names are read from now on
@@ -109,36 +106,32 @@ class ParquetStore(TableStore):
             if self._next > position:
                 return data
         file, number = self._row_groups[group]
-        raise DataError(f"{self._paths[file]} is damaged in row group {number}: it ends early")
+        path = self._tables[file].path
+        raise DataError(f"{path} is damaged in row group {number}: it ends early")
 
     def _index(self) -> None:
         """Load or build the index, and set the byte range of each image."""
-        local_paths = [path for path in self._paths if isinstance(path, Path)]
-        if len(local_paths) < len(self._paths):
+        local_paths = [table.path for table in self._tables if isinstance(table.path, Path)]
+        if len(local_paths) < len(self._tables):
             raise self._random_access_error("are on another machine")
-        files = [Mapped(path) for path in local_paths]
-        index = open_index(files, partial(self._build, files), column=self._named)
-        rows = index["rows"]
+        self.files = [Mapped(path) for path in local_paths]
+        rows = open_index(self.files, self._build, column=self._named)["rows"]
         if len(rows) != len(self):
             raise DataError(f"{self.root} is damaged: its columns differ in length")
-        self._set_places(files, rows["file"], rows["offset"], rows["size"])
+        self._set_places(self.files, rows["file"], rows["offset"], rows["size"])
         self._check_has_bytes()
 
-    def _build(self, files: Sequence[Mapped], source: str) -> Index:
+    def _build(self, source: str) -> Index:
         """Build the index: find the bytes of all images in the files."""
         rows = [np.zeros(0, ROW)]
-        pool = ThreadPoolExecutor(cores())
-        try:
-            with tally(f"indexing {source}, row groups", len(self._row_groups)) as progress:
-                for group_rows in pool.map(
-                    lambda group: self._find_images(files, *group), self._row_groups
-                ):
-                    if group_rows is None:
-                        raise self._random_access_error("are compressed")
-                    rows.append(group_rows)
-                    progress.add()
-        finally:
-            pool.shutdown(cancel_futures=True)
+        with (
+            tally(f"indexing {source}, row groups", len(self._row_groups)) as progress,
+            ThreadPoolExecutor(cores()) as pool,
+        ):
+            # On an error, the iterator cancels the other row groups.
+            for group_rows in pool.map(self._find_images, *zip(*self._row_groups, strict=True)):
+                rows.append(group_rows)
+                progress.add()
         return {"rows": np.concatenate(rows)}
 
     def _random_access_error(self, reason: str) -> DataError:
@@ -150,19 +143,17 @@ class ParquetStore(TableStore):
             "--data DIR"
         )
 
-    def _find_images(
-        self, files: Sequence[Mapped], file: int, number: int
-    ) -> NDArray[np.void] | None:
-        """Return the index rows of a row group's images; None if their bytes are not in the file.
+    def _find_images(self, file: int, number: int) -> NDArray[np.void]:
+        """Return the index rows of a row group's images.
 
         Images are stored one after the other, but identical images may be stored only once.
 
         Raises:
-            DataError: the file is corrupt.
+            DataError: the file is corrupt, or the images' bytes are not in it.
         """
         if not self._metadata[file].row_group(number).num_rows:
             return np.zeros(0, ROW)
-        path, name = self._paths[file], self._columns[file].bytes
+        path, name = self._tables[file].path, self._tables[file].bytes
         with reading(f"{path} is damaged"), _open_table(path, self._metadata[file]) as table:
             schema = table.metadata.schema
             names = [schema.column(i).path for i in range(len(schema))]
@@ -174,12 +165,12 @@ class ParquetStore(TableStore):
             start = min(filter(None, (column.dictionary_page_offset, column.data_page_offset)))
             end = start + column.total_compressed_size
             if column.compression != "UNCOMPRESSED":
-                return None
+                raise self._random_access_error("are compressed")
         rows, next_start = [], start
         for data in self._read_images(file, number):
-            offset = files[file].find(data, next_start, end)
-            if offset < 0 and (offset := files[file].find(data, start, end)) < 0:
-                return None
+            offset = self.files[file].find(data, next_start, end)
+            if offset < 0 and (offset := self.files[file].find(data, start, end)) < 0:
+                raise self._random_access_error("are compressed")
             rows.append((offset, len(data), -1, file, 0, 0, 0))
             next_start = max(next_start, offset + len(data))
         return np.array(rows, ROW)
@@ -192,7 +183,7 @@ class ParquetStore(TableStore):
         """
         from pyarrow import Table
 
-        path, leaf = self._paths[file], self._columns[file].bytes
+        path, leaf = self._tables[file].path, self._tables[file].bytes
         with (
             reading(f"{path} is damaged in row group {number}"),
             _open_table(path, self._metadata[file]) as table,
@@ -202,7 +193,7 @@ class ParquetStore(TableStore):
                     yield data.as_py() or b""
 
     def _read_leaf(self, file: int, leaf: str) -> Any:
-        with _open_table(self._paths[file], self._metadata[file]) as table:
+        with _open_table(self._tables[file].path, self._metadata[file]) as table:
             return table.read([leaf]).flatten().column(leaf)
 
 
@@ -222,17 +213,11 @@ def open_parquet(
     def relative(path: Place) -> str:
         return str(path).removeprefix(f"{root}/")
 
-    try:
-        paths: list[Place] = sorted(
-            path
-            for path in root.rglob(f"*{PARQUET}")
-            if "/." not in f"/{relative(path)}" and path.is_file()
-        )
-    except RecursionError as error:
-        raise DataError(
-            f"{root} has too many levels of folders to search them for {PARQUET} files: pass the "
-            "folder of these files"
-        ) from error
+    paths: list[Place] = sorted(
+        path
+        for path in root.rglob(f"*{PARQUET}")
+        if "/." not in f"/{relative(path)}" and path.is_file()
+    )
     if not paths:
         raise DataError(f"{root} holds no {PARQUET} files")
     files = choose_split(split, paths, root)

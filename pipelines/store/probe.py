@@ -6,7 +6,6 @@ markers are those of ITU-T T.81, annex B.
 
 from __future__ import annotations
 
-import enum
 import io
 import logging
 import re
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 
 from PIL import Image, ImageFile, UnidentifiedImageError
 
+from fastsiam.files import why
 from fastsiam.kernels.library import next_marker
 
 Bytes = bytes | memoryview
@@ -40,8 +40,8 @@ _ORIENTATION = 0x0112
 _NAMES_ORIENTATION = re.compile(rb"\x01\x12|\x12\x01")
 
 
-class Flags(enum.IntFlag):
-    """Unusual features of an encoded image; not every decoder supports them."""
+class Flags:
+    """Bits for unusual features of an encoded image; not every decoder supports them."""
 
     PROGRESSIVE = 1
     """A progressive JPEG: decoded in software if the hardware supports only baseline."""
@@ -61,11 +61,6 @@ class Flags(enum.IntFlag):
     """Some pixels may be transparent."""
     DEEP = 1024
     """More than 8 bits per channel, or floats; decoding reduces them to 8 bits."""
-
-
-_PROGRESSIVE, _GRAY, _CMYK = int(Flags.PROGRESSIVE), int(Flags.GRAY), int(Flags.CMYK)
-_ROTATED, _UNUSUAL = int(Flags.ROTATED), int(Flags.UNUSUAL)
-# Plain integers: operations on enum members take longer than the rest of parsing a header.
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,14 +92,14 @@ def probe(data: Bytes) -> Probe:
     if data[:2] == _SOI:
         return _parse_jpeg(data)
     image = open_with_pillow(data)
-    flags = int(Flags.NOT_JPEG)
+    flags = Flags.NOT_JPEG
     if has_alpha(image):
-        flags |= int(Flags.TRANSPARENT)
+        flags |= Flags.TRANSPARENT
     if is_deep(image) or ";16" in str(image.tile[:1]):  # raw mode of 16-bit colours
-        flags |= int(Flags.DEEP)
+        flags |= Flags.DEEP
     orientation = _orientation(image.info.get("exif", b"")) if image.format != "TIFF" else 0
     if orientation not in (0, 1):
-        flags |= _ROTATED
+        flags |= Flags.ROTATED
     return Probe(image.height, image.width, flags, orientation=orientation)
 
 
@@ -125,14 +120,13 @@ def open_with_pillow(data: Bytes) -> ImageFile.ImageFile:
         elif data[:4] in _TIFF and (unknown or isinstance(error, KeyError)):
             reason = "it is a TIFF that Pillow does not read; save it as 8-bit gray or RGB"
         else:
-            reason = "it is not an image" if unknown else first_line(error)
+            reason = "it is not an image" if unknown else pillow_reason(error)
         raise ValueError(reason) from error
 
 
-def first_line(error: Exception) -> str:
+def pillow_reason(error: Exception) -> str:
     """Return the reason in a Pillow error's first line, without object addresses."""
-    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-    return reason.split(":")[0].split("<_io")[0].strip()
+    return why(error).split(":")[0].split("<_io")[0].strip()
 
 
 def has_alpha(image: Image.Image) -> bool:
@@ -156,16 +150,13 @@ def has_only_entropy_data(data: Bytes, head: Probe) -> bool:
     A progressive JPEG may also have scan headers and tables. If a JPEG is truncated or contains
     anything else, PIL can raise an error where another decoder fills in pixels, or skips the bad
     part because it is outside the crop.
-
-    Args:
-        data: the complete image.
-        head: its header.
     """
     place = head.scan
     while (at := next_marker(data, place)) >= 0:
         if data[at] == _EOI[1]:
             return True
-        if not (head.flags & _PROGRESSIVE and data[at] in _BETWEEN_SCANS) or at + 3 > len(data):
+        is_allowed = head.flags & Flags.PROGRESSIVE and data[at] in _BETWEEN_SCANS
+        if not is_allowed or at + 3 > len(data):
             return False
         place = at + 1 + (data[at + 1] << 8 | data[at + 2])
     return False
@@ -193,28 +184,28 @@ def _parse_jpeg(data: Bytes) -> Probe:
             bits, height, width, channels = struct.unpack_from(">BHHB", data, body)
             size = (height, width)
             if marker in _OTHER_SOF or bits != 8:
-                flags |= _UNUSUAL
+                flags |= Flags.UNUSUAL
             elif _SOF[marker]:
-                flags |= _PROGRESSIVE
+                flags |= Flags.PROGRESSIVE
             if channels == 1:
-                flags |= _GRAY
+                flags |= Flags.GRAY
             elif channels == 4:
-                flags |= _CMYK
+                flags |= Flags.CMYK
             elif channels != 3:
-                flags |= _UNUSUAL
+                flags |= Flags.UNUSUAL
         elif marker == _APP1 and data[body : body + 6] == b"Exif\x00\x00":
             exif.append((place, segment_end))
             orientation = orientation or _orientation(data[body:segment_end])
             if orientation not in (0, 1):
-                flags |= _ROTATED
+                flags |= Flags.ROTATED
         elif marker == _APP14 and length >= 14 and data[body : body + 5] == b"Adobe":
             adobe = data[body + 11]
         elif marker == _SOS:
             if 0 in size:
                 raise ValueError("its JPEG header has no image size")
-            if adobe == 0 and not flags & (_GRAY | _CMYK):
-                flags |= _UNUSUAL
-            rotation = tuple(exif) if flags & _ROTATED else ()
+            if adobe == 0 and not flags & (Flags.GRAY | Flags.CMYK):
+                flags |= Flags.UNUSUAL
+            rotation = tuple(exif) if flags & Flags.ROTATED else ()
             return Probe(*size, flags, segment_end, rotation, orientation)
         place = segment_end
     raise ValueError("it is truncated within its header")

@@ -6,8 +6,6 @@ import contextlib
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
-from itertools import chain
 from pathlib import Path
 
 from fastsiam.config import AUTOMATIC, ColumnNames
@@ -18,23 +16,15 @@ from fastsiam.files import os_errors_as, tilde_hint
 
 from ..remote.path import Place, RemotePath, open_place
 from .archive import ArchiveStore
-from .base import (
-    SPLIT_NAMES,
-    Split,
-    Store,
-    choose_split,
-    find_split,
-    is_image_name,
-    list_visible,
-    warn_once,
-)
+from .base import Store, is_image_name, warn_once
 from .beton import BetonStore
 from .cifar import ARCHIVES as CIFAR_ARCHIVES
 from .cifar import CifarStore
 from .files import require_local_path
 from .folder import CSV, FolderStore, ListedStore
-from .labels import label_validation
+from .labels import number_classes, validation_wnids
 from .parquet import PARQUET, ParquetStore, open_parquet
+from .splits import ALL_SPLIT_NAMES, SPLIT_NAMES, Split, choose_split, find_split, list_visible
 from .table import ArrowStore, TableStore, is_saved_dataset
 
 _KAGGLE = "ILSVRC/Data/CLS-LOC"
@@ -77,8 +67,11 @@ def open_store(
             store = _open_folder(root, split, columns, sources)
         store.origin = root
         _check_columns(store, columns)
-        if split == "val" and (store.labels < 0).all():
-            label_validation(store, partial(_train_classes, root, columns))
+        if split == "val" and (store.labels < 0).all() and (wnids := validation_wnids(store)):
+            classes: tuple[str, ...] = ()
+            with contextlib.suppress(DataError):  # there are only validation images
+                classes = open_store(root, "train", columns=columns).classes
+            store.labels, store.classes = number_classes(wnids, store.root, classes)
         return store
 
 
@@ -90,13 +83,6 @@ def _check_columns(store: Store, columns: ColumnNames) -> None:
             f"{store} has no columns: leave out {' and '.join(options)}, or pass "
             f"{' '.join(f'{option}=' for option in options)} if a run's settings name them"
         )
-
-
-def _train_classes(root: Place, columns: ColumnNames) -> tuple[str, ...]:
-    try:
-        return open_store(root, "train", columns=columns).classes
-    except DataError:  # there are only validation images
-        return ()
 
 
 def beton_files(folder: Place, split: Split) -> Sequence[Place]:
@@ -173,7 +159,7 @@ def _open_unconverted(root: Place, split: Split, columns: ColumnNames, in_order:
     folders = {path.name.lower(): path for path in visible}
     for path in visible:
         other = folders[path.name.lower()]
-        if other != path and path.name.lower() in chain(*SPLIT_NAMES.values()):
+        if other != path and path.name.lower() in ALL_SPLIT_NAMES:
             raise DataError(
                 f"{root} has folders {path.name}/ and {other.name}/ for one split: move the images "
                 "from one to the other"
@@ -183,15 +169,17 @@ def _open_unconverted(root: Place, split: Split, columns: ColumnNames, in_order:
         if name in folders and (val or name != "training"):  # "training" alone may be a class
             if split == "train":
                 _warn_of_unused_folders(root, folders[name], folders, val)
-            return _open_images(folders[name], split, columns, in_order)
+            return _open_images(folders[name], columns, in_order)
     with _unless_images(root):
         if tars := list_visible(root, ".tar"):
             return ArchiveStore(choose_split(split, tars, root))
         for name in CIFAR_ARCHIVES:
             if (root / name).is_file():
                 return CifarStore(require_local_path(root / name), split)
-        if any(map(_has_parquet, (root, *folders.values()))):
+        if any(map(_tables, (root, *folders.values()))):
             return open_parquet(root, split, columns, in_order=in_order)
+        if split == "train" and isinstance(root, Path) and is_saved_dataset(root):
+            return ArrowStore(root, columns)
     if split == "val":
         raise NoSplitError(f"{root} has no val/ or test/ folder and no val.beton")
     for folder in folders.values():
@@ -202,7 +190,7 @@ def _open_unconverted(root: Place, split: Split, columns: ColumnNames, in_order:
             f"{root} has a folder {val[0]}/ but no train/, so the images in {val[0]}/ are also "
             "training images; move the others into a folder train/"
         )
-    return _open_images(root, split, columns, in_order)
+    return FolderStore(require_local_path(root))
 
 
 def _folders(root: Place) -> list[Place]:
@@ -221,15 +209,8 @@ def _folders(root: Place) -> list[Place]:
 def _warn_of_unused_folders(
     root: Place, train: Place, folders: Mapping[str, Place], val: Sequence[str]
 ) -> None:
-    """Warn if folders next to train/ contain images: all of them may be classes.
-
-    Args:
-        root: the data set.
-        train: the folder of the training images.
-        folders: all folders in ``root``, by lower-case name.
-        val: names of the folders of validation images.
-    """
-    splits = {*chain(*SPLIT_NAMES.values())} if val else set()
+    """Warn if folders next to ``train`` contain images: all of them may be classes."""
+    splits = ALL_SPLIT_NAMES if val else ()
     others = [path for name, path in folders.items() if path != train and name not in splits]
     if names := [path.name for path in others if isinstance(path, Path) and _has_image(path)]:
         advice = (
@@ -252,16 +233,14 @@ def _has_image(folder: Path) -> bool:
     return False
 
 
-def _open_images(folder: Place, split: Split, columns: ColumnNames, in_order: bool) -> Store:
+def _open_images(folder: Place, columns: ColumnNames, in_order: bool) -> Store:
     """Open a folder's tars, saved data set, parquet files or image files as one split."""
     with _unless_images(folder):
         if tars := list_visible(folder, ".tar"):
             return ArchiveStore(tars)
         if isinstance(folder, Path) and is_saved_dataset(folder):
             return ArrowStore(folder, columns)
-        if _has_parquet(folder):
-            parts = sorted(path for path in folder.glob(f"[!.]*{PARQUET}") if path.is_dir())
-            tables = [table for place in (folder, *parts) for table in list_visible(place, PARQUET)]
+        if tables := _tables(folder):
             return ParquetStore(folder, tables, columns, in_order=in_order)
     return FolderStore(require_local_path(folder))
 
@@ -287,19 +266,15 @@ def _unless_images(folder: Place) -> Iterator[None]:
         raise
 
 
-def _has_parquet(folder: Place) -> bool:
-    """Return whether a folder has parquet files and no image files; stop at the first image.
+def _tables(folder: Place) -> list[Place]:
+    """Return a folder's parquet files, or none if it has image files; stop at the first image.
 
-    A folder ``x.parquet`` of parquet files, as Spark writes it, counts as a file.
+    They may be in folders ``x.parquet``, as Spark writes them.
     """
-    has_parquet = False
     with os_errors_as(DataError, f"cannot list {folder}"):
-        entries = os.scandir(folder) if isinstance(folder, Path) else folder.iterdir()
-        with contextlib.closing(entries):
-            for entry in entries:  # in any order
-                if is_image_name(entry.name):
-                    return False
-                if entry.name.endswith(PARQUET) and not entry.name.startswith("."):
-                    path = folder / entry.name
-                    has_parquet = has_parquet or path.is_file() or bool(list_visible(path, PARQUET))
-    return has_parquet
+        listing = os.scandir(folder) if isinstance(folder, Path) else folder.iterdir()
+        with contextlib.closing(listing):
+            if any(is_image_name(entry.name) for entry in listing):
+                return []
+        parts = sorted(path for path in folder.glob(f"[!.]*{PARQUET}") if path.is_dir())
+        return [table for place in (folder, *parts) for table in list_visible(place, PARQUET)]
