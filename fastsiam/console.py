@@ -75,21 +75,14 @@ class Console:
         self._total: int | None = None
         self._unit = ""
 
-    def say(self, text: str) -> None:
-        """Print one line."""
-        self._print(text)
-
-    def warn(self, text: str) -> None:
-        """Print a warning."""
-        self._print(f"warning: {text}", style="yellow")
-
-    def _print(self, text: str, *, style: str | None = None) -> None:
+    def say(self, text: str, *, style: str | None = None) -> None:
+        """Print one line, in one of Rich's styles."""
         if not self._quiet:
             self._out.print(text, style=style, markup=False)
 
-    @property
-    def _draws(self) -> bool:
-        return self._out.is_terminal and not self._quiet
+    def warn(self, text: str) -> None:
+        """Print a warning."""
+        self.say(f"warning: {text}", style="yellow")
 
     @contextlib.contextmanager
     def progress(
@@ -103,7 +96,7 @@ class Console:
             transient: whether the bar is removed at the end.
         """
         self._total, self._unit = total, unit
-        if not self._draws:
+        if self._quiet or not self._out.is_terminal:
             yield
             return
         bar = (BarColumn(20),) if self._out.width >= 110 else ()
