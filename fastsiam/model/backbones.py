@@ -22,6 +22,7 @@ from torchvision.ops import StochasticDepth
 from fastsiam.config import OWN_BACKBONES, BackboneConfig
 from fastsiam.config.setting import nearest
 from fastsiam.errors import BackendError
+from fastsiam.files import why
 from fastsiam.model.batch_norm import recomputation, unknown_batch_norm
 
 Network = TypeVar("Network", bound=nn.Module)
@@ -252,9 +253,8 @@ def check_crop(config: BackboneConfig, crop: int, *, training: bool) -> None:
         try:
             _run_on_meta(backbone, side)
         except Exception:
-            reason = next(iter(str(error).splitlines()), type(error).__name__)
             raise ValueError(
-                f"{name} does not work on images of {crop} pixels: {reason[:200]}"
+                f"{name} does not work on images of {crop} pixels: {why(error)[:200]}"
             ) from error
         raise ValueError(
             f"{name} needs images of {side} pixels, not {crop}; pass --crop {side}"
