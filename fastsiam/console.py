@@ -75,14 +75,15 @@ class Console:
         self._total: int | None = None
         self._unit = ""
 
-    def say(self, text: str, *, style: str | None = None) -> None:
-        """Print one line, in one of Rich's styles."""
+    def say(self, text: str) -> None:
+        """Print one line."""
         if not self._quiet:
-            self._out.print(text, style=style, markup=False)
+            self._out.print(text, markup=False)
 
     def warn(self, text: str) -> None:
         """Print a warning."""
-        self.say(f"warning: {text}", style="yellow")
+        if not self._quiet:
+            self._out.print(f"warning: {text}", style="yellow", markup=False)
 
     @contextlib.contextmanager
     def progress(
