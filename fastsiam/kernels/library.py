@@ -108,9 +108,14 @@ def at(array: NDArray[Any], kind: Any = None) -> int:
 
 
 def address(function: Any) -> int:
-    """Return the address of a compiled function."""
+    """Return the address of a compiled function.
+
+    Raises:
+        ValueError: the function is a null pointer.
+    """
     pointer = ctypes.cast(function, c_void_p).value
-    assert pointer is not None
+    if pointer is None:
+        raise ValueError(f"{function} is a null pointer")
     return pointer
 
 
