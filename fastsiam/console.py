@@ -77,19 +77,13 @@ class Console:
 
     def say(self, text: str) -> None:
         """Print one line."""
-        self._print(text)
+        if not self._quiet:
+            self._out.print(text, markup=False)
 
     def warn(self, text: str) -> None:
         """Print a warning."""
-        self._print(f"warning: {text}", style="yellow")
-
-    def _print(self, text: str, *, style: str | None = None) -> None:
         if not self._quiet:
-            self._out.print(text, style=style, markup=False)
-
-    @property
-    def _draws(self) -> bool:
-        return self._out.is_terminal and not self._quiet
+            self._out.print(f"warning: {text}", style="yellow", markup=False)
 
     @contextlib.contextmanager
     def progress(
@@ -103,7 +97,7 @@ class Console:
             transient: whether the bar is removed at the end.
         """
         self._total, self._unit = total, unit
-        if not self._draws:
+        if self._quiet or not self._out.is_terminal:
             yield
             return
         bar = (BarColumn(20),) if self._out.width >= 110 else ()

@@ -113,9 +113,9 @@ def with_lighting(picture: NDArray[np.float64], generator: np.random.Generator) 
     return Image.fromarray(np.rint(picture.clip(0, 1) * 255).astype(np.uint8))
 
 
-def make_images(folder: Path, *, seed: int = 0) -> None:
+def make_images(folder: Path) -> None:
     """Generate the demo's data set as JPEGs: folder/train|val/<class>/<number>.jpg."""
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(0)
     with tally("generating images", len(CLASSES) * (TRAIN + VAL)) as progress:
         for split, count in (("train", TRAIN), ("val", VAL)):
             for kind in CLASSES:

@@ -52,7 +52,7 @@ def environment() -> dict[str, Any]:
         "cuda": torch.version.cuda,
         "gpus": gpus,
         "driver": _driver() if gpus else None,
-        "cpu": _cpu(),
+        "cpu": cores.cpu_info("model name") or platform.processor() or platform.machine(),
         "kernels": library.kind(),
         "cores": cores.cores(),
         "platform": platform.platform(),
@@ -78,14 +78,6 @@ def _version(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
-
-
-def _cpu() -> str:
-    info = Path("/proc/cpuinfo")
-    for line in info.read_text().splitlines() if info.exists() else ():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
 
 
 def add_package_to_path() -> None:

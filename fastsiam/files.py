@@ -218,20 +218,18 @@ def require_local(path: Path, *, reads: bool = False) -> None:
     Raises:
         FastSiamError: the path is a URL or starts with the home directory of a user.
     """
-    first, *parts = path.parts or ("",)
+    action = "read" if reads else "write to"
     if hint := tilde_hint(path):
-        raise FastSiamError(f"cannot {'read' if reads else 'write to'} {path}{hint}")
-    if not first.endswith(":") or first.removesuffix(":") not in _SCHEMES:
-        return
-    if reads:
-        raise FastSiamError(
-            f"cannot read {first}//{'/'.join(parts)}: only --data and --source can be remote; "
-            "copy it to this machine"
-        )
-    raise FastSiamError(
-        f"cannot write to {first}//{'/'.join(parts)}: results can only be written to a local "
-        "path; pass one, and upload the results afterwards"
-    )
+        raise FastSiamError(f"cannot {action} {path}{hint}")
+    scheme, *parts = path.parts or ("",)
+    if scheme.endswith(":") and scheme.removesuffix(":") in _SCHEMES:
+        advice = "only --data and --source can be remote; copy it to this machine"
+        if not reads:
+            advice = (
+                "results can only be written to a local path; pass one, and upload the results "
+                "afterwards"
+            )
+        raise FastSiamError(f"cannot {action} {scheme}//{'/'.join(parts)}: {advice}")
 
 
 def tilde_hint(path: object) -> str:

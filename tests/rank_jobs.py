@@ -306,19 +306,22 @@ def uneven(rank: int, world: int) -> Tensor:
     return gather_uneven(torch.full((3 * rank, 2), float(rank), device=device)).cpu()
 
 
+def items(rank: int, world: int, *, error: Exception | None = None) -> Iterator[int]:
+    """Yield 20 items; before item 3 of the last rank, raise ``error``, or else get a SIGTERM."""
+    for item in range(20):
+        if rank == world - 1 and item == 3:
+            if error:
+                raise error
+            os.kill(os.getpid(), signal.SIGTERM)
+        yield item
+
+
 def stop(rank: int, world: int) -> list[int]:
     """Send SIGTERM to the last rank at item 3; return the items taken and the signal."""
     items_taken: list[int] = []
-
-    def items() -> Iterator[int]:
-        for item in range(20):
-            if rank == world - 1 and item == 3:
-                os.kill(os.getpid(), signal.SIGTERM)
-            yield item
-
     with StopSignals(here(rank, world)) as signals:
         try:
-            items_taken.extend(signals.over(items()))
+            items_taken.extend(signals.over(items(rank, world)))
         except Signalled as signalled:
             items_taken.append(signalled.number)
     return items_taken
@@ -327,16 +330,9 @@ def stop(rank: int, world: int) -> list[int]:
 def fail(rank: int, world: int) -> tuple[list[int], str]:
     """Raise at item 3 of the last rank; return the items taken and the error."""
     items_taken: list[int] = []
-
-    def items() -> Iterator[int]:
-        for item in range(20):
-            if rank == world - 1 and item == 3:
-                raise DataError("a broken image")
-            yield item
-
     with StopSignals(here(rank, world)) as signals:
         try:
-            for item in signals.over(items()):
+            for item in signals.over(items(rank, world, error=DataError("a broken image"))):
                 items_taken.append(item)
         except FastSiamError as error:
             assert signals.is_known_to_all(error)

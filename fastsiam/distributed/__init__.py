@@ -31,6 +31,5 @@ from .place import check_devices as check_devices
 from .place import finish as finish
 from .place import meet as meet
 from .place import start as start
-from .signals import STOPPING as STOPPING
 from .signals import Signalled as Signalled
 from .signals import StopSignals as StopSignals

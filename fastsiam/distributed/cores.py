@@ -33,7 +33,8 @@ def take_cores(device: torch.device, *, beside_gpu: bool) -> None:
     if ranks == 1:
         cores.limit_torch_threads()  # to a container's quota
         return
-    if beside_gpu and device.type == "cuda" and len(_nodes()) > 1:
+    nodes = list(_SYSTEM.glob("devices/system/node/node[0-9]*"))
+    if beside_gpu and device.type == "cuda" and len(nodes) > 1:
         try:
             ranks = _bind_to_gpu_node(device.index, ranks)
         except (OSError, ValueError, AttributeError) as error:
@@ -59,10 +60,6 @@ def _bind_to_gpu_node(gpu_index: int, ranks: int) -> int:
         with contextlib.suppress(OSError):
             os.sched_setaffinity(int(thread), node_cores)
     return nodes.count(nodes[gpu_index])
-
-
-def _nodes() -> list[Path]:
-    return list((_SYSTEM / "devices/system/node").glob("node[0-9]*"))
 
 
 def _node_of(gpu: int) -> int:

@@ -27,9 +27,9 @@ from fastsiam.child_process import LAUNCHER
 from fastsiam.config.run import NodesConfig
 from fastsiam.environment import add_package_to_path
 from fastsiam.errors import ERROR, RANK_LOST, SIGNALLED
-from fastsiam.signals import handle_signals, signal_name
+from fastsiam.signals import STOPS, handle_signals, signal_name
 
-_STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
+_FORWARDED = (*STOPS, signal.SIGQUIT, signal.SIGUSR1)
 """Signals that the launcher forwards to its ranks, which save and exit."""
 _LOGGERS = ("agent.server.api", "multiprocessing.api", "rendezvous.dynamic_rendezvous")
 _KILL_HINTS: dict[int, str] = {
@@ -59,7 +59,7 @@ def launch(arguments: Sequence[str], config: NodesConfig, *, max_restarts: int =
     add_package_to_path()
     os.environ[LAUNCHER] = str(os.getpid())
     try:
-        with handle_signals(_STOPS, _raise_signal):  # torch handles them only while ranks run
+        with handle_signals(_FORWARDED, _raise_signal):  # torch handles them only while ranks run
             settings = _settings(config, max_restarts)
             elastic_launch(settings, sys.executable)("-m", "fastsiam", *arguments)
     except ChildFailedError as error:
@@ -102,6 +102,13 @@ def _settings(config: NodesConfig, max_restarts: int) -> LaunchConfig:
     # does.
     shutdown_timeout = round(config.rank_timeout) + 60
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(shutdown_timeout))
+    timeout = max(1, round(config.rendezvous_timeout))
+    # Ignored signals stay ignored: under nohup, torch's agent must not handle SIGHUP.
+    signals = [
+        number.name
+        for number in _FORWARDED
+        if number == signal.SIGTERM or signal.getsignal(number) is not signal.SIG_IGN
+    ]
     return LaunchConfig(
         min_nodes=config.min_nodes,
         max_nodes=config.max_nodes,
@@ -111,23 +118,11 @@ def _settings(config: NodesConfig, max_restarts: int) -> LaunchConfig:
         role="fastsiam",
         rdzv_endpoint=f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
         rdzv_backend="c10d",
-        rdzv_configs={
-            "join_timeout": max(1, round(config.rendezvous_timeout)),
-            "read_timeout": max(1, round(config.rendezvous_timeout)),
-        },
+        rdzv_configs={"join_timeout": timeout, "read_timeout": timeout},
         max_restarts=max_restarts,
         local_addr=address,
-        signals_to_handle=",".join(number.name for number in _agent_signals()),
+        signals_to_handle=",".join(signals),
     )
-
-
-def _agent_signals() -> list[signal.Signals]:
-    """Return the signals that torch's agent handles: under nohup it must not handle SIGHUP."""
-    return [
-        number
-        for number in _STOPS
-        if number == signal.SIGTERM or signal.getsignal(number) is not signal.SIG_IGN
-    ]
 
 
 def _raise_signal(number: int, _: object) -> NoReturn:

@@ -13,13 +13,13 @@ import torch.distributed as dist
 
 from fastsiam.distributed.place import Place
 from fastsiam.errors import FastSiamError, OtherRankError
-from fastsiam.signals import ECHO, exit_immediately, handle_stop_signals
+from fastsiam.signals import ECHO, STOPS, exit_immediately, handle_stop_signals
 
 T = TypeVar("T")
 
-STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
-"""Signals that make a run save and stop: Ctrl-C, termination by a scheduler, SLURM's warning before
-it (``--signal=USR1@60``), and a closed terminal unless ``nohup`` ignores it."""
+_STOPS = (*STOPS, signal.SIGUSR1)
+"""Signals that make a run save and stop. SIGUSR1 is SLURM's warning before the time limit
+(``--signal=USR1@60``)."""
 
 _LONG_ECHO = 3.0
 """Seconds during which further signals count as repeats of the first, because a scheduler and a
@@ -57,7 +57,7 @@ class StopSignals:
         self._handlers = handle_stop_signals(
             self._note,
             again=exit_immediately,
-            numbers=STOPPING,
+            numbers=_STOPS,
             echo=lambda number: ECHO if self._is_alone and number == signal.SIGINT else _LONG_ECHO,
         )
 

@@ -18,8 +18,6 @@ from fastsiam.config.run import SlurmConfig
 from fastsiam.config.train import as_arguments
 from fastsiam.errors import FastSiamError
 
-_JOB_SETTINGS = "nodes", "rendezvous", "out"
-"""Settings that the script sets itself."""
 _PORT = "$((20000 + SLURM_JOB_ID % 40000))"
 """Port of the rendezvous; two jobs on the same machine rarely share it."""
 
@@ -126,7 +124,8 @@ def _arguments(
     """Return the shortest command line for the settings, without those that the script sets."""
     recipe_settings = Settings(recipe=recipe, flags={"method": config.model.method.name})
     defaults = resumed or merge(recipe_settings).flags
-    script_settings = {*_JOB_SETTINGS, *["seed"] * bool(job.seeds), *["resume"] * bool(resumed)}
+    script_settings = {"nodes", "rendezvous", "out", *["seed"] * bool(job.seeds)}
+    script_settings |= {"resume"} if resumed else set()
     required = {"method", *(["data"] if config.data.mixed_with else [])}
     flags = {
         name: value
@@ -160,13 +159,10 @@ def submit(script: str, *, folder: Path) -> str:
         folder.mkdir(parents=True, exist_ok=True)
         job = Executor(folder)._submit_command("")
     except submitit.core.utils.FailedJobError as error:
-        raise FastSiamError(f"sbatch rejects the job: {_reason(str(error))}") from error
+        # submitit's message contains sbatch's.
+        messages = re.findall(r"sbatch: error: (.+)", str(error))
+        reason = "; ".join(messages) or str(error).strip().splitlines()[-1]
+        raise FastSiamError(f"sbatch rejects the job: {reason}") from error
     except (subprocess.SubprocessError, OSError) as error:
         raise FastSiamError(f"cannot submit the job: {error}") from error
     return str(job.job_id)
-
-
-def _reason(text: str) -> str:
-    """Extract sbatch's error messages from submitit's message."""
-    messages = re.findall(r"sbatch: error: (.+)", text)
-    return "; ".join(messages) or text.strip().splitlines()[-1]

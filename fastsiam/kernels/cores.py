@@ -24,6 +24,15 @@ def cores() -> int:
     return min([affinity, *_quotas()])
 
 
+def cpu_info(field: str) -> str:
+    """Return a field of the first core in Linux's /proc/cpuinfo, or ""."""
+    path = Path("/proc/cpuinfo")
+    for line in path.read_text().splitlines() if path.exists() else ():
+        if line.startswith(field):
+            return line.partition(":")[2].strip()
+    return ""
+
+
 @cache
 def _quotas() -> list[int]:
     """Return the CPU quota, in cores, of each of this process's control groups that has one."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from ctypes import CFUNCTYPE, c_int, c_int32, c_int64, c_void_p
-from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +15,6 @@ _PADDING = 64
 """Bytes that may be written past the decoded pixels; also enough for an ``Image`` structure."""
 
 
-@cache
 def decoder() -> int:
     """Return the address of the compiled JPEG decoder (a ``Decode`` in ``source/job.h``).
 

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from fastsiam.errors import BackendError
 from fastsiam.files import check_private_folder, quoted
 from fastsiam.kernels import build
+from fastsiam.kernels.cores import cpu_info
 
 if TYPE_CHECKING:
     from filelock import FileLock
@@ -123,9 +124,7 @@ def kinds() -> tuple[str, ...]:
     """Return the CPU kinds whose libraries run on this processor, newest first."""
     if platform.machine() not in ("x86_64", "AMD64"):
         return (build.OTHER,)
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    flags = set(next((line for line in lines if line.startswith("flags")), "").split())
+    flags = set(cpu_info("flags").split())
     supported_kinds: list[str] = []
     for kind, needs in reversed(_NEEDS.items()):
         if not flags.issuperset(needs.split()):

@@ -22,6 +22,7 @@ from torchvision.ops import StochasticDepth
 from fastsiam.config import OWN_BACKBONES, BackboneConfig
 from fastsiam.config.setting import nearest
 from fastsiam.errors import BackendError
+from fastsiam.files import why
 from fastsiam.model.batch_norm import recomputation, unknown_batch_norm
 
 Network = TypeVar("Network", bound=nn.Module)
@@ -206,27 +207,25 @@ def check_backbone(config: BackboneConfig, *, crop: int, joins_views: bool = Fal
     """
     if config.is_own:
         return
-    if unknown := unknown_batch_norm(skeleton(config)):
+    backbone = skeleton(config).train()
+    if unknown := unknown_batch_norm(backbone):
         raise BackendError(
             f"{config.backbone} uses {unknown}, which cannot normalise each view separately; "
             "choose a network with GroupNorm, LayerNorm or a BatchNorm with running averages"
         )
     check_crop(config, crop, training=True)
-    if joins_views and _norm_batches(config, crop) - {2}:
+    if not joins_views:
+        return
+    batches = set[int]()  # batch sizes that BN layers receive when the network gets two images
+    for module in backbone.modules():
+        if isinstance(module, _BatchNorm):
+            module.register_forward_pre_hook(lambda _, inputs: batches.add(len(inputs[0])))
+    _run_on_meta(backbone, crop)
+    if batches - {2}:
         raise BackendError(
             f"{config.backbone} folds parts of images into the batch dimension, so BN would mix up "
             "views; pass --compile off, without --bn-images"
         )
-
-
-def _norm_batches(config: BackboneConfig, crop: int) -> set[int]:
-    """Return the batch sizes that BN layers receive when the network gets two images."""
-    backbone, sizes = skeleton(config).train(), set[int]()
-    for module in backbone.modules():
-        if isinstance(module, _BatchNorm):
-            module.register_forward_pre_hook(lambda _, inputs: sizes.add(len(inputs[0])))
-    _run_on_meta(backbone, crop)
-    return sizes
 
 
 def check_crop(config: BackboneConfig, crop: int, *, training: bool) -> None:
@@ -252,9 +251,8 @@ def check_crop(config: BackboneConfig, crop: int, *, training: bool) -> None:
         try:
             _run_on_meta(backbone, side)
         except Exception:
-            reason = next(iter(str(error).splitlines()), type(error).__name__)
             raise ValueError(
-                f"{name} does not work on images of {crop} pixels: {reason[:200]}"
+                f"{name} does not work on images of {crop} pixels: {why(error)[:200]}"
             ) from error
         raise ValueError(
             f"{name} needs images of {side} pixels, not {crop}; pass --crop {side}"

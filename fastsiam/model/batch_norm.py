@@ -100,7 +100,11 @@ class ViewBatchNorm(_BatchNorm):
         var, mean = torch.var_mean(x_float, axes, correction=0, keepdim=True)
         count = x.numel() // (views * x.shape[-1])
         if self.group is not None:
-            mean, var = _combine_ranks(mean, var, self.group)
+            # Every rank has the same number of samples.
+            moments = torch.stack([mean, var])[None]
+            means, variances = gather_with_gradient(moments, self.group).unbind(1)
+            mean = means.mean(0)
+            var = variances.mean(0) + (means - mean).square().mean(0)
             count *= self.group.size()
         assert self.momentum is not None
         with torch.no_grad():
@@ -206,11 +210,3 @@ def _view_kind(module: nn.Module) -> type[ViewBatchNorm] | None:
         return ViewBatchNorm
     class_names = (kind.__name__ for kind in type(module).__mro__)
     return ViewBatchNormAct if "BatchNormAct2d" in class_names else None
-
-
-def _combine_ranks(mean: Tensor, var: Tensor, group: dist.ProcessGroup) -> tuple[Tensor, Tensor]:
-    """Combine the ranks' means and biased variances; every rank has the same number of samples."""
-    moments = torch.stack([mean, var])[None]
-    means, variances = gather_with_gradient(moments, group).unbind(1)
-    mean = means.mean(0)
-    return mean, variances.mean(0) + (means - mean).square().mean(0)

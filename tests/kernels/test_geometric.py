@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -145,20 +146,6 @@ def random_cut(random: np.random.Generator, height: int, width: int, side: int) 
     return Cut(box, flip, tuple(resized), tuple(corner))
 
 
-def run_with_every_kind(work: Any) -> None:
-    """Call a function with each kind of library that this CPU supports.
-
-    Each call is a separate process, because an access outside the buffers kills it.
-    """
-    for kind in library.kinds():
-        result = Forked(work, environment={library.CHOICE: kind}).wait()
-        assert result.returncode == 0, (kind, result.stderr)
-
-
-def test_random_crops_equal_pil() -> None:
-    run_with_every_kind(compare_random_crops)
-
-
 def compare_random_crops() -> None:
     seen = set()
     for seed in range(150):
@@ -171,12 +158,8 @@ def compare_random_crops() -> None:
     assert len(seen) == 4
 
 
-def test_crops_equal_pil_for_all_tap_counts() -> None:
-    """Cover both axes and both orders, from enlarging to shrinking a hundredfold."""
-    run_with_every_kind(compare_all_tap_counts)
-
-
 def compare_all_tap_counts() -> None:
+    """Cover both axes and both orders, from enlarging to shrinking a hundredfold."""
     side = 24
     lengths = [1, 2, 5, 23, 24, 25, 31, 36, 37, 47, 48, 60, 72, 90, 120, 170, 250, 400]
     for seed, length in enumerate(lengths):
@@ -185,6 +168,14 @@ def compare_all_tap_counts() -> None:
             compare(noise(height, width, seed=seed), cut, side)
     for height, width in [(700, 5), (5, 700), (700, 700)]:
         compare(noise(height, width, seed=height), full_image_cut(height, width, 7), 7)
+
+
+@pytest.mark.parametrize("kind", library.kinds())
+@pytest.mark.parametrize("work", [compare_random_crops, compare_all_tap_counts])
+def test_crops_equal_pil(work: Callable[[], None], kind: str) -> None:
+    """The work is in a separate process, because an access outside the buffers kills it."""
+    result = Forked(work, environment={library.CHOICE: kind}).wait()
+    assert result.returncode == 0, result.stderr
 
 
 def job_of_jpeg(height: int, width: int, decode: Any) -> Job:

@@ -185,7 +185,7 @@ def test_unloadable_kernels_raise_and_decoder_falls_back(
 ) -> None:
     """For the kernels it is an error. Without the JPEG decoder, Pillow decodes."""
     monkeypatch.setattr(library, "_folder", lambda: tmp_path)
-    assert decoder.__wrapped__() == 0
+    assert decoder() == 0
     (tmp_path / build.library(library.kind())).write_text("no library")
     (tmp_path / build.JPEG).touch()
     old, too_short = Mock(fastsiam_jpeg_fits=lambda: 0), OSError("file too short")
@@ -193,7 +193,7 @@ def test_unloadable_kernels_raise_and_decoder_falls_back(
         library.jpeg.cache_clear()
         with monkeypatch.context() as patch:
             patch.setattr("ctypes.CDLL", Mock(side_effect=[loaded]))
-            assert decoder.__wrapped__() == 0
+            assert decoder() == 0
     problems = "compiled without libjpeg-turbo's header", "libjpeg-turbo is older", "file too short"
     for problem, message in zip(problems, caplog.messages, strict=True):
         assert problem in message and ": Pillow decodes JPEGs, which is slower; inst" in message

@@ -88,17 +88,17 @@ def augment_by_size(
     return split_by_view(outputs, config)
 
 
-def split_by_view(made: list[Tensor], config: AugmentConfig) -> tuple[Tensor, ...]:
+def split_by_view(tensors: list[Tensor], config: AugmentConfig) -> tuple[Tensor, ...]:
     """Split tensors by size into tensors by view.
 
     Args:
-        made: one tensor (V * N, ...) for each size of ``config.by_side``.
+        tensors: one tensor (V * N, ...) for each size of ``config.by_side``.
         config: settings that list the views of each size.
 
     Returns:
         The views (N, ...) in the order of ``config.views``.
     """
     views: dict[int, Tensor] = {}
-    for tensor, numbers in zip(made, config.by_side.values(), strict=True):
+    for tensor, numbers in zip(tensors, config.by_side.values(), strict=True):
         views |= dict(zip(numbers, tensor.chunk(len(numbers)), strict=True))
     return tuple(views[number] for number in sorted(views))
