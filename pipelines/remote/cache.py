@@ -126,7 +126,7 @@ class Cache:
             if _is_claimed(claim):
                 await asyncio.sleep(_POLL_SECONDS)
                 continue
-            async with storage.chunks_in_memory():
+            async with storage.client().chunks:
                 if not self.keeps or self.has(chunk):  # changed while waiting for the semaphore
                     return
                 try:

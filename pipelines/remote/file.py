@@ -21,8 +21,6 @@ from .storage import Facts, Range
 
 MOST_AHEAD = 2**29
 """Maximum bytes that a process prefetches; beyond it, the oldest ranges are dropped."""
-_BLOCK = 2**23
-"""Maximum bytes per request for a range that was not prefetched."""
 
 
 class RemoteFile:
@@ -96,9 +94,7 @@ class RemoteFile:
         """Return a range that was prefetched, or fetch it."""
         if (request := _ahead.take(self.path, (start, stop))) is not None:
             return storage.result(request)
-        cuts = [*range(start, stop, _BLOCK), stop]
-        parts = storage.fetch(self.path, self.facts, list(itertools.pairwise(cuts)))
-        return parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
+        return storage.read(self.path, self.facts, start, stop)
 
     def _begin(self, cache: Cache, requested_chunks: Sequence[Chunk]) -> None:
         """Start to fetch those chunks that are not in the cache."""
@@ -132,13 +128,14 @@ class _Ahead:
     def begin(self, path: RemotePath, facts: Facts, ranges: Sequence[Range]) -> None:
         """Request the ranges that are missing or failed; drop the oldest beyond ``MOST_AHEAD``."""
         with self._lock:
-            for start, stop in dict.fromkeys(ranges):
-                old = self._requests.get((path, (start, stop)))
+            for start, stop in ranges:
+                key = path, (start, stop)
+                old = self._requests.get(key)
                 if old and old.done() and (old.cancelled() or old.exception()):
-                    self._drop((path, (start, stop)))
-                if start < stop and (path, (start, stop)) not in self._requests:
-                    request = storage.submit(partial(storage.get, path, facts, start, stop))
-                    self._requests[path, (start, stop)] = request
+                    self._drop(key)
+                if start < stop and key not in self._requests:
+                    get = partial(storage.get, path, facts, start, stop)
+                    self._requests[key] = storage.submit(get)
                     self.bytes += stop - start
             while self.bytes > MOST_AHEAD and len(self._requests) > 1:
                 self._drop(next(iter(self._requests))).cancel()
