@@ -33,15 +33,12 @@ class RemoteFile:
     """
 
     def __init__(self, path: RemotePath, facts: Facts | None = None) -> None:
-        self.path = path
-        object_facts = facts or path.facts()
-        if object_facts is None or not object_facts.size:
+        facts = facts or path.facts()
+        if facts is None or not facts.size:
             raise DataError(f"{path} does not exist or is empty: check the address")
-        self.facts, self._cache = object_facts, path.cache
-        version = (
-            f"{path}\n{object_facts.etag} {object_facts.modified}\n{object_facts.size}".encode()
-        )
-        self._version = hashlib.blake2b(version, digest_size=16).hexdigest()
+        self.path, self.facts, self._cache = path, facts, path.cache
+        version = f"{path}\n{facts.etag} {facts.modified}\n{facts.size}"
+        self._version = hashlib.blake2b(version.encode(), digest_size=16).hexdigest()
 
     def read(self, start: int, stop: int) -> memoryview:
         """Return the bytes of a range; use the prefetched ones if there are any.

@@ -163,12 +163,8 @@ class RemotePath(Url):
     def _files(self, names: Sequence[str], *, denied_are_absent: bool = False) -> dict[str, Facts]:
         """Return the facts of those named objects directly below this path that exist."""
         urls = [self / name for name in names]
-        facts = storage.heads(urls, denied_is_absent=denied_are_absent)
-        return {
-            name: object_facts
-            for name, object_facts in zip(names, facts, strict=True)
-            if object_facts is not None
-        }
+        answers = storage.heads(urls, denied_is_absent=denied_are_absent)
+        return {name: facts for name, facts in zip(names, answers, strict=True) if facts}
 
 
 Place = Path | RemotePath
