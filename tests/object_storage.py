@@ -14,7 +14,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote
@@ -64,10 +65,10 @@ def s3_server() -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def web_server(folder: Path, *, ranges: bool = True, etags: bool = True) -> Iterator[str]:
-    """Serve a folder by HTTP; yield the address. Without ``ranges``, Range headers are ignored."""
+def _running(serve: Callable[..., None], *arguments: object) -> Iterator[str]:
+    """Run ``serve(port, *arguments)`` in a process; yield the server's address."""
     port = free_port()
-    process = Forked(_serve, str(folder), port, ranges, etags)
+    process = Forked(serve, port, *arguments)
     try:
         wait_for(port)
         yield f"http://127.0.0.1:{port}"
@@ -76,15 +77,20 @@ def web_server(folder: Path, *, ranges: bool = True, etags: bool = True) -> Iter
         process.wait(60)
 
 
-def _serve(folder: str, port: int, ranges: bool, etags: bool) -> None:
-    class Handler(_Files):
-        pass
+class _Server(ThreadingHTTPServer):
+    request_queue_size = 256  # the default of 5 refuses connections of parallel clients
 
-    class Server(ThreadingHTTPServer):
-        request_queue_size = 256  # the default of 5 refuses connections of parallel clients
 
-    Handler.folder, Handler.ranges, Handler.etags = Path(folder), ranges, etags
-    Server(("127.0.0.1", port), Handler).serve_forever()
+def web_server(
+    folder: Path, *, ranges: bool = True, etags: bool = True
+) -> AbstractContextManager[str]:
+    """Serve a folder by HTTP; yield the address. Without ``ranges``, Range headers are ignored."""
+    return _running(_serve, folder, ranges, etags)
+
+
+def _serve(port: int, folder: Path, ranges: bool, etags: bool) -> None:
+    settings = {"folder": folder, "ranges": ranges, "etags": etags}
+    _Server(("127.0.0.1", port), type("Handler", (_Files,), settings)).serve_forever()
 
 
 class _Files(BaseHTTPRequestHandler):
@@ -136,10 +142,9 @@ class _Files(BaseHTTPRequestHandler):
         """Suppress the request log."""
 
 
-@contextlib.contextmanager
 def faulty_proxy(
     server: str, log: Path, *, delay: tuple[float, float] = (0, 0), **shares: float
-) -> Iterator[str]:
+) -> AbstractContextManager[str]:
     """Run a proxy in front of a loopback server that randomly injects faults; yield its address.
 
     Args:
@@ -150,20 +155,11 @@ def faulty_proxy(
             response), ``cuts`` (closed after half of the response) and ``stalls`` (half of the
             response, then an open connection).
     """
-    port = free_port()
-    process = Forked(
-        _run_faulty_proxy, int(server.rpartition(":")[2]), port, str(log), delay, shares
-    )
-    try:
-        wait_for(port)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        process.send(9)
-        process.wait(60)
+    return _running(_run_faulty_proxy, int(server.rpartition(":")[2]), log, delay, shares)
 
 
 def _run_faulty_proxy(
-    to: int, port: int, log: str, delay: tuple[float, float], shares: dict[str, float]
+    port: int, to: int, log: Path, delay: tuple[float, float], shares: dict[str, float]
 ) -> None:
     """Run the proxy: requests without a body, one response per connection."""
     chance, lock = random.Random(0), threading.Lock()
@@ -179,7 +175,7 @@ def _run_faulty_proxy(
             with lock:
                 wait = chance.uniform(*delay)
                 (fate,) = chance.choices([*shares], [*shares.values()])
-                with open(log, "a") as file:
+                with log.open("a") as file:
                     file.write(f"{fate}\n")
             time.sleep(wait)
             if fate == "errors":
@@ -197,11 +193,7 @@ def _run_faulty_proxy(
             if fate == "stalls":
                 time.sleep(3600)
 
-    class Server(socketserver.ThreadingTCPServer):
-        allow_reuse_address = daemon_threads = True
-        request_queue_size = 256
-
-    Server(("127.0.0.1", port), Handler).serve_forever()
+    _Server(("127.0.0.1", port), Handler).serve_forever()
 
 
 def environment(endpoint: str, cache: Path) -> dict[str, str]:

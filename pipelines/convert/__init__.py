@@ -27,7 +27,7 @@ from ..store.base import IMAGE_ENDINGS, JPEG_ENDINGS
 from ..store.decode import ImageRules
 from ..subsets import sample
 from ..survey import survey
-from .manifest import remove_old_manifests, write_manifest
+from .manifest import write_manifest
 from .verify import Report, verify
 from .writer import BadImagesError, write
 
@@ -108,9 +108,7 @@ def convert(kind: Kind, config: ConvertConfig, console: Console) -> list[OutputF
         bad = [image for failure in failures for image in failure.bad]
         raise BadImagesError("; ".join(map(str, failures)), bad)
     descriptions = {file.path.name: file.about for file in files}
-    manifest = out / f"manifest{part}.json"
-    write_manifest(manifest, sources["train"].classes, descriptions)
-    remove_old_manifests(manifest)
+    write_manifest(out / f"manifest{part}.json", sources["train"].classes, descriptions)
     return files
 
 

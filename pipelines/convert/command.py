@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from fastsiam.config import ConvertConfig
-from fastsiam.console import Console, duration
+from fastsiam.console import Console, counted, duration
 from fastsiam.errors import Interrupted, as_one_line
 from fastsiam.files import quoted
 from fastsiam.pipelines.convert import BadImagesError, Kind, OutputFile, convert, verify
@@ -57,9 +57,9 @@ def verify_data(path: Path, *, decode: bool, workers: int) -> bool:
     for report in reports:
         for line in report.bad:
             print(as_one_line(line), file=sys.stderr)
-        state = f"NOT intact ({_count(len(report.bad), 'fault')})" if report.bad else "intact"
+        state = f"NOT intact ({counted(len(report.bad), 'fault')})" if report.bad else "intact"
         print(
-            f"{report.path}: {state}; {_count(report.images, 'image')}, "
+            f"{report.path}: {state}; {counted(report.images, 'image')}, "
             f"{report.bytes / 1e6:,.1f} MB, checked: {report.checked}"
         )
     return not any(report.bad for report in reports)
@@ -69,16 +69,13 @@ def _summary(file: OutputFile) -> str:
     about = file.about
     stored = ", ".join(f"{count:,} {processing}" for processing, count in about["stored"].items())
     left_out = f"; bad images left out: {len(about['left_out']):,}" if about["left_out"] else ""
-    classes = f"of {_count(about['classes'], 'class', 'es')}" if about["classes"] else "unlabelled"
+    plural = "" if about["classes"] == 1 else "es"
+    classes = f"of {about['classes']:,} class{plural}" if about["classes"] else "unlabelled"
     prefix = "already exists: " if file.existed else ""
     return (
-        f"{prefix}{file.path}: {_count(about['images'], 'image')} {classes}, "
+        f"{prefix}{file.path}: {counted(about['images'], 'image')} {classes}, "
         f"{about['bytes'] / 1e6:,.1f} MB ({stored}){left_out}"
     )
-
-
-def _count(number: int, word: str, suffix: str = "s") -> str:
-    return f"{number:,} {word}{'' if number == 1 else suffix}"
 
 
 @contextmanager

@@ -54,6 +54,11 @@ class Block(NamedTuple):
     bad: list[tuple[int, str]]
     """Index in the source, and error, of each bad image."""
 
+    @property
+    def images(self) -> int:
+        """Number of images of the source, with the bad ones."""
+        return len(self.rows) + len(self.bad)
+
     def line(self) -> bytes:
         """Serialise the block as a line of the journal, which starts with the rest's CRC-32."""
         rows = base64.b64encode(self.rows.tobytes()).decode()
@@ -111,7 +116,7 @@ def resume(
     blocks: list[Block] = []
     if old_line == first_line and partial.exists():
         blocks = _intact_blocks(lines, partial)
-        images = sum(len(block.rows) + len(block.bad) for block in blocks)
+        images = sum(block.images for block in blocks)
         say(f"resuming {partial.stem}: {images:,} images are done and verified")
     elif old_line.strip() and partial.exists():
         say(

@@ -6,7 +6,6 @@ finished file. A conversion resumes, or accepts an existing file, only if the pl
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import itertools
 import json
@@ -136,34 +135,19 @@ def write_manifest(path: Path, classes: tuple[str, ...], files: dict[str, dict[s
 def read_manifests(folder: Path) -> dict[str, Any]:
     """Return the file descriptions in all manifests of a folder, by file name.
 
+    A manifest is ignored once all its files are deleted, to convert the images in other parts.
+
     Raises:
         DataError: a manifest is corrupt or cannot be read.
     """
     descriptions: dict[str, Any] = {}
-    for path in _manifests(folder):
+    for path in sorted([*folder.glob("manifest.json"), *folder.glob("manifest-*-of-*.json")]):
         try:
-            descriptions |= dict(parse_json(path.read_text())["files"])
+            files = dict(parse_json(path.read_text())["files"])
+            if any((folder / name).exists() for name in files):
+                descriptions |= files
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise DataError(
                 f"cannot read {path} ({error}); convert again to recreate it"
             ) from error
     return descriptions
-
-
-def remove_old_manifests(manifest: Path) -> None:
-    """Delete manifests beside ``manifest`` for other numbers of parts, if all files are deleted."""
-    for path in _manifests(manifest.parent):
-        if _parts_of(path) != _parts_of(manifest):
-            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-                files = dict(parse_json(path.read_text())["files"])
-                if not any(path.with_name(name).exists() for name in files):
-                    path.unlink()
-
-
-def _parts_of(manifest: Path) -> str:
-    """Return the number of parts in a manifest's name; "" for a conversion in one part."""
-    return manifest.stem.partition("-of-")[2]
-
-
-def _manifests(folder: Path) -> list[Path]:
-    return sorted([*folder.glob("manifest.json"), *folder.glob("manifest-*-of-*.json")])

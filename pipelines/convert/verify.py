@@ -99,16 +99,17 @@ def _files(folder: Path) -> dict[Path, Place]:
 def _bad_images(store: BetonStore, decoding: bool, workers: int, done: Tally) -> list[str]:
     """Check every image in several processes; return a message for each bad one."""
 
-    def check(task: range) -> tuple[range, list[tuple[int, str]]]:
-        return task, [(i, reason) for i in task if (reason := _find_fault(store, i, decoding))]
+    def check(task: range) -> list[str]:
+        faults = ((index, _find_fault(store, index, decoding)) for index in task)
+        return [f"{store.where(index)}: {reason}" for index, reason in faults if reason]
 
     tasks = [range(i, min(i + _PER_TASK, len(store))) for i in range(0, len(store), _PER_TASK)]
-    faults: list[tuple[int, str]] = []
+    messages: list[str] = []
     with process_pool(workers, check) as run:
-        for task, bad in run(tasks):
-            faults += bad
+        for task, bad in zip(tasks, run(tasks), strict=True):
+            messages += bad
             done.add(len(task))
-    return [f"{store.where(index)}: {reason}" for index, reason in faults]
+    return messages
 
 
 def _find_fault(store: BetonStore, index: int, decoding: bool) -> str:

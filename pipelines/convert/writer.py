@@ -108,7 +108,7 @@ def write(
 
 def _format_space(sizes: NDArray[np.int64], blocks: list[Block], folder: Path) -> str:
     """Format the space that the remaining images need, at the ratio so far, and the free space."""
-    images = sum(len(block.rows) + len(block.bad) for block in blocks)
+    images = sum(block.images for block in blocks)
     written = sum(block.end - block.start for block in blocks)
     ratio = written / max(1, int(sizes[:images].sum())) if images else 1.0
     needed, free = ratio * int(sizes[images:].sum()), shutil.disk_usage(folder).free
@@ -140,7 +140,7 @@ def _write_blocks(
             blocks.append(block)
             log.write(block.line())
             log.flush()
-            tally.add(len(block.rows) + len(block.bad))
+            tally.add(block.images)
 
 
 def _block_edges(sizes: NDArray[np.int64], groups: NDArray[np.int64] | None) -> NDArray[np.int64]:
@@ -303,8 +303,6 @@ def _finish(
             (table_start, table.tobytes()),
             (0, header),
         ):
-            file.seek(offset)
-            file.write(data)
-        file.flush()
+            write_at(file.fileno(), data, offset)
         os.fsync(file.fileno())  # raises if a worker's write failed after it returned
     return about

@@ -53,14 +53,7 @@ class Chunk(NamedTuple):
 
 
 def chunks(version: str, size: int, start: int, stop: int) -> list[Chunk]:
-    """Return the chunks that contain a range of bytes of one version of an object.
-
-    Args:
-        version: a unique identifier of the object and its version.
-        size: size of the object in bytes.
-        start: first byte of the range.
-        stop: the byte after the last one.
-    """
+    """Return the chunks with a range of bytes of an object; ``version`` identifies its version."""
     return [
         Chunk(f"{version}-{first // CHUNK:06}", first, min(first + CHUNK, size))
         for first in range(start - start % CHUNK, stop, CHUNK)
@@ -115,18 +108,13 @@ class Cache:
             return False
 
     async def fetch(self, chunk: Chunk, get: Callable[[], Awaitable[memoryview]]) -> None:
-        """Fetch a chunk into the cache, or wait until another process has done so.
-
-        Args:
-            chunk: the missing chunk.
-            get: fetches its bytes.
-        """
+        """Fetch a missing chunk by ``get``, or wait until another process has cached it."""
         claim = self.folder / f"{chunk.name}{_CLAIM}"
         while self.keeps and not self.has(chunk):
             if _is_claimed(claim):
                 await asyncio.sleep(_POLL_SECONDS)
                 continue
-            async with storage.chunks_in_memory():
+            async with storage.client().chunks:
                 if not self.keeps or self.has(chunk):  # changed while waiting for the semaphore
                     return
                 try:

@@ -21,8 +21,6 @@ from .storage import Facts, Range
 
 MOST_AHEAD = 2**29
 """Maximum bytes that a process prefetches; beyond it, the oldest ranges are dropped."""
-_BLOCK = 2**23
-"""Maximum bytes per request for a range that was not prefetched."""
 
 
 class RemoteFile:
@@ -35,15 +33,12 @@ class RemoteFile:
     """
 
     def __init__(self, path: RemotePath, facts: Facts | None = None) -> None:
-        self.path = path
-        object_facts = facts or path.facts()
-        if object_facts is None or not object_facts.size:
+        facts = facts or path.facts()
+        if facts is None or not facts.size:
             raise DataError(f"{path} does not exist or is empty: check the address")
-        self.facts, self._cache = object_facts, path.cache
-        version = (
-            f"{path}\n{object_facts.etag} {object_facts.modified}\n{object_facts.size}".encode()
-        )
-        self._version = hashlib.blake2b(version, digest_size=16).hexdigest()
+        self.path, self.facts, self._cache = path, facts, path.cache
+        version = f"{path}\n{facts.etag} {facts.modified}\n{facts.size}"
+        self._version = hashlib.blake2b(version.encode(), digest_size=16).hexdigest()
 
     def read(self, start: int, stop: int) -> memoryview:
         """Return the bytes of a range; use the prefetched ones if there are any.
@@ -96,9 +91,7 @@ class RemoteFile:
         """Return a range that was prefetched, or fetch it."""
         if (request := _ahead.take(self.path, (start, stop))) is not None:
             return storage.result(request)
-        cuts = [*range(start, stop, _BLOCK), stop]
-        parts = storage.fetch(self.path, self.facts, list(itertools.pairwise(cuts)))
-        return parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
+        return storage.read(self.path, self.facts, start, stop)
 
     def _begin(self, cache: Cache, requested_chunks: Sequence[Chunk]) -> None:
         """Start to fetch those chunks that are not in the cache."""
@@ -132,13 +125,14 @@ class _Ahead:
     def begin(self, path: RemotePath, facts: Facts, ranges: Sequence[Range]) -> None:
         """Request the ranges that are missing or failed; drop the oldest beyond ``MOST_AHEAD``."""
         with self._lock:
-            for start, stop in dict.fromkeys(ranges):
-                old = self._requests.get((path, (start, stop)))
+            for start, stop in ranges:
+                key = path, (start, stop)
+                old = self._requests.get(key)
                 if old and old.done() and (old.cancelled() or old.exception()):
-                    self._drop((path, (start, stop)))
-                if start < stop and (path, (start, stop)) not in self._requests:
-                    request = storage.submit(partial(storage.get, path, facts, start, stop))
-                    self._requests[path, (start, stop)] = request
+                    self._drop(key)
+                if start < stop and key not in self._requests:
+                    get = partial(storage.get, path, facts, start, stop)
+                    self._requests[key] = storage.submit(get)
                     self.bytes += stop - start
             while self.bytes > MOST_AHEAD and len(self._requests) > 1:
                 self._drop(next(iter(self._requests))).cancel()

@@ -14,7 +14,7 @@ from fastsiam.errors import DataError
 
 from . import storage
 from .cache import Cache
-from .storage import Facts
+from .storage import Facts, Level
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _PROBED = ("train.beton", "val.beton")
@@ -29,11 +29,6 @@ class Stat(NamedTuple):
     """The sub-second part is a hash of the ETag, because servers report whole seconds."""
 
 
-class _Level(NamedTuple):
-    files: dict[str, Facts]
-    folders: frozenset[str]
-
-
 @dataclass(frozen=True, order=True)
 class RemotePath(Url):
     """A remote address with the methods of ``pathlib.Path``.
@@ -42,7 +37,7 @@ class RemotePath(Url):
     changes in the meantime, reading it raises an error.
     """
 
-    levels: dict[str, _Level] = field(default_factory=dict, compare=False, repr=False)
+    levels: dict[str, Level] = field(default_factory=dict, compare=False, repr=False)
     known: dict[str, Facts | None] = field(default_factory=dict, compare=False, repr=False)
     cache: Cache | None = field(default=None, compare=False, repr=False)
     """Disk cache for the files that are opened."""
@@ -66,7 +61,7 @@ class RemotePath(Url):
         files = folder._files(names)
         if missing := [name for name in names if name not in files]:
             raise DataError(f"{folder / missing[0]} does not exist: check the address")
-        folder.levels[folder.key] = _Level(files, frozenset())
+        folder.levels[folder.key] = Level(files, frozenset())
         return folder
 
     @property
@@ -143,7 +138,7 @@ class RemotePath(Url):
         """Return the contents of a small object."""
         if (facts := self.facts()) is None:
             raise FileNotFoundError(2, "No such object", str(self))
-        return bytes(storage.fetch(self, facts, [(0, facts.size)])[0]) if facts.size else b""
+        return bytes(storage.read(self, facts, 0, facts.size))
 
     def hint(self) -> str:
         """Return advice to append to an error message that this path does not exist."""
@@ -154,27 +149,22 @@ class RemotePath(Url):
             "val.beton, or several as in train-{0000..0012}.tar"
         )
 
-    def _level(self) -> _Level:
+    def _level(self) -> Level:
         """List the objects directly below this path; on a web server, try a few names instead."""
         if (level := self.levels.get(self.key)) is not None:
             return level
         if self.is_on_web:
-            level = _Level(self._files(_PROBED, denied_are_absent=True), frozenset())
+            level = Level(self._files(_PROBED, denied_are_absent=True), frozenset())
         else:
-            files, folders = storage.level(self)
-            level = _Level(files, frozenset(folders))
+            level = storage.level(self)
         self.levels[self.key] = level
         return level
 
     def _files(self, names: Sequence[str], *, denied_are_absent: bool = False) -> dict[str, Facts]:
         """Return the facts of those named objects directly below this path that exist."""
         urls = [self / name for name in names]
-        facts = storage.heads(urls, denied_is_absent=denied_are_absent)
-        return {
-            name: object_facts
-            for name, object_facts in zip(names, facts, strict=True)
-            if object_facts is not None
-        }
+        answers = storage.heads(urls, denied_is_absent=denied_are_absent)
+        return {name: facts for name, facts in zip(names, answers, strict=True) if facts}
 
 
 Place = Path | RemotePath

@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import itertools
 import logging
 import os
 import re
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from datetime import timedelta
 from functools import partial
@@ -30,6 +31,8 @@ log = logging.getLogger(__name__)
 
 PARALLEL = 64
 """Maximum number of concurrent requests of a process."""
+_BLOCK = 2**23
+"""Maximum bytes of a request of ``read``."""
 STALL_SECONDS = "FASTSIAM_CLOUD_STALL"
 """Environment variable: seconds without data after which a request fails. Default: 10."""
 PATIENCE_SECONDS = "FASTSIAM_CLOUD_PATIENCE"
@@ -61,6 +64,15 @@ class Facts(NamedTuple):
     """The ETag that the server reports, or ""."""
 
 
+class Level(NamedTuple):
+    """What is directly below a prefix."""
+
+    files: dict[str, Facts]
+    """Facts of the objects, by name."""
+    folders: frozenset[str]
+    """Names of the sub-prefixes."""
+
+
 def heads(urls: Sequence[Url], *, denied_is_absent: bool = False) -> list[Facts | None]:
     """Return the facts of objects; None for each object that does not exist.
 
@@ -82,18 +94,17 @@ def heads(urls: Sequence[Url], *, denied_is_absent: bool = False) -> list[Facts 
                 return None
             raise
 
-    with _reported(urls):
-        return results([partial(_request, url, head) for url in urls])
+    return _answers(urls, head)
 
 
-def level(url: Url) -> tuple[dict[str, Facts], list[str]]:
-    """List the objects directly below a prefix, by name, and the names of its sub-prefixes.
+def level(url: Url) -> Level:
+    """List the objects and sub-prefixes directly below a prefix.
 
     Raises:
         DataError: access is denied, the bucket does not exist, or it cannot be reached.
     """
 
-    async def list_level(store: Any, key: str) -> tuple[dict[str, Facts], list[str]]:
+    async def list_level(store: Any, key: str) -> Level:
         try:
             listing = await store.list_with_delimiter_async(key or None)
         except Exception as error:
@@ -102,37 +113,39 @@ def level(url: Url) -> tuple[dict[str, Facts], list[str]]:
                     f"{url} does not exist: check the address and the bucket's name"
                 ) from None
             raise
-        objects = {
-            str(meta["path"]).rpartition("/")[2]: _facts(meta) for meta in listing["objects"]
-        }
-        return objects, [str(p).rstrip("/").rpartition("/")[2] for p in listing["common_prefixes"]]
-
-    with _reported([url]):
-        return results([partial(_request, url, list_level)])[0]
-
-
-@contextlib.contextmanager
-def _reported(urls: Sequence[Url]) -> Iterator[None]:
-    """Log a warning if the block, which waits for answers about objects, takes long."""
-
-    def report() -> None:
-        log.warning(
-            f"no answer yet about {urls[0]}; trying for up to "
-            f"{_seconds(PATIENCE_SECONDS, 120):g} s (${PATIENCE_SECONDS})"
+        return Level(
+            {_name(meta["path"]): _facts(meta) for meta in listing["objects"]},
+            frozenset(map(_name, listing["common_prefixes"])),
         )
 
-    timer = threading.Timer(_SECONDS_TO_REPORT, report)
+    return _answers([url], list_level)[0]
+
+
+def _name(path: str) -> str:
+    """Return the last component of an object's or a prefix's path."""
+    return path.rstrip("/").rpartition("/")[2]
+
+
+def _answers(urls: Sequence[Url], ask: Callable[[Any, str], Awaitable[Result]]) -> list[Result]:
+    """Ask about objects and wait for all answers; log a warning if that takes long."""
+    warning = (
+        f"no answer yet about {urls[0]}; trying for up to "
+        f"{_seconds(PATIENCE_SECONDS, 120):g} s (${PATIENCE_SECONDS})"
+    )
+    timer = threading.Timer(_SECONDS_TO_REPORT, log.warning, [warning])
     timer.daemon = True
     timer.start()
     try:
-        yield
+        return results([partial(_request, url, ask) for url in urls])
     finally:
         timer.cancel()
 
 
-def fetch(url: Url, facts: Facts, ranges: Sequence[Range]) -> list[memoryview]:
-    """Fetch ranges of an object concurrently; see ``get``."""
-    return results([partial(get, url, facts, *span) for span in ranges])
+def read(url: Url, facts: Facts, start: int, stop: int) -> memoryview:
+    """Fetch a range of an object in blocks, concurrently; see ``get``."""
+    cuts = [*range(start, stop, _BLOCK), stop]
+    parts = results([partial(get, url, facts, *block) for block in itertools.pairwise(cuts)])
+    return parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
 
 
 async def get(url: Url, facts: Facts, start: int, stop: int) -> memoryview:
@@ -166,7 +179,7 @@ def is_same(one: Facts, other: Facts) -> bool:
 
 def submit(request: Callable[[], Coroutine[Any, Any, Result]]) -> Future[Result]:
     """Start a request; to stop it, cancel the future."""
-    loop = _client().loop
+    loop = client().loop  # before the coroutine exists, which would otherwise warn after an error
     return asyncio.run_coroutine_threadsafe(request(), loop)
 
 
@@ -176,13 +189,8 @@ def result(request: Future[Result]) -> Result:
     Raises:
         WorkerError: this process was forked from the one that made the request.
     """
-    _client()
+    client()
     return request.result()
-
-
-def chunks_in_memory() -> asyncio.Semaphore:
-    """Return the semaphore that limits the chunks being fetched or written to the cache."""
-    return _client().chunks
 
 
 def results(requests: Sequence[Callable[[], Coroutine[Any, Any, Result]]]) -> list[Result]:
@@ -201,11 +209,11 @@ async def _request(url: Url, ask: Callable[[Any, str], Awaitable[Result]]) -> Re
     obstore retries most failures itself: 5xx, 408, 429, failed connections, and response bodies
     that are cut off or stall. It does not retry bodies of lists, or of objects without an ETag.
     """
-    client, end = _client(), time.monotonic() + _seconds(PATIENCE_SECONDS, 120)
+    connections, end = client(), time.monotonic() + _seconds(PATIENCE_SECONDS, 120)
     while True:
         try:
-            async with client.limit:
-                return await ask(client.store(url), url.key)
+            async with connections.limit:
+                return await ask(connections.store(url), url.key)
         except FastSiamError:
             raise
         except Exception as error:
@@ -226,6 +234,7 @@ class _Client:
             )
         self.loop, self.limit = asyncio.new_event_loop(), asyncio.Semaphore(PARALLEL)
         self.chunks = asyncio.Semaphore(PARALLEL)
+        """Limits the chunks that are being fetched or written to the cache."""
         self.process = os.getpid()
         self._stores: dict[tuple[str, str], Any] = {}
         self._thread = threading.Thread(
@@ -262,7 +271,7 @@ _process_client: _Client | None = None
 _starting = threading.Lock()
 
 
-def _client() -> _Client:
+def client() -> _Client:
     """Return this process's client, which is created at the first call."""
     global _process_client
     if _process_client is None:

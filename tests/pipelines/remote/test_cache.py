@@ -221,7 +221,7 @@ def fetch_all(folder: Path) -> None:
     get = server.get
 
     async def slow(*arguments: object) -> memoryview:
-        async with storage._client().limit:
+        async with storage.client().limit:
             await asyncio.sleep(0.1)
         return await get(*arguments)  # type: ignore[arg-type]
 

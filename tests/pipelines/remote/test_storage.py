@@ -61,7 +61,7 @@ def test_truncated_answers_are_retried(
         original = (shards / "train-0000.tar").read_bytes()
         for start in range(8):
             byte_range = (start, len(original) - start)
-            (content,) = storage.fetch(place(f"{at}/train-0000.tar"), facts, [byte_range])  # type: ignore[arg-type]
+            content = storage.read(place(f"{at}/train-0000.tar"), facts, *byte_range)  # type: ignore[arg-type]
             assert content == original[slice(*byte_range)]
     expected = storage.level(place(data))  # type: ignore[arg-type]
     with faulty_proxy(cloud, tmp_path / "lists", cuts=0.5) as address:
@@ -190,7 +190,7 @@ def test_retries_end_after_time_limit(
             there = store.files[0]
             url = place(f"{broken}/photos.tar")
             with pytest.raises(DataError, match=r"for 0\.5 s \(\$FASTSIAM_CLOUD") as caught:
-                storage.fetch(url, there.facts, [(0, 3000)])  # type: ignore[arg-type, union-attr]
+                storage.read(url, there.facts, 0, 3000)  # type: ignore[arg-type, union-attr]
             assert not caplog.messages
             with pytest.raises(DataError, match=message):
                 storage.heads([url])  # type: ignore[list-item]
