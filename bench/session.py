@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from fastsiam.bench.cases import CASES
-from fastsiam.bench.config import CONTAINERS, ORIGINAL, BenchConfig, Stored
+from fastsiam.bench.config import CONTAINERS, ORIGINAL, BenchConfig, Loading, Stored
 from fastsiam.bench.finding import finding
 from fastsiam.bench.images import Images, take_images
 from fastsiam.bench.peers import Peer
@@ -115,17 +115,15 @@ class Session:
         path = images.stored(form) if is_converted else images.folder
         return DataConfig(data=str(path), pipeline=pipeline, workers=self.workers)
 
-    def loading(
-        self, images: Images, pipeline: Pipeline, form: Stored = ORIGINAL
-    ) -> dict[str, Any]:
-        """Return the keyword arguments with which a case builds a loader of views."""
-        return {
-            "data": self.data(images, pipeline, form),
-            "augment": self.config.augment,
-            "batch": self.loaded_batch,
-            "images": images.count,
-            "device": self.device,
-        }
+    def loading(self, images: Images, pipeline: Pipeline, form: Stored = ORIGINAL) -> Loading:
+        """Return what a case loads with a pipeline."""
+        return Loading(
+            data=self.data(images, pipeline, form),
+            augment=self.config.augment,
+            batch=self.loaded_batch,
+            images=images.count,
+            device=self.device,
+        )
 
     def forms(self, pipeline: Pipeline) -> list[Stored]:
         """Return the forms in which a pipeline reads images; the baseline reads originals only.

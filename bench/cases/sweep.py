@@ -10,7 +10,7 @@ from typing import Any
 
 from fastsiam.bench.cases.loader import build_views
 from fastsiam.bench.cases.train import build_training
-from fastsiam.bench.config import Over
+from fastsiam.bench.config import Loading, Over
 from fastsiam.bench.records import Record, Row
 from fastsiam.bench.runner import compare
 from fastsiam.bench.session import Session
@@ -40,7 +40,7 @@ def measure(session: Session) -> list[Record]:
                 build_training, config=replace(config, data=DataConfig(pipeline=CEILING))
             )
         else:
-            build = partial(build_views, **_settings(session, over, value, pipeline))
+            build = partial(build_views, _loading(session, over, value, pipeline))
         return Row(
             case="sweep",
             name=f"{pipeline}, {over} {value}",
@@ -70,26 +70,23 @@ def _pipelines(session: Session, over: Over) -> list[Pipeline]:
     return pipelines
 
 
-def _settings(session: Session, over: Over, value: int, pipeline: Pipeline) -> dict[str, Any]:
-    """Return the arguments of ``build_views`` for one value of the varied setting."""
+def _loading(session: Session, over: Over, value: int, pipeline: Pipeline) -> Loading:
+    """Return what a pipeline loads for one value of the varied setting."""
     batch = value if over == "batch" else session.loaded_batch
     images = session.images(max(batch, session.loaded_batch))
     count = images.count // batch * batch
     if over == "quality":
         images = images.encoded(value)
-    defaults = session.loading(images, pipeline)
-    data, augment = defaults["data"], defaults["augment"]
+    loading = session.loading(images, pipeline)
     data_changes: dict[Over, dict[str, Any]] = {
         "workers": {"workers": value},
         "prefetch": {"prefetch": value},
         "jpeg-engine": {"dali_hw_decoder_load": value / 100},
     }
-    return defaults | {
-        "data": replace(data, **data_changes.get(over, {})),
-        "augment": augment.changed(crop=value) if over == "crop" else augment,
-        "batch": batch,
-        "images": count,
-    }
+    data = replace(loading.data, **data_changes.get(over, {}))
+    if over == "crop":
+        loading = replace(loading, augment=loading.augment.changed(crop=value))
+    return replace(loading, data=data, batch=batch, images=count)
 
 
 def _values(session: Session, over: Over) -> list[int]:
