@@ -55,8 +55,6 @@ class Task:
 Build = Callable[[], Task | Mapping[str, Task]]
 """Returns a runner's task, or several by name. It is pickled, so it must be a module's function,
 or a ``partial`` of one."""
-Timings = dict[str, Timing]
-"""Timings by task name; the only task of a runner is named after the runner."""
 
 
 class RunnerError(FastSiamError):
@@ -107,9 +105,9 @@ class Runner:
             self.close()
             raise
         gpu = max(0, gpu_memory() - gpu_before)
-        self.timings: Timings = {task: Timing(images=n, gpu=gpu) for task, n in images.items()}
+        self.timings = {task: Timing(images=n, gpu=gpu) for task, n in images.items()}
         """The repeats of each task."""
-        self.rest()
+        self._ask(empty_gpu_cache)
 
     def run(self, task: str) -> Sample:
         """Run a task once on all ranks at the same time, until the slowest has finished."""
@@ -120,20 +118,16 @@ class Runner:
             sum(sample.host for sample in samples),
         )
 
-    def rest(self) -> None:
-        """Release the GPU memory that its allocators cache, before another runner's turn."""
-        self._ask(empty_gpu_cache)
-
     def facts(self, task: str) -> dict[str, Any]:
         """Return a task's facts from rank 0."""
         facts: dict[str, Any] = self._ask(_facts, task)[0]
         return facts
 
     def take_turn(self) -> None:
-        """Repeat each task once."""
+        """Repeat each task once, and release the GPU memory that allocators cache."""
         for task, timing in self.timings.items():
             timing.samples.append(self.run(task))
-            self.rest()
+            self._ask(empty_gpu_cache)
 
     def add_facts(self) -> None:
         """Add facts to the timings, after the last repeat."""
@@ -183,17 +177,17 @@ def compare(session: Session, rows: Iterable[Row], *, apart: bool = False) -> li
     """
     rows = list(rows)
     runners = {row.runner or row.name: row for row in rows}
-    groups = [[name] for name in runners] if apart else [list(runners)]
-    timings: Timings = {}
+    groups = [{name: row} for name, row in runners.items()] if apart else [runners]
+    timings: dict[str, Timing] = {}
     for group in groups:
-        timings |= _timings(session, {name: runners[name] for name in group})
+        timings |= _timings(session, group)
     if apart:
         for timing in timings.values():
             timing.facts["apart"] = True
     return [row.record(timings) for row in rows if row.name in timings]
 
 
-def _timings(session: Session, rows: Mapping[str, Row]) -> Timings:
+def _timings(session: Session, rows: Mapping[str, Row]) -> dict[str, Timing]:
     """Time the tasks of runners that take turns; runners that fail are left out."""
     say, repeats = session.console.say, session.config.repeats
     patience = _PATIENCE_ON_GPU if session.gpu else None

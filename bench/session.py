@@ -63,7 +63,7 @@ class Session:
     @property
     def workers(self) -> int:
         """Number of loader processes or threads."""
-        return max(1, count_workers(self.config.workers))
+        return count_workers(self.config.workers)
 
     @property
     def loaded_batch(self) -> int:
@@ -148,12 +148,7 @@ class Session:
         """Return the recipe with a batch size per rank.
 
         The model is compiled on a GPU, like in long runs. On a CPU, where compiling takes longer
-        than measuring, it is compiled only if ``settings`` say so.
-
-        Args:
-            batch: images per rank.
-            ranks: number of ranks.
-            settings: other settings, by flag name.
+        than measuring, it is compiled only if ``settings``, which are named like flags, say so.
         """
         changes = {
             "compile": "on" if self.gpu else "off", **settings,

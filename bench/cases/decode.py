@@ -148,12 +148,8 @@ def _by_function(
 ) -> Callable[[int, int], object]:
     """Return a function that decodes by a C function, given the numbers of a thread and an image.
 
-    Args:
-        function: ``crop_and_skip``, or fastsiam's function with the same arguments.
-        size: (N, 2) height and width of the images.
-        data: encoded images.
-        workers: number of threads.
-        part: decode only what the boxes of two views need, not the entire image.
+    ``size`` is (N, 2), height and width. With ``part``, it decodes only what the boxes of two views
+    need.
     """
     box = np.concatenate([np.zeros_like(size), size], 1)
     if part:

@@ -114,11 +114,7 @@ def build_reading(
 ) -> Task:
     """Set up a pipeline or a library of ``STREAMING``; the task is an epoch of a new loader.
 
-    Args:
-        reader: name of the pipeline or library.
-        loading: what it loads, in which ``data`` has the folder or URL of the shards.
-        cold: empty the cache before each epoch.
-        environment: environment variables that are needed to access the shards.
+    If ``cold``, each epoch starts with an empty cache.
     """
     os.environ.update(environment)
     library, turns, cache = STREAMING.get(reader), count(), loading.data.cache
