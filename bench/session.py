@@ -109,10 +109,11 @@ class Session:
             self._images[count] = take_images(self.config, count, self.folder, self.console.say)
         return self._images[count]
 
-    def data(self, images: Images, pipeline: Pipeline, form: Stored = "original") -> DataConfig:
+    def data(self, images: Images, pipeline: Pipeline, form: Stored = ORIGINAL) -> DataConfig:
         """Return the settings with which a pipeline reads images in some form."""
-        is_converted = form != "original" or BACKENDS[pipeline].needs_beton
-        path = images.stored(form) if is_converted else images.folder
+        if form == ORIGINAL and BACKENDS[pipeline].needs_beton:
+            form = "beton"
+        path = images.folder if form == ORIGINAL else images.stored(form)
         return DataConfig(data=str(path), pipeline=pipeline, workers=self.workers)
 
     def loading(self, images: Images, pipeline: Pipeline, form: Stored = ORIGINAL) -> Loading:

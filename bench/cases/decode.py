@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from fastsiam.bench.config import CONTAINERS, ORIGINAL, Stored, with_form
-from fastsiam.bench.images import FORMS, Images
+from fastsiam.bench.images import Images
 from fastsiam.bench.records import Record, Row
 from fastsiam.bench.runner import Task, compare
 from fastsiam.bench.session import Session
@@ -71,7 +71,7 @@ def rows(session: Session, images: Images) -> list[Row]:
         )
         for form in dict.fromkeys((ORIGINAL, *session.config.stored))  # always the baseline's
         # Other forms have the original images' bytes, or nothing to decode.
-        if form not in CONTAINERS and not FORMS[form].raw
+        if form not in (*CONTAINERS, "pixels256")
         for name in (*_LIBRARY_DECODERS, OURS, OUR_PART, TURBO_PART)
     ]
 
