@@ -343,17 +343,11 @@ def _by_ffcv_alone(loading: Loading) -> Epoch:
     mean, std = 255 * np.array(loading.augment.mean), 255 * np.array(loading.augment.std)
 
     def view() -> list[Any]:
-        # On a GPU FFCV's normalisation needs cupy, which is not installed with FFCV.
-        normalisation = [] if gpu else [NormalizeImage(mean, std, np.float32)]
-        to_device = [ToDevice(torch.device(loading.device))] if gpu else []
-        return [
-            RandomResizedCropRGBImageDecoder((a.crop, a.crop), _scale(a), _ratio(a)),
-            RandomHorizontalFlip(a.flip_p),
-            *normalisation,
-            ToTensor(),
-            *to_device,
-            ToTorchImage(),
-        ]
+        crop = RandomResizedCropRGBImageDecoder((a.crop, a.crop), _scale(a), _ratio(a))
+        flip, device = RandomHorizontalFlip(a.flip_p), torch.device(loading.device)
+        if gpu:  # FFCV's normalisation needs cupy, which is not installed with FFCV
+            return [crop, flip, ToTensor(), ToDevice(device), ToTorchImage()]
+        return [crop, flip, NormalizeImage(mean, std, np.float32), ToTensor(), ToTorchImage()]
 
     beton = Path(loading.data.data) / "train.beton"
     store = BetonStore(beton)
@@ -367,13 +361,13 @@ def _by_ffcv_alone(loading: Loading) -> Epoch:
         pipelines=dict.fromkeys(store.fields)
         | {store.image_field: view(), "second": PipelineSpec(store.image_field, transforms=view())},
     )
-    on_device = [
+    shift, scale = (
         torch.tensor(values, dtype=torch.float32, device=loading.device)[:, None, None]
         for values in (mean, std)
-    ]
+    )
 
     def normalise(view: Tensor) -> Tensor:
-        return view.float().sub_(on_device[0]).div_(on_device[1]) if gpu else view
+        return view.float().sub_(shift).div_(scale) if gpu else view
 
     def epoch() -> Iterator[Views]:
         for view1, view2 in loader:
