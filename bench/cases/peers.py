@@ -367,6 +367,7 @@ def _by_dataloader(
     from torchvision.datasets import ImageFolder
     from torchvision.datasets.folder import default_loader
 
+    device = loading.device
     images = ImageFolder(loading.data.data, views, loader=read_image or default_loader)
     loader: DataLoader[Any] = DataLoader(
         images,
@@ -375,20 +376,15 @@ def _by_dataloader(
         num_workers=loading.workers,
         persistent_workers=True,
         drop_last=True,
-        pin_memory=loading.device == "cuda",
+        pin_memory=device == "cuda",
         worker_init_fn=init_worker,
     )
 
     def epoch() -> Iterator[Views]:
-        for views, _ in loader:
-            yield _to_device(views, loading)
+        for (view1, view2), _ in loader:
+            yield view1.to(device, non_blocking=True), view2.to(device, non_blocking=True)
 
     return epoch
-
-
-def _to_device(views: Views, loading: Loading) -> Views:
-    view1, view2 = (view.to(loading.device, non_blocking=True) for view in views)
-    return view1, view2
 
 
 def _scale(view: ViewConfig) -> tuple[float, float]:

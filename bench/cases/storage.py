@@ -61,7 +61,7 @@ def measure(session: Session) -> list[Record]:
             port, cold = places[place]
             remote = f"http://127.0.0.1:{port}" if reader == "webdataset" else "s3:/"
             parent = f"{remote}/{object_storage.BUCKET}" if port else f"{folder}/shards"
-            pipeline = "" if reader == "webdataset" else reader
+            pipeline: Any = "" if reader == "webdataset" else reader
             data = DataConfig(
                 data=f"{parent}/tars",
                 pipeline=pipeline or BASELINE,

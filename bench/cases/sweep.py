@@ -3,7 +3,6 @@ prefetched batches, or the share of the GPU's JPEG engine."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -16,13 +15,7 @@ from fastsiam.bench.runner import compare
 from fastsiam.bench.session import Session
 from fastsiam.config import DataConfig, Pipeline
 from fastsiam.errors import DeviceError
-from fastsiam.pipelines.backends import BACKENDS, BASELINE, CEILING, Backend
-
-_AFFECTS: dict[Over, Callable[[Backend, bool], bool]] = {
-    "prefetch": lambda backend, _: backend.prefetches,
-    "jpeg-engine": lambda backend, on_gpu: on_gpu and backend.decodes_on_gpu,
-}
-"""Settings that affect only some pipelines: whether they do, given whether a GPU is used."""
+from fastsiam.pipelines.backends import BACKENDS, BASELINE, CEILING
 
 
 def measure(session: Session) -> list[Record]:
@@ -62,8 +55,11 @@ def measure(session: Session) -> list[Record]:
 
 def _pipelines(session: Session, over: Over) -> list[Pipeline]:
     """Return the pipelines that the setting affects."""
-    names, affects = session.config.pipeline_names, _AFFECTS.get(over)
-    pipelines = [x for x in names if affects is None or affects(BACKENDS[x], session.gpu)]
+    pipelines = names = list(session.config.pipeline_names)
+    if over == "prefetch":
+        pipelines = [name for name in names if BACKENDS[name].prefetches]
+    if over == "jpeg-engine":
+        pipelines = [name for name in names if session.gpu and BACKENDS[name].decodes_on_gpu]
     if not pipelines:
         device = "GPU" if session.gpu else "CPU"
         session.console.say(f"{over} does not affect {', '.join(names)} on a {device}")
