@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fastsiam.bench import soak as soaks
 from fastsiam.bench.cases import title_of
-from fastsiam.bench.charts import chart, front_charts, plain_name, svg
+from fastsiam.bench.charts import chart, front_charts, plain_name
 from fastsiam.bench.finding import finding
 from fastsiam.bench.records import Record, group_by, read
 from fastsiam.bench.tables import caption, differences, rows_of, table
@@ -61,8 +61,8 @@ def write_report(files: Sequence[Path], out: Path) -> list[Path]:
                 case_pictures = {f"{prefix}{plain_name(case)}.png": png(figure)} if figure else {}
                 pictures |= case_pictures
                 if case == "peers":
-                    front = front_charts(records).items()
-                    pictures |= {f"{prefix}{name}.svg": svg(plot) for name, plot in front}
+                    front = front_charts(records)
+                    pictures |= {f"{prefix}{name}": picture for name, picture in front.items()}
                 title = f"{title_of(case)}{f' ({file})' if len(files) > 1 else ''}"
                 sections.append(_section(title, records, case_pictures))
                 tables.append(f"## {title}\n\n{records_block(records)}\n")
