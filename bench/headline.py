@@ -8,7 +8,6 @@ time, which is summed over all calls and excludes evaluations.
 from __future__ import annotations
 
 import os
-import shlex
 import signal
 import sys
 import time
@@ -140,13 +139,13 @@ class Training:
         The run also ends, after it has saved, if ``signals`` gets an element.
 
         Raises:
-            FastSiamError: the run failed; the message names its log.
+            FastSiamError: the run failed; the message has its error and its log.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        log = self.folder / "headline.log"
         lines_before = len(read_metrics(self.folder))  # after kill -9, the run drops some of them
         # A second signal would end the run before it saves: it gets only the one sent below.
-        process = Child(self.command, log).process
+        child = Child(self.command, self.folder / "headline.log")
+        process = child.process
         try:
             while process.poll() is None:
                 lines = len(read_metrics(self.folder))
@@ -158,13 +157,10 @@ class Training:
                     break
                 time.sleep(_POLL)
         finally:
-            if process.poll() is None:  # after an error
-                process.terminate()
-                process.wait()
+            process.terminate()  # after an error; otherwise it has ended
+            process.wait()
         if process.returncode not in (0, 128 + signal.SIGUSR1) and not signals:
-            raise FastSiamError(
-                f"{shlex.join(self.command[1:])} ended with code {process.returncode}: see {log}"
-            )
+            raise child.failure(f"training of {self.method}", "evaluation")
 
 
 def run(config: HeadlineConfig) -> dict[str, Any]:
