@@ -202,23 +202,6 @@ class BenchConfig(Config):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Loading:
-    """What a pipeline or another library loads in a measured process."""
-
-    data: DataConfig
-    augment: AugmentConfig
-    batch: int
-    images: int
-    """Images per epoch, a multiple of the batch size."""
-    device: str
-
-    @property
-    def workers(self) -> int:
-        """Number of loader processes or threads."""
-        return int(self.data.workers)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class GpuConfig(Config):
     """Settings of ``fastsiam bench gpu``."""
 

@@ -30,6 +30,7 @@ from fastsiam.pipelines.workers import server_context, set_up_worker
 
 if TYPE_CHECKING:
     from fastsiam.bench.session import Session
+    from fastsiam.config import AugmentConfig, DataConfig
 
 _FRESH = multiprocessing.get_context("spawn")
 _PATIENCE = 5.0
@@ -55,6 +56,23 @@ class Task:
 Build = Callable[[], Task | Mapping[str, Task]]
 """Returns a runner's task, or several by name. It is pickled, so it must be a module's function,
 or a ``partial`` of one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loading:
+    """What a pipeline or another library loads in a measured process."""
+
+    data: DataConfig
+    augment: AugmentConfig
+    batch: int
+    images: int
+    """Images per epoch, a multiple of the batch size."""
+    device: str
+
+    @property
+    def workers(self) -> int:
+        """Number of loader processes or threads."""
+        return int(self.data.workers)
 
 
 class RunnerError(FastSiamError):

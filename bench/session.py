@@ -15,11 +15,12 @@ from typing import Any
 import torch
 
 from fastsiam.bench.cases import CASES
-from fastsiam.bench.config import CONTAINERS, ORIGINAL, BenchConfig, Loading, Stored
+from fastsiam.bench.config import CONTAINERS, ORIGINAL, BenchConfig, Stored
 from fastsiam.bench.finding import finding
 from fastsiam.bench.images import Images, take_images
 from fastsiam.bench.peers import Peer
 from fastsiam.bench.records import Record, write
+from fastsiam.bench.runner import Loading
 from fastsiam.bench.tables import caption, differences, table
 from fastsiam.config import DataConfig, Pipeline, RunConfig, TrainConfig
 from fastsiam.console import Console

@@ -9,11 +9,11 @@ from itertools import count
 from typing import Any
 
 from fastsiam.bench.cases import decode
-from fastsiam.bench.config import CONTAINERS, ORIGINAL, Loading, Stored, with_form
+from fastsiam.bench.config import CONTAINERS, ORIGINAL, Stored, with_form
 from fastsiam.bench.images import Images
 from fastsiam.bench.measure import children
 from fastsiam.bench.records import Record, Row
-from fastsiam.bench.runner import Build, Task, compare
+from fastsiam.bench.runner import Build, Loading, Task, compare
 from fastsiam.bench.session import Session
 from fastsiam.config import Pipeline
 from fastsiam.pipelines import build_loader
@@ -70,11 +70,13 @@ def build_views(loading: Loading) -> Task:
     return _epochs(loading)["views"]
 
 
-def _epochs(of: Loading) -> dict[str, Task]:
+def _epochs(loading: Loading) -> dict[str, Task]:
     """Return tasks that load an epoch: of "crops", if the pipeline makes them, and of "views"."""
-    loader = build_loader(of.data, of.augment, batch=of.batch, device=of.device)
-    if loader.steps != of.images // of.batch:
-        raise RuntimeError(f"{loader.source} holds {loader.images:,} images, not {of.images:,}")
+    loader = build_loader(loading.data, loading.augment, batch=loading.batch, device=loading.device)
+    if loader.steps != loading.images // loading.batch:
+        raise RuntimeError(
+            f"{loader.source} holds {loader.images:,} images, not {loading.images:,}"
+        )
     epochs = count()
 
     def through(epoch: Callable[[int], Iterable[object]]) -> None:
@@ -83,11 +85,11 @@ def _epochs(of: Loading) -> dict[str, Task]:
 
     def facts() -> dict[str, Any]:
         started = len(children())
-        if of.data.pipeline == BASELINE and started < of.workers:
-            raise RuntimeError(f"{started} of {of.workers} workers started")
-        return {"workers": of.workers, "processes": 1 + started}
+        if loading.data.pipeline == BASELINE and started < loading.workers:
+            raise RuntimeError(f"{started} of {loading.workers} workers started")
+        return {"workers": loading.workers, "processes": 1 + started}
 
-    tasks = {"views": Task(partial(through, loader.epoch), of.images, facts)}
+    tasks = {"views": Task(partial(through, loader.epoch), loading.images, facts)}
     if isinstance(loader, CropLoader):
-        tasks = {"crops": Task(partial(through, loader.crops), of.images, facts)} | tasks
+        tasks = {"crops": Task(partial(through, loader.crops), loading.images, facts)} | tasks
     return tasks

@@ -20,10 +20,9 @@ from torch.utils.data import DataLoader, RandomSampler, get_worker_info
 from torch.utils.dlpack import from_dlpack
 
 from fastsiam.bench.cases.loader import build_views
-from fastsiam.bench.config import Loading
 from fastsiam.bench.peers import PEERS
 from fastsiam.bench.records import Record, Row
-from fastsiam.bench.runner import Build, Task, compare
+from fastsiam.bench.runner import Build, Loading, Task, compare
 from fastsiam.bench.session import Session
 from fastsiam.config import AugmentConfig, ViewConfig
 from fastsiam.errors import BackendError, FastSiamError

@@ -10,10 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fastsiam.bench.config import Loading
 from fastsiam.bench.measure import cpu_seconds, drop_from_cache, wait_for_gpu
 from fastsiam.bench.records import Record, Row, Sample, Timing
-from fastsiam.bench.runner import Runner, RunnerError, Task
+from fastsiam.bench.runner import Loading, Runner, RunnerError, Task
 from fastsiam.config import Pipeline
 from fastsiam.kernels.cores import limit_torch_threads
 from fastsiam.pipelines import build_loader
@@ -79,14 +78,16 @@ def _start(loading: Loading, *, cold: bool) -> tuple[Sample, dict[str, Any]]:
     return replace(runner.first["startup"], wall=wall, cpu=cpu), facts
 
 
-def build_startup(of: Loading) -> Task:
+def build_startup(loading: Loading) -> Task:
     """Build a task that loads two epochs; some of its facts are values of ``time.monotonic``."""
     facts: dict[str, Any] = {}
 
     def run() -> None:
         facts["imports"] = time.monotonic()
         limit_torch_threads()
-        loader = build_loader(of.data, of.augment, batch=of.batch, device=of.device)
+        loader = build_loader(
+            loading.data, loading.augment, batch=loading.batch, device=loading.device
+        )
         for number in range(2):
             start = time.monotonic()
             for step, _ in enumerate(loader.epoch(number)):
@@ -99,4 +100,4 @@ def build_startup(of: Loading) -> Task:
             facts.setdefault("cpu_until_then", cpu_seconds())
         loader.close()
 
-    return Task(run, of.images, lambda: facts)
+    return Task(run, loading.images, lambda: facts)

@@ -19,11 +19,10 @@ from torch.utils.data import DataLoader
 
 from fastsiam.bench import object_storage
 from fastsiam.bench.cases.peers import Views, check_two_alike_views, torchvision_views
-from fastsiam.bench.config import Loading
 from fastsiam.bench.images import add_to_tar
 from fastsiam.bench.peers import Peer
 from fastsiam.bench.records import Record, Row
-from fastsiam.bench.runner import Task, compare
+from fastsiam.bench.runner import Loading, Task, compare
 from fastsiam.bench.session import Session
 from fastsiam.config import DataConfig
 from fastsiam.pipelines import ViewLoader
@@ -149,26 +148,33 @@ def build_reading(
     return Task(run, loading.images, lambda: other, before=reopen)
 
 
-def _open_pipeline(of: Loading) -> ViewLoader:
-    loader = ViewLoader(of.data, of.augment, batch=of.batch, transform=lambda batch: batch.views)
+def _open_pipeline(loading: Loading) -> ViewLoader:
+    loader = ViewLoader(
+        loading.data, loading.augment, batch=loading.batch, transform=lambda batch: batch.views
+    )
     len(loader)  # opens it
     return loader
 
 
-def open_webdataset(of: Loading) -> Iterable[Views]:
+def open_webdataset(loading: Loading) -> Iterable[Views]:
     """Return the batches of an epoch, with shards and images shuffled as webdataset documents."""
     import webdataset
     from torchvision.io import ImageReadMode, decode_image
 
-    views = torchvision_views(of.augment)
+    views = torchvision_views(loading.augment)
 
     def views_of(sample: dict[str, Any]) -> Views:
         encoded = torch.frombuffer(bytearray(sample["jpg"]), dtype=torch.uint8)
         return views(decode_image(encoded, mode=ImageReadMode.RGB))
 
-    tars = [f"{of.data.data}/train-{number:04}.tar" for number in range(shard_count(of.workers))]
-    cache = of.data.cache or None
+    tars = [
+        f"{loading.data.data}/train-{number:04}.tar"
+        for number in range(shard_count(loading.workers))
+    ]
+    cache = loading.data.cache or None
     shards = webdataset.WebDataset(tars, shardshuffle=len(tars), cache_dir=cache)
     images = shards.shuffle(_WINDOW).map(views_of)
-    loader: DataLoader[Any] = DataLoader(images, batch_size=of.batch, num_workers=of.workers)
+    loader: DataLoader[Any] = DataLoader(
+        images, batch_size=loading.batch, num_workers=loading.workers
+    )
     return loader

@@ -9,9 +9,9 @@ from typing import Any
 
 from fastsiam.bench.cases.loader import build_views
 from fastsiam.bench.cases.train import build_training
-from fastsiam.bench.config import Loading, Over
+from fastsiam.bench.config import Over
 from fastsiam.bench.records import Record, Row
-from fastsiam.bench.runner import compare
+from fastsiam.bench.runner import Loading, compare
 from fastsiam.bench.session import Session
 from fastsiam.config import DataConfig, Pipeline
 from fastsiam.errors import DeviceError

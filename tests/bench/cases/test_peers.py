@@ -18,8 +18,8 @@ from PIL import Image
 from fastsiam.bench import peers
 from fastsiam.bench.cases import peers as cases
 from fastsiam.bench.cases.peers import STARTERS, build_peer
-from fastsiam.bench.config import BenchConfig, Loading
-from fastsiam.bench.runner import Runner, Task
+from fastsiam.bench.config import BenchConfig
+from fastsiam.bench.runner import Loading, Runner, Task
 from fastsiam.bench.session import session
 from fastsiam.config import AugmentConfig, ConvertConfig, DataConfig
 from fastsiam.console import Console

@@ -14,7 +14,8 @@ import pytest
 from fastsiam.bench import object_storage
 from fastsiam.bench.cases import CASES, storage
 from fastsiam.bench.cases.storage import WEBDATASET, build_reading, open_webdataset
-from fastsiam.bench.config import BenchConfig, Loading
+from fastsiam.bench.config import BenchConfig
+from fastsiam.bench.runner import Loading
 from fastsiam.bench.session import session
 from fastsiam.bench.tables import table
 from fastsiam.config import DataConfig
