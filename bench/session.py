@@ -19,7 +19,7 @@ from fastsiam.bench.config import CONTAINERS, ORIGINAL, BenchConfig, Stored
 from fastsiam.bench.finding import finding
 from fastsiam.bench.images import Images, take_images
 from fastsiam.bench.peers import Peer
-from fastsiam.bench.records import Record, write
+from fastsiam.bench.records import write
 from fastsiam.bench.runner import Loading
 from fastsiam.bench.tables import caption, differences, table
 from fastsiam.config import DataConfig, Pipeline, RunConfig, TrainConfig
@@ -190,7 +190,7 @@ def session(config: BenchConfig) -> Iterator[Session]:
         yield Session(config, "cuda" if gpu else "cpu", Path(folder), Console())
 
 
-def run(case: str, config: BenchConfig) -> list[Record]:
+def run(case: str, config: BenchConfig) -> None:
     """Run a case, print its table, and write the records if ``--json`` is given.
 
     Raises:
@@ -214,4 +214,3 @@ def run(case: str, config: BenchConfig) -> list[Record]:
     if case == "step" and active_session.failed:
         reasons = (f"{name} ({reason})" for name, reason in active_session.failed.items())
         raise BackendError(f"not measured: {'; '.join(reasons)}")
-    return records

@@ -78,8 +78,7 @@ PEERS = [slow(name) if name == "ffcv-plain" else name for name in peers.PEERS]
 @pytest.mark.parametrize("peer", PEERS)
 def test_peer_yields_two_new_views_of_every_image(peer: str, device: str, folder: str) -> None:
     if reason := peers.PEERS[peer].missing:
-        by_hand = peer == "slipstream"
-        (pytest.skip if by_hand else skip)(f"needs {peer}: {reason}")
+        (pytest.skip if peer == "slipstream" else skip)(f"needs {peer}: {reason}")
     build = partial(build_inspection, device=device, folder=folder, peer=peer)
     with closing(Runner(peer, build)) as runner:
         facts = runner.facts(peer)
