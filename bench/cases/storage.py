@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tarfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -24,7 +24,7 @@ from fastsiam.bench.peers import Peer
 from fastsiam.bench.records import Record, Row
 from fastsiam.bench.runner import Loading, Task, compare
 from fastsiam.bench.session import Session
-from fastsiam.config import DataConfig
+from fastsiam.config import AugmentConfig, DataConfig
 from fastsiam.pipelines import ViewLoader
 from fastsiam.pipelines.backends import BASELINE, ENGINE
 
@@ -33,23 +33,18 @@ _SHARDS = 16
 _WINDOW = 1024
 """Size of the shuffle window in images."""
 LOCAL = "local disk"
-WEBDATASET = Peer(
-    title="webdataset",
-    packages=("webdataset",),
-    install="webdataset",
-    differs="Reads whole shards in order, with curl, and caches whole shards. Decodes and makes "
-    "views with torchvision's transforms.v2.",
-)
 
 
 def measure(session: Session) -> list[Record]:
-    """Measure pipelines and webdataset one after the other, from each place and cache state."""
+    """Measure pipelines and libraries one after the other, from each place and cache state."""
     check_two_alike_views(session)
     batch, folder = session.loaded_batch, session.folder / "storage"
     with ExitStack() as stack:
         images, readers = session.images(batch), _readers(session)
         files = sorted(path for path in images.folder.rglob("*") if path.is_file())
         pack(files, folder / "shards" / "tars", shard_count(session.workers))
+        if "litdata" in readers:
+            convert_for_litdata(files, folder / "shards" / "litdata")
         places: dict[str, tuple[int, bool]] = {LOCAL: (0, False)}  # port, whether the cache is cold
         for latency in session.config.latencies:
             port = stack.enter_context(object_storage.served(folder / "shards", latency / 1000))
@@ -58,12 +53,12 @@ def measure(session: Session) -> list[Record]:
 
         def row(reader: str, place: str) -> Row:
             port, cold = places[place]
-            remote = f"http://127.0.0.1:{port}" if reader == "webdataset" else "s3:/"
-            parent = f"{remote}/{object_storage.BUCKET}" if port else f"{folder}/shards"
-            pipeline: Any = "" if reader == "webdataset" else reader
+            form = "litdata" if reader == "litdata" else "tars"
+            bucket = f"{object_storage.BUCKET}/{form}"
+            remote = f"http://127.0.0.1:{port}/" if reader == "webdataset" else "s3://"
             data = DataConfig(
-                data=f"{parent}/tars",
-                pipeline=pipeline or BASELINE,
+                data=remote + bucket if port else f"{folder}/shards/{form}",
+                pipeline=BASELINE if reader in STREAMING else reader,
                 workers=session.workers,
                 shuffle=f"window:{_WINDOW}",
                 cache=f"{folder}/caches/{reader}-{[*places].index(place)}" if port else "",
@@ -77,7 +72,7 @@ def measure(session: Session) -> list[Record]:
                 name=f"{readers[reader]}, {place}",
                 build=partial(build_reading, reader, loading, cold=cold, environment=variables),
                 ceiling=("the local disk", [f"{readers[reader]}, {LOCAL}"]),
-                pipeline=pipeline,
+                pipeline="" if reader in STREAMING else reader,
                 in_the_clock="one epoch to finished views, of a loader that was opened just "
                 "before; cold: its cache is empty then",
                 config=session.settings(
@@ -90,11 +85,10 @@ def measure(session: Session) -> list[Record]:
 
 
 def _readers(session: Session) -> dict[str, str]:
-    """Return the titles of the pipelines to measure, and of webdataset, by name."""
+    """Return the titles of the pipelines and libraries to measure, by name."""
     pipelines = session.config.pipeline_names if session.config.pipelines else (BASELINE, ENGINE)
     readers: dict[str, str] = {name: f"fastsiam --pipeline {name}" for name in pipelines}
-    libraries = session.installed({"webdataset": WEBDATASET})
-    return readers | {name: WEBDATASET.title for name in libraries}
+    return readers | {name: STREAMING[name].title for name in session.installed(STREAMING)}
 
 
 def shard_count(workers: int) -> int:
@@ -117,12 +111,12 @@ def pack(files: list[Path], folder: Path, shards: int = _SHARDS) -> None:
 def build_reading(
     reader: str, loading: Loading, *, cold: bool, environment: Mapping[str, str]
 ) -> Task:
-    """Set up a pipeline or webdataset; the task is an epoch of a new loader.
+    """Set up a pipeline or a library of ``STREAMING``; the task is an epoch of a new loader.
 
     If ``cold``, each epoch starts with an empty cache.
     """
     os.environ.update(environment)
-    turns, cache, is_webdataset = count(), loading.data.cache, reader == "webdataset"
+    library, turns, cache = STREAMING.get(reader), count(), loading.data.cache
     batches: Any = ()
 
     def reopen() -> None:
@@ -136,16 +130,15 @@ def build_reading(
         if folder:
             Path(folder).mkdir(parents=True, exist_ok=True)
         data = replace(loading.data, cache=folder)
-        opener = open_webdataset if is_webdataset else _open_pipeline
-        batches = opener(replace(loading, data=data))
+        batches = OPENERS.get(reader, _open_pipeline)(replace(loading, data=data))
 
     def run() -> None:
         images = sum(len(views[0]) for views in batches)
         if images < loading.images // loading.batch * loading.batch:
             raise RuntimeError(f"it yields {images:,} of {loading.images:,} images")
 
-    other = {"differs": WEBDATASET.differs, "version": WEBDATASET.version} if is_webdataset else {}
-    return Task(run, loading.images, lambda: other, before=reopen)
+    facts = {"differs": library.differs, "version": library.version} if library else {}
+    return Task(run, loading.images, lambda: facts, before=reopen)
 
 
 def _open_pipeline(loading: Loading) -> ViewLoader:
@@ -156,25 +149,108 @@ def _open_pipeline(loading: Loading) -> ViewLoader:
     return loader
 
 
-def open_webdataset(loading: Loading) -> Iterable[Views]:
-    """Return the batches of an epoch, with shards and images shuffled as webdataset documents."""
-    import webdataset
-    from torchvision.io import ImageReadMode, decode_image
+def convert_for_litdata(files: list[Path], out: Path) -> None:
+    """Write images in litdata's format."""
+    from litdata import optimize
 
-    views = torchvision_views(loading.augment)
+    optimize(
+        fn=_sample,
+        inputs=[str(path) for path in files],
+        output_dir=str(out),
+        chunk_bytes=1 << 25,
+        num_workers=1,
+        start_method="fork",
+        verbose=False,
+    )
 
-    def views_of(sample: dict[str, Any]) -> Views:
-        encoded = torch.frombuffer(bytearray(sample["jpg"]), dtype=torch.uint8)
-        return views(decode_image(encoded, mode=ImageReadMode.RGB))
 
-    tars = [
-        f"{loading.data.data}/train-{number:04}.tar"
-        for number in range(shard_count(loading.workers))
-    ]
-    cache = loading.data.cache or None
-    shards = webdataset.WebDataset(tars, shardshuffle=len(tars), cache_dir=cache)
-    images = shards.shuffle(_WINDOW).map(views_of)
-    loader: DataLoader[Any] = DataLoader(
-        images, batch_size=loading.batch, num_workers=loading.workers
+def _sample(path: str) -> dict[str, Any]:
+    return {"image": Path(path).read_bytes()}
+
+
+def _open_litdata(of: Loading) -> Iterable[Views]:
+    """Return the batches of an epoch, shuffled by litdata."""
+    from botocore import UNSIGNED
+    from botocore.config import Config
+    from litdata import StreamingDataLoader, StreamingDataset
+    from litdata.streaming import downloader
+
+    downloader._OBSTORE_CLIENT_OPTIONS["allow_http"] = True  # only https by default
+    views, remote = _views_of(of.augment), "://" in of.data.data
+
+    class Images(StreamingDataset):  # type: ignore[misc]
+        def __getitem__(self, index: Any) -> Views:
+            return views(super().__getitem__(index)["image"])
+
+    options = {  # the server needs no credentials
+        "endpoint_url": os.environ.get("AWS_ENDPOINT_URL"),
+        "region_name": os.environ.get("AWS_REGION"),
+        "config": Config(signature_version=UNSIGNED),
+    }
+    images = Images(
+        of.data.data,
+        cache_dir=of.data.cache or None,
+        shuffle=True,
+        storage_options=options if remote else None,
+    )
+    loader: Iterable[Views] = StreamingDataLoader(
+        images, batch_size=of.batch, num_workers=of.workers
     )
     return loader
+
+
+def _open_webdataset(of: Loading) -> Iterable[Views]:
+    """Return the batches of an epoch, with shards and images shuffled as webdataset documents."""
+    import webdataset
+
+    views = _views_of(of.augment)
+
+    def decode(sample: dict[str, Any]) -> Views:
+        return views(sample["jpg"])
+
+    tars = [f"{of.data.data}/train-{number:04}.tar" for number in range(shard_count(of.workers))]
+    shards = webdataset.WebDataset(
+        tars,
+        shardshuffle=len(tars),
+        cache_dir=of.data.cache or None,
+    )
+    images = shards.shuffle(_WINDOW).map(decode)
+    loader: DataLoader[Any] = DataLoader(images, batch_size=of.batch, num_workers=of.workers)
+    return loader
+
+
+def _views_of(augment: AugmentConfig) -> Callable[[bytes], Views]:
+    """Return a function that makes both views of an encoded image."""
+    from torchvision.io import ImageReadMode, decode_image
+
+    views = torchvision_views(augment)
+
+    def views_of(data: bytes) -> Views:
+        encoded = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        return views(decode_image(encoded, mode=ImageReadMode.RGB))
+
+    return views_of
+
+
+STREAMING = {
+    "webdataset": Peer(
+        title="webdataset",
+        packages=("webdataset",),
+        install="webdataset",
+        differs="Reads whole shards in order, with curl, and caches whole shards. Decodes and "
+        "makes views with torchvision's transforms.v2.",
+    ),
+    "litdata": Peer(
+        title="litdata",
+        packages=("litdata", "boto3"),
+        install="litdata boto3",
+        differs="Reads whole shards of 32 MiB in its own format, with boto3, and always keeps "
+        "them on disk. Decodes and makes views with torchvision's transforms.v2.",
+    ),
+}
+"""Libraries that stream shards, by name; views are made with ``transforms.v2``."""
+OPENERS: dict[str, Callable[[Loading], Iterable[Views]]] = {
+    "webdataset": _open_webdataset,
+    "litdata": _open_litdata,
+}
+"""Functions that return the batches of an epoch, for each of ``STREAMING``."""

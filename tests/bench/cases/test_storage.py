@@ -1,4 +1,4 @@
-"""Epochs from object storage and from local disk, for fastsiam and webdataset."""
+"""Epochs from object storage and from local disk, for fastsiam and other libraries."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from fastsiam.bench import object_storage
 from fastsiam.bench.cases import CASES, storage
-from fastsiam.bench.cases.storage import WEBDATASET, build_reading, open_webdataset
+from fastsiam.bench.cases.storage import OPENERS, STREAMING, build_reading
 from fastsiam.bench.config import BenchConfig
 from fastsiam.bench.runner import Loading
 from fastsiam.bench.session import session
@@ -51,17 +51,23 @@ def test_cold_epochs_start_with_empty_cache(tmp_path: Path) -> None:
         task.run()
 
 
-def test_webdataset_yields_every_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("reader", STREAMING)
+def test_other_libraries_yield_every_image(
+    reader: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Every worker has a shard, even with more workers than the default number of shards."""
     monkeypatch.setattr(storage, "_SHARDS", 2)
-    if reason := WEBDATASET.missing:
+    if reason := STREAMING[reader].missing:
         pytest.skip(f"not installed: {reason}")
     files = sorted(write_images(tmp_path / "images").rglob("*.jpg"))
-    storage.pack(files, tmp_path / "shards", storage.shard_count(3))
-    loader: Any = open_webdataset(build_loading(tmp_path / "shards", "", workers=3))
+    if reader == "litdata":
+        storage.convert_for_litdata(files, tmp_path / "shards")
+    else:
+        storage.pack(files, tmp_path / "shards", storage.shard_count(3))
+    loader: Any = OPENERS[reader](build_loading(tmp_path / "shards", "", workers=3))
     assert loader.num_workers == 3
     loading = build_loading(tmp_path / "shards", tmp_path / "cache", workers=3)
-    task = build_reading("webdataset", loading, cold=True, environment={})
+    task = build_reading(reader, loading, cold=True, environment={})
     task.before()
     task.run()  # counts the images
     assert task.facts()["version"]
@@ -112,7 +118,7 @@ def test_remote_storage_is_compared_with_local_disk(bench_config: BenchConfig) -
     places = ["local disk", *(f"S3, {ms} ms, {state} cache" for ms in (0, 3)
                               for state in ("cold", "warm"))]  # fmt: skip
     titles = ["fastsiam --pipeline torchvision", "fastsiam --pipeline native"]
-    titles += [] if WEBDATASET.missing else [WEBDATASET.title]
+    titles += [library.title for library in STREAMING.values() if library.missing is None]
     assert set(by_name) == {f"{title}, {place}" for title in titles for place in places}
     local = by_name["fastsiam --pipeline torchvision, local disk"]
     assert local.share_of_ceiling == 1 and "local disk" in table(records)
