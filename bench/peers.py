@@ -51,6 +51,12 @@ PEERS = {
         differs="Works on uint8 tensors; decoded once. Blurs with a Gaussian kernel of 13 x 13 "
         "pixels instead of PIL's box blurs.",
     ),
+    "spdl": Peer(
+        title="SPDL and transforms.v2",
+        packages=("spdl.pipeline", "spdl.io"),
+        install="spdl, and FFmpeg's libraries",
+        differs="Threads; decoded once, by FFmpeg. The rest is torchvision transforms.v2.",
+    ),
     "albumentations": Peer(
         title="albumentations",
         packages=("albumentations", "cv2"),

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, RandomSampler, get_worker_info
+from torch.utils.data import DataLoader, RandomSampler, default_collate, get_worker_info
 from torch.utils.dlpack import from_dlpack
 
 from fastsiam.bench.cases.loader import build_views
@@ -138,6 +138,37 @@ def _by_torchvision(loading: Loading) -> Epoch:
 
     read_image = partial(decode_image, mode=ImageReadMode.RGB)
     return _by_dataloader(loading, torchvision_views(loading.augment), read_image=read_image)
+
+
+def _by_spdl(loading: Loading) -> Epoch:
+    """SPDL's pipeline with one thread per worker; FFmpeg decodes."""
+    from spdl.io import get_video_filter_desc, load_image, to_torch
+    from spdl.pipeline import PipelineBuilder
+    from torchvision.datasets import ImageFolder
+
+    torch.set_num_threads(1)  # as in a DataLoader's workers: one per pipeline thread
+    files = [path for path, _ in ImageFolder(loading.data.data).samples]
+    views, as_rgb = torchvision_views(loading.augment), get_video_filter_desc(pix_fmt="rgb24")
+
+    def views_of(path: str) -> Views:
+        return views(to_torch(load_image(path, filter_desc=as_rgb)).permute(2, 0, 1))
+
+    def epoch() -> Iterator[Views]:
+        indices = torch.randperm(len(files))[: loading.images].tolist()
+        pipeline = (
+            PipelineBuilder()
+            .add_source([files[index] for index in indices])
+            .pipe(views_of, concurrency=loading.workers)
+            .aggregate(loading.batch, drop_last=True)
+            .pipe(default_collate)
+            .add_sink(2)
+            .build(num_threads=loading.workers)
+        )
+        with pipeline.auto_stop():
+            for batch in pipeline:
+                yield _to_device(batch, loading)
+
+    return epoch
 
 
 def _by_albumentations(loading: Loading) -> Epoch:
@@ -347,6 +378,7 @@ def _by_ffcv_alone(loading: Loading) -> Epoch:
 STARTERS: dict[str, Callable[[Loading], Epoch]] = {
     "lightly": _by_lightly,
     "torchvision-v2": _by_torchvision,
+    "spdl": _by_spdl,
     "albumentations": _by_albumentations,
     "dali-solo-learn": _by_dali_as_in_solo_learn,
     "slipstream": _by_slipstream,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -9,6 +10,7 @@ from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -78,7 +80,8 @@ PEERS = [slow(name) if name == "ffcv-plain" else name for name in peers.PEERS]
 @pytest.mark.parametrize("peer", PEERS)
 def test_peer_yields_two_new_views_of_every_image(peer: str, device: str, folder: str) -> None:
     if reason := peers.PEERS[peer].missing:
-        (pytest.skip if peer == "slipstream" else skip)(f"needs {peer}: {reason}")
+        by_hand = peer in ("spdl", "slipstream")
+        (pytest.skip if by_hand else skip)(f"needs {peer}: {reason}")
     build = partial(build_inspection, device=device, folder=folder, peer=peer)
     with closing(Runner(peer, build)) as runner:
         facts = runner.facts(peer)
@@ -111,6 +114,21 @@ def test_slipstream_is_rejected_for_other_blur_probability() -> None:
     loading: Any = SimpleNamespace(augment=AugmentConfig.alike(blur_p=0.0))
     with pytest.raises(BackendError, match="its preset blurs 50% of the views, the recipe 0%"):
         STARTERS["slipstream"](loading)
+
+
+def test_spdl_threads_use_one_torch_thread(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DataLoader workers also have one thread; SPDL itself need not be installed."""
+    for name in ("spdl.io", "spdl.pipeline"):
+        monkeypatch.setitem(sys.modules, name, MagicMock())
+    data = SimpleNamespace(data=folder)
+    loading: Any = SimpleNamespace(data=data, augment=AugmentConfig())
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        STARTERS["spdl"](loading)
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
