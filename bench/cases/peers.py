@@ -165,8 +165,11 @@ def _by_spdl(loading: Loading) -> Epoch:
             .build(num_threads=loading.workers)
         )
         with pipeline.auto_stop():
-            for batch in pipeline:
-                yield _to_device(batch, loading)
+            for view1, view2 in pipeline:
+                yield (
+                    view1.to(loading.device, non_blocking=True),
+                    view2.to(loading.device, non_blocking=True),
+                )
 
     return epoch
 
