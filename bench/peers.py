@@ -31,7 +31,7 @@ class Peer:
     def version(self) -> str:
         """The installed version."""
         try:
-            return metadata.version(self.install)
+            return metadata.version(self.install.replace(",", " ").split()[0])
         except metadata.PackageNotFoundError:  # from another package, or by hand
             return str(import_module(self.packages[0]).__version__)
 
