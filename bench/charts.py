@@ -27,8 +27,6 @@ COLOURS: dict[str, str] = {
     "synthetic": drawing.SKY,
 }
 """Bar colour of each pipeline."""
-
-
 _THEMES = {
     "light": (INK, drawing.BLUE, "#a8b0b8"),
     "dark": ("#f0f6fc", drawing.SKY, "#6e7681"),
@@ -68,16 +66,16 @@ def chart(records: Sequence[Record]) -> Figure | None:
     return figure
 
 
-def front_charts(records: Sequence[Record]) -> dict[str, Figure]:
+def front_charts(records: Sequence[Record]) -> dict[str, bytes]:
     """Draw minimal bar charts of the libraries' speeds, for the top of a README.
 
     Returns:
-        A chart for light pages, "peers-light", and one for dark pages, "peers-dark".
+        A chart for light pages, "peers-light.svg", and one for dark pages, "peers-dark.svg".
     """
     from matplotlib.figure import Figure
 
     records = sorted(records, key=lambda one: -one.images_per_second)
-    figures = {}
+    charts = {}
     for name, (ink, bar_colour, quiet_colour) in _THEMES.items():
         figure = Figure(figsize=(7.2, 0.26 * len(records) + 0.1), layout="constrained")
         axes = figure.add_subplot()
@@ -96,11 +94,11 @@ def front_charts(records: Sequence[Record]) -> dict[str, Figure]:
         axes.spines[:].set_visible(False)
         axes.set_xlim(0, 1.12 * records[0].images_per_second)
         axes.set_ylim(len(records) - 0.5, -0.5)
-        figures[f"peers-{name}"] = figure
-    return figures
+        charts[f"peers-{name}.svg"] = _svg(figure)
+    return charts
 
 
-def svg(figure: Figure) -> bytes:
+def _svg(figure: Figure) -> bytes:
     """Render a figure as a reproducible SVG with a transparent background."""
     from matplotlib import rc_context
 

@@ -103,12 +103,8 @@ class Outcome:
 def stages(config: GpuConfig, *, gpu_bytes: float, device: str = "cpu") -> list[Stage]:
     """Return the stages that can run here, the most informative first.
 
-    Without CIFAR-10 the last stage trains on the demo's images. On a CPU it takes a few steps.
-
-    Args:
-        config: settings of ``bench gpu``.
-        gpu_bytes: memory of the GPU; 0 on a CPU, where all stages are small.
-        device: name of the GPU, or cpu.
+    Without CIFAR-10 the last stage trains on the demo's images. On a CPU, which has 0
+    ``gpu_bytes``, all stages are small. ``device`` is the name of the GPU, or cpu.
     """
     gpu, out, files = gpu_bytes > 0, config.folder, _test_files()
     device_option, fitting = ("--device", "cuda" if gpu else "cpu"), int(gpu_bytes / _TEST_BYTES)
@@ -259,10 +255,7 @@ def in_turn(table: Sequence[Stage], outcomes: Mapping[str, Outcome]) -> list[Sta
 def perform(stage: Stage, out: Path, *, seconds: float) -> Outcome:
     """Run a stage in its own process, and end its process group when its time is up.
 
-    Args:
-        stage: what to run.
-        out: output folder, to which the stage's log is written.
-        seconds: time left for the stage, including its shutdown.
+    ``seconds`` are left for the stage, including its shutdown. Its log is written below ``out``.
     """
     start, log, left = time.monotonic(), out / "logs" / f"{stage.name}.txt", seconds - _GRACE
     variables = {"PYTHONUNBUFFERED": "1", "COLUMNS": "160"}

@@ -8,9 +8,7 @@ time, which is summed over all calls and excludes evaluations.
 from __future__ import annotations
 
 import os
-import shlex
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -26,13 +24,13 @@ from fastsiam.config import DataConfig
 from fastsiam.config.files import RunSettings
 from fastsiam.config.recipes import RECIPES
 from fastsiam.console import Console, duration
-from fastsiam.environment import add_package_to_path
 from fastsiam.errors import FastSiamError
 from fastsiam.files import atomic_write_for_user, parse_json, write_json
 from fastsiam.report import drawing
 from fastsiam.run.log import read_metrics
 from fastsiam.run.records import check_targets
-from fastsiam.signals import STOPS, die_with_parent, handle_signals
+from fastsiam.signals import STOPS, handle_signals
+from fastsiam.study.runner import FASTSIAM, Child
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -75,7 +73,7 @@ class Training:
             "tracker": "none", "width": config.width or None, "epochs": config.epochs or None,
         }  # fmt: skip
         arguments = [f"--{name}={value}" for name, value in options.items() if value is not None]
-        return [sys.executable, "-m", "fastsiam", "train", *arguments, *_PROTOCOL]
+        return [*FASTSIAM, "train", *arguments, *_PROTOCOL]
 
     @property
     def curve(self) -> list[dict[str, float]]:
@@ -141,36 +139,28 @@ class Training:
         The run also ends, after it has saved, if ``signals`` gets an element.
 
         Raises:
-            FastSiamError: the run failed; the message names its log.
+            FastSiamError: the run failed; the message has its error and its log.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        add_package_to_path()
-        log = self.folder / "headline.log"
         lines_before = len(read_metrics(self.folder))  # after kill -9, the run drops some of them
-        with log.open("ab") as out:
-            # A second signal would end the run before it saves: it gets only the one sent below.
-            process = subprocess.Popen(
-                self.command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
-                process_group=0, preexec_fn=die_with_parent(os.getpid()),
-            )  # fmt: skip
-            try:
-                while process.poll() is None:
-                    lines = len(read_metrics(self.folder))
-                    has_begun, lines_before = lines > lines_before, min(lines, lines_before)
-                    is_over = time.monotonic() > until or self.seconds_to_goal is not None
-                    if signals or (has_begun and is_over):
-                        process.send_signal(signal.SIGTERM if signals else signal.SIGUSR1)
-                        process.wait()
-                        break
-                    time.sleep(_POLL)
-            finally:
-                if process.poll() is None:  # after an error
-                    process.terminate()
+        # A second signal would end the run before it saves: it gets only the one sent below.
+        child = Child(self.command, self.folder / "headline.log")
+        process = child.process
+        try:
+            while process.poll() is None:
+                lines = len(read_metrics(self.folder))
+                has_begun, lines_before = lines > lines_before, min(lines, lines_before)
+                is_over = time.monotonic() > until or self.seconds_to_goal is not None
+                if signals or (has_begun and is_over):
+                    process.send_signal(signal.SIGTERM if signals else signal.SIGUSR1)
                     process.wait()
+                    break
+                time.sleep(_POLL)
+        finally:
+            process.terminate()  # after an error; otherwise it has ended
+            process.wait()
         if process.returncode not in (0, 128 + signal.SIGUSR1) and not signals:
-            raise FastSiamError(
-                f"{shlex.join(self.command[1:])} ended with code {process.returncode}: see {log}"
-            )
+            raise child.failure(f"training of {self.method}", "evaluation")
 
 
 def run(config: HeadlineConfig) -> dict[str, Any]:

@@ -21,8 +21,8 @@ from fastsiam.pipelines.convert import convert
 from fastsiam.pipelines.store import Store, open_store
 from fastsiam.pipelines.store.base import IMAGE_ENDINGS
 
-FORMS: dict[Stored, ConvertConfig] = {
-    "original": ConvertConfig(),
+_CONVERTED: dict[Stored, ConvertConfig] = {
+    "beton": ConvertConfig(),
     "short256": ConvertConfig(short_side=256),
     "pixels256": ConvertConfig(short_side=256, raw=True),
 }
@@ -48,12 +48,7 @@ class Images:
     """Description for display."""
 
     def stored(self, form: Stored) -> Path:
-        """Return a folder with the images in some form, created on first use.
-
-        Both "original" and "beton" give a .beton file with the original bytes.
-        """
-        if form == "beton":
-            form = "original"
+        """Return a folder with the images converted to some form, created on first use."""
         out = self.folder.with_name(f"{self.folder.name}-{form}")
         if out.exists():
             return out
@@ -62,11 +57,8 @@ class Images:
             out.mkdir()
             (_write_tar if form == "tar" else _write_parquet)(store, out / f"train.{form}")
         else:
-            convert(
-                "folder",
-                replace(FORMS[form], source=str(self.folder), out=str(out)),
-                Console(quiet=True),
-            )
+            config = replace(_CONVERTED[form], source=str(self.folder), out=str(out))
+            convert("folder", config, Console(quiet=True))
         return out
 
     def encoded(self, quality: int) -> Images:

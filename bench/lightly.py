@@ -79,7 +79,7 @@ def train(config: TrainConfig, recipe: str, *, loader: str = "lightly") -> dict[
     images = open_training_images(config.data, batch=optim.batch)
     batches: Any
     if loader == "lightly":
-        workers = max(0, count_workers(config.data.workers))
+        workers = count_workers(config.data.workers)
         batches = DataLoader(
             _Images(images, transform_of(config.model.method.name, config.augment)),
             batch_size=optim.batch, shuffle=True, drop_last=True, num_workers=workers,

@@ -7,18 +7,17 @@ import json
 import shlex
 import statistics
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from fastsiam.environment import environment
 from fastsiam.errors import DataError
 from fastsiam.files import atomic_write, os_errors_as, parse_json
 from fastsiam.pipelines.backends import BASELINE
 
-Thing = TypeVar("Thing")
 UNSTEADY = 0.15
 """Spread above which a figure is marked as unsteady."""
 
@@ -198,14 +197,6 @@ def read(path: Path) -> list[Record]:
     if not records:
         raise DataError(f"{path} holds no records of fastsiam bench")
     return records
-
-
-def group_by(things: Iterable[Record], key: Callable[[Record], Thing]) -> dict[Thing, list[Record]]:
-    """Group records by a key, in the order in which the keys first appear."""
-    groups: dict[Thing, list[Record]] = {}
-    for one in things:
-        groups.setdefault(key(one), []).append(one)
-    return groups
 
 
 _environment = cache(environment)

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from fastsiam.bench import soak as soaks
 from fastsiam.bench.cases import title_of
-from fastsiam.bench.charts import chart, front_charts, plain_name, svg
+from fastsiam.bench.charts import chart, front_charts, plain_name
 from fastsiam.bench.finding import finding
-from fastsiam.bench.records import Record, group_by, read
+from fastsiam.bench.records import Record, read
 from fastsiam.bench.tables import caption, differences, rows_of, table
 from fastsiam.errors import DataError
 from fastsiam.files import (
@@ -56,13 +56,13 @@ def write_report(files: Sequence[Path], out: Path) -> list[Path]:
     for number, (file, run) in enumerate(zip(files, runs, strict=True), 1):
         with value_errors_as_data_error(file):
             prefix = f"{number}-{plain_name(file.stem)}-" if len(files) > 1 else ""
-            for case, records in group_by(run, lambda one: one.case).items():
+            for case, records in _group_by(run, "case").items():
                 figure = chart(records)
                 case_pictures = {f"{prefix}{plain_name(case)}.png": png(figure)} if figure else {}
                 pictures |= case_pictures
                 if case == "peers":
-                    front = front_charts(records).items()
-                    pictures |= {f"{prefix}{name}.svg": svg(plot) for name, plot in front}
+                    front = front_charts(records)
+                    pictures |= {f"{prefix}{name}": picture for name, picture in front.items()}
                 title = f"{title_of(case)}{f' ({file})' if len(files) > 1 else ''}"
                 sections.append(_section(title, records, case_pictures))
                 tables.append(f"## {title}\n\n{records_block(records)}\n")
@@ -140,7 +140,7 @@ def records_block(records: Sequence[Record]) -> str:
 
 def _select_records(path: Path, case: str | None, rows: str | None, location: str) -> list[Record]:
     """Return the records of a case, or those of some rows, whose names semicolons separate."""
-    cases = group_by(read(path), lambda one: one.case)
+    cases = _group_by(read(path), "case")
     case_names = ", ".join(cases)
     if case is None and len(cases) > 1:
         raise DataError(f"{location}: name a case of {path}: {case_names}")
@@ -149,11 +149,19 @@ def _select_records(path: Path, case: str | None, rows: str | None, location: st
     records = cases[case or case_names]
     if not rows:
         return records
-    by_name = group_by(records, lambda one: one.name)
+    by_name = _group_by(records, "name")
     names = [name.strip() for name in rows.split(";")]
     if missing := [name for name in names if name not in by_name]:
         raise DataError(f"{location}: no row {missing[0]!r}, only {'; '.join(by_name)}")
     return [one for name in names for one in by_name[name]]
+
+
+def _group_by(records: Sequence[Record], attribute: str) -> dict[str, list[Record]]:
+    """Group records by an attribute, in the order in which its values first appear."""
+    groups: dict[str, list[Record]] = {}
+    for one in records:
+        groups.setdefault(getattr(one, attribute), []).append(one)
+    return groups
 
 
 def _section(title: str, records: Sequence[Record], pictures: Mapping[str, bytes]) -> Section:

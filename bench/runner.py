@@ -30,6 +30,7 @@ from fastsiam.pipelines.workers import server_context, set_up_worker
 
 if TYPE_CHECKING:
     from fastsiam.bench.session import Session
+    from fastsiam.config import AugmentConfig, DataConfig
 
 _FRESH = multiprocessing.get_context("spawn")
 _PATIENCE = 5.0
@@ -55,8 +56,23 @@ class Task:
 Build = Callable[[], Task | Mapping[str, Task]]
 """Returns a runner's task, or several by name. It is pickled, so it must be a module's function,
 or a ``partial`` of one."""
-Timings = dict[str, Timing]
-"""Timings by task name; the only task of a runner is named after the runner."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loading:
+    """What a pipeline or another library loads in a measured process."""
+
+    data: DataConfig
+    augment: AugmentConfig
+    batch: int
+    images: int
+    """Images per epoch, a multiple of the batch size."""
+    device: str
+
+    @property
+    def workers(self) -> int:
+        """Number of loader processes or threads."""
+        return int(self.data.workers)
 
 
 class RunnerError(FastSiamError):
@@ -107,9 +123,9 @@ class Runner:
             self.close()
             raise
         gpu = max(0, gpu_memory() - gpu_before)
-        self.timings: Timings = {task: Timing(images=n, gpu=gpu) for task, n in images.items()}
+        self.timings = {task: Timing(images=n, gpu=gpu) for task, n in images.items()}
         """The repeats of each task."""
-        self.rest()
+        self._ask(empty_gpu_cache)
 
     def run(self, task: str) -> Sample:
         """Run a task once on all ranks at the same time, until the slowest has finished."""
@@ -120,20 +136,16 @@ class Runner:
             sum(sample.host for sample in samples),
         )
 
-    def rest(self) -> None:
-        """Release the GPU memory that its allocators cache, before another runner's turn."""
-        self._ask(empty_gpu_cache)
-
     def facts(self, task: str) -> dict[str, Any]:
         """Return a task's facts from rank 0."""
         facts: dict[str, Any] = self._ask(_facts, task)[0]
         return facts
 
     def take_turn(self) -> None:
-        """Repeat each task once."""
+        """Repeat each task once, and release the GPU memory that allocators cache."""
         for task, timing in self.timings.items():
             timing.samples.append(self.run(task))
-            self.rest()
+            self._ask(empty_gpu_cache)
 
     def add_facts(self) -> None:
         """Add facts to the timings, after the last repeat."""
@@ -183,17 +195,17 @@ def compare(session: Session, rows: Iterable[Row], *, apart: bool = False) -> li
     """
     rows = list(rows)
     runners = {row.runner or row.name: row for row in rows}
-    groups = [[name] for name in runners] if apart else [list(runners)]
-    timings: Timings = {}
+    groups = [{name: row} for name, row in runners.items()] if apart else [runners]
+    timings: dict[str, Timing] = {}
     for group in groups:
-        timings |= _timings(session, {name: runners[name] for name in group})
+        timings |= _timings(session, group)
     if apart:
         for timing in timings.values():
             timing.facts["apart"] = True
     return [row.record(timings) for row in rows if row.name in timings]
 
 
-def _timings(session: Session, rows: Mapping[str, Row]) -> Timings:
+def _timings(session: Session, rows: Mapping[str, Row]) -> dict[str, Timing]:
     """Time the tasks of runners that take turns; runners that fail are left out."""
     say, repeats = session.console.say, session.config.repeats
     patience = _PATIENCE_ON_GPU if session.gpu else None

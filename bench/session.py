@@ -20,6 +20,7 @@ from fastsiam.bench.finding import finding
 from fastsiam.bench.images import Images, take_images
 from fastsiam.bench.peers import Peer
 from fastsiam.bench.records import UNSTEADY, Record, write
+from fastsiam.bench.runner import Loading
 from fastsiam.bench.tables import caption, differences, table
 from fastsiam.config import DataConfig, Pipeline, RunConfig, TrainConfig
 from fastsiam.console import Console
@@ -63,7 +64,7 @@ class Session:
     @property
     def workers(self) -> int:
         """Number of loader processes or threads."""
-        return max(1, count_workers(self.config.workers))
+        return count_workers(self.config.workers)
 
     @property
     def loaded_batch(self) -> int:
@@ -109,23 +110,22 @@ class Session:
             self._images[count] = take_images(self.config, count, self.folder, self.console.say)
         return self._images[count]
 
-    def data(self, images: Images, pipeline: Pipeline, form: Stored = "original") -> DataConfig:
+    def data(self, images: Images, pipeline: Pipeline, form: Stored = ORIGINAL) -> DataConfig:
         """Return the settings with which a pipeline reads images in some form."""
-        is_converted = form != "original" or BACKENDS[pipeline].needs_beton
-        path = images.stored(form) if is_converted else images.folder
+        if form == ORIGINAL and BACKENDS[pipeline].needs_beton:
+            form = "beton"
+        path = images.folder if form == ORIGINAL else images.stored(form)
         return DataConfig(data=str(path), pipeline=pipeline, workers=self.workers)
 
-    def loading(
-        self, images: Images, pipeline: Pipeline, form: Stored = ORIGINAL
-    ) -> dict[str, Any]:
-        """Return the keyword arguments with which a case builds a loader of views."""
-        return {
-            "data": self.data(images, pipeline, form),
-            "augment": self.config.augment,
-            "batch": self.loaded_batch,
-            "images": images.count,
-            "device": self.device,
-        }
+    def loading(self, images: Images, pipeline: Pipeline, form: Stored = ORIGINAL) -> Loading:
+        """Return what a case loads with a pipeline."""
+        return Loading(
+            data=self.data(images, pipeline, form),
+            augment=self.config.augment,
+            batch=self.loaded_batch,
+            images=images.count,
+            device=self.device,
+        )
 
     def forms(self, pipeline: Pipeline) -> list[Stored]:
         """Return the forms in which a pipeline reads images; the baseline reads originals only.
@@ -150,12 +150,7 @@ class Session:
         """Return the recipe with a batch size per rank.
 
         The model is compiled on a GPU, like in long runs. On a CPU, where compiling takes longer
-        than measuring, it is compiled only if ``settings`` say so.
-
-        Args:
-            batch: images per rank.
-            ranks: number of ranks.
-            settings: other settings, by flag name.
+        than measuring, it is compiled only if ``settings``, which are named like flags, say so.
         """
         changes = {
             "compile": "on" if self.gpu else "off", **settings,
@@ -195,7 +190,7 @@ def session(config: BenchConfig) -> Iterator[Session]:
         yield Session(config, "cuda" if gpu else "cpu", Path(folder), Console())
 
 
-def run(case: str, config: BenchConfig) -> list[Record]:
+def run(case: str, config: BenchConfig) -> None:
     """Run a case, print its table, and write the records if ``--json`` is given.
 
     Raises:
@@ -219,7 +214,6 @@ def run(case: str, config: BenchConfig) -> list[Record]:
     if case == "step" and active_session.failed:
         reasons = (f"{name} ({reason})" for name, reason in active_session.failed.items())
         raise BackendError(f"not measured: {'; '.join(reasons)}")
-    return records
 
 
 def _how(records: Sequence[Record]) -> str:

@@ -36,8 +36,10 @@ from fastsiam.errors import BackendError, CheckpointError, DataError, FastSiamEr
 from fastsiam.files import os_errors_as, parse_json, write_json
 from fastsiam.pipelines.backends import BACKENDS, CEILING
 from fastsiam.report.markdown import markdown
+from fastsiam.run.log import read_metrics
 from fastsiam.run.records import check_targets
 from fastsiam.signals import handle_stop_signals
+from fastsiam.study.runner import FASTSIAM, Child
 
 _IMAGES = 96
 _PATIENCE = 180.0
@@ -66,7 +68,7 @@ class Run:
     starts: int = 0
     left: list[str] = field(default_factory=list)
     """Processes and files that it left behind."""
-    _process: psutil.Popen = field(init=False)
+    _process: subprocess.Popen[bytes] = field(init=False)
 
     @property
     def command(self) -> list[str]:
@@ -82,32 +84,26 @@ class Run:
             "log-every": 1, "save-every": 5, "tracker": "none", "out": self.out,
         }  # fmt: skip
         words = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
-        return [sys.executable, "-m", "fastsiam", "train", "--recipe", "cifar10", *words]
+        return [*FASTSIAM, "train", "--recipe", "cifar10", *words]
 
     def start(self) -> None:
-        """Start the command in its own session."""
+        """Start the command."""
         self.out.parent.mkdir(parents=True, exist_ok=True)
-        with self.out.with_suffix(".log").open("ab") as log:
-            self._process = psutil.Popen(
-                self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
-                env={**os.environ, "FASTSIAM_SOAK": str(self.out), "OMP_NUM_THREADS": "1"},
-                start_new_session=True,
-            )  # fmt: skip
+        variables = {"FASTSIAM_SOAK": str(self.out), "OMP_NUM_THREADS": "1"}
+        self._process = Child(self.command, self.out.with_suffix(".log"), **variables).process
         self.starts += 1
 
     def wait(self, seconds: float | None = None) -> int | None:
         """Wait for the end; return the exit code (128 + a signal), or None after a timeout."""
         try:
-            code: int = self._process.wait(seconds)
-        except psutil.TimeoutExpired:
+            code = self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
             return None
         return 128 - code if code < 0 else code
 
     @property
     def lines(self) -> list[dict[str, Any]]:
         """Fields of its log lines that must not differ between runs; alarms are left out."""
-        from fastsiam.run.log import read_metrics
-
         lines = [line for line in read_metrics(self.out) if line["kind"] != "alarm"]
         return [{name: line[name] for name in _COMPARED if name in line} for line in lines]
 
@@ -125,9 +121,10 @@ class Run:
         Raises:
             psutil.NoSuchProcess: one of them has just ended.
         """
+        launcher = psutil.Process(self._process.pid)
         if whom == "launcher":
-            return [self._process]
-        ranks = [one for one in self._process.children() if "LOCAL_RANK" in one.environ()]
+            return [launcher]
+        ranks = [one for one in launcher.children() if "LOCAL_RANK" in one.environ()]
         if whom == "rank":
             return ranks
         descendants = [one for rank in ranks for one in rank.children()]
@@ -261,7 +258,7 @@ class Soak:
             speed = self._steps / (time.monotonic() - start)
             self._steps = max(_LEAST_STEPS, round(speed * self.config.seconds))
             faults = self._hurt(disturbed, random.Random(seed))
-        except BaseException:  # a signal: the runs, in their own sessions, would continue
+        except BaseException:  # a signal, which the runs in their own process groups do not get
             for run in (undisturbed, disturbed):
                 run.kill()
                 run.left_behind(_PATIENCE, files=False)

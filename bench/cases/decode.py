@@ -18,14 +18,15 @@ import torch
 from numpy.typing import NDArray
 
 from fastsiam.bench.config import CONTAINERS, ORIGINAL, Stored, with_form
-from fastsiam.bench.images import FORMS, Images
+from fastsiam.bench.images import Images
 from fastsiam.bench.records import Record, Row
-from fastsiam.bench.runner import Task, compare
+from fastsiam.bench.runner import Loading, Task, compare
 from fastsiam.bench.session import Session
 from fastsiam.config import AugmentConfig, DataConfig
 from fastsiam.files import why
 from fastsiam.kernels import library
 from fastsiam.pipelines import open_store
+from fastsiam.pipelines.backends import BASELINE
 from fastsiam.pipelines.store.decode import decode
 from fastsiam.views.draws import draw_views
 
@@ -57,21 +58,14 @@ def rows(session: Session, images: Images) -> list[Row]:
             case="decode",
             name=with_form(name, form),
             runner=f"decode, {form}",
-            build=partial(
-                build_decoding,
-                path=str(images.folder if form == ORIGINAL else images.stored(form)),
-                form=form,
-                workers=session.workers,
-                batch=session.loaded_batch,
-                device=session.device,
-            ),
+            build=partial(build_decoding, session.loading(images, BASELINE, form), form),
             facts={"stored": form},
             in_the_clock="encoded bytes in memory to pixels, in as many threads as workers",
             config=session.settings(batch=0, workers=session.workers, data=images.about),
         )
         for form in dict.fromkeys((ORIGINAL, *session.config.stored))  # always the baseline's
         # Other forms have the original images' bytes, or nothing to decode.
-        if form not in CONTAINERS and not FORMS[form].raw
+        if form not in (*CONTAINERS, "pixels256")
         for name in (*_LIBRARY_DECODERS, OURS, OUR_PART, TURBO_PART)
     ]
 
@@ -94,11 +88,9 @@ def bare_decoding(form: Stored, *, on_gpu: bool) -> list[str]:
     ]
 
 
-def build_decoding(
-    *, path: str, form: Stored, workers: int, batch: int, device: str
-) -> dict[str, Task]:
+def build_decoding(loading: Loading, form: Stored) -> dict[str, Task]:
     """Build tasks that decode all images, for each installed decoder that accepts them all."""
-    store = open_store(Path(path), "train")
+    store, workers = open_store(Path(loading.data.data), "train"), loading.workers
     data = [bytes(store.read(i)) for i in range(len(store))]
     heads = [store.header(index, one) for index, one in enumerate(data)]
     size = np.array([(head.height, head.width) for head in heads])
@@ -127,7 +119,7 @@ def build_decoding(
         OURS: lambda: in_threads(by_function(_fastsiam_decode(), part=False)),
         OUR_PART: lambda: in_threads(by_function(_fastsiam_decode(), part=True)),
     }
-    makers[_DALI[device]] = lambda: _by_dali(data, workers, device, batch)
+    makers[_DALI[loading.device]] = lambda: _by_dali(data, loading)
     tasks: dict[str, Task] = {}
     left_out: dict[str, str] = {}
     for name, make in makers.items():
@@ -148,12 +140,8 @@ def _by_function(
 ) -> Callable[[int, int], object]:
     """Return a function that decodes by a C function, given the numbers of a thread and an image.
 
-    Args:
-        function: ``crop_and_skip``, or fastsiam's function with the same arguments.
-        size: (N, 2) height and width of the images.
-        data: encoded images.
-        workers: number of threads.
-        part: decode only what the boxes of two views need, not the entire image.
+    ``size`` is (N, 2), height and width. With ``part``, it decodes only what the boxes of two views
+    need.
     """
     box = np.concatenate([np.zeros_like(size), size], 1)
     if part:
@@ -206,22 +194,23 @@ def _fastsiam_decode() -> Any:
     return function
 
 
-def _by_dali(data: Sequence[bytes], workers: int, device: str, batch: int) -> Callable[[], object]:
+def _by_dali(data: Sequence[bytes], loading: Loading) -> Callable[[], object]:
     from nvidia.dali import Pipeline, fn, types
 
     from fastsiam.pipelines.dali_backend import decoded
 
+    gpu, batch = loading.device == "cuda", loading.batch
     images = [np.frombuffer(one, np.uint8) for one in data]
     batches = [images[i : i + batch] for i in range(0, len(images), batch)]
     turns = cycle(batches)
     # A prefetched batch would be decoded outside the timed region.
     dali = Pipeline(
-        batch, workers, 0 if device == "cuda" else None, exec_dynamic=True, prefetch_queue_depth=1
+        batch, loading.workers, 0 if gpu else None, exec_dynamic=True, prefetch_queue_depth=1
     )
     with dali:
         encoded = fn.external_source(lambda: next(turns), dtype=types.UINT8, ndim=1)
         load = DataConfig().dali_hw_decoder_load
-        dali.set_outputs(decoded(encoded, gpu=device == "cuda", hw_decoder_load=load))
+        dali.set_outputs(decoded(encoded, gpu=gpu, hw_decoder_load=load))
     dali.build()
 
     def run() -> None:

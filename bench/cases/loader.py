@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from typing import Any
@@ -12,9 +13,9 @@ from fastsiam.bench.config import CONTAINERS, ORIGINAL, Stored, with_form
 from fastsiam.bench.images import Images
 from fastsiam.bench.measure import children
 from fastsiam.bench.records import Record, Row
-from fastsiam.bench.runner import Build, Task, compare
+from fastsiam.bench.runner import Build, Loading, Task, compare
 from fastsiam.bench.session import Session
-from fastsiam.config import AugmentConfig, DataConfig, Pipeline
+from fastsiam.config import Pipeline
 from fastsiam.pipelines import build_loader
 from fastsiam.pipelines.backends import BACKENDS, BASELINE
 from fastsiam.pipelines.loaders import CropLoader
@@ -31,12 +32,12 @@ def measure(session: Session) -> list[Record]:
 
 
 def _row(session: Session, images: Images, pipeline: Pipeline, form: Stored, work: str) -> Row:
-    backend, settings = BACKENDS[pipeline], session.loading(images, pipeline, form)
+    backend, loading = BACKENDS[pipeline], session.loading(images, pipeline, form)
     runner = with_form(pipeline, form)
-    build: Build = partial(build_loading, form=form, **settings)
+    build: Build = partial(build_loading, loading, form)
     if work == "crops" and not backend.crops:  # views without colour jitter, gray and blur
         plain = session.config.augment.changed(jitter_p=0.0, gray_p=0.0, blur_p=0.0, solarise_p=0.0)
-        runner, build = "", partial(build_views, **settings | {"augment": plain})
+        runner, build = "", partial(build_views, replace(loading, augment=plain))
     # Containers have the original images' bytes. The ceiling decodes on the pipeline's own device.
     decoders = decode.bare_decoding(
         ORIGINAL if form in CONTAINERS else form, on_gpu=session.gpu and backend.decodes_on_gpu
@@ -58,24 +59,25 @@ def _row(session: Session, images: Images, pipeline: Pipeline, form: Stored, wor
     )
 
 
-def build_loading(*, form: Stored, **settings: Any) -> dict[str, Task]:
+def build_loading(loading: Loading, form: Stored) -> dict[str, Task]:
     """Build a pipeline; its tasks load an epoch of crops and an epoch of views."""
-    pipeline, tasks = settings["data"].pipeline, _epochs(**settings)
+    pipeline, tasks = loading.data.pipeline, _epochs(loading)
     return {with_form(f"{pipeline} {work}", form): task for work, task in tasks.items()}
 
 
-def build_views(**settings: Any) -> Task:
+def build_views(loading: Loading) -> Task:
     """Build a pipeline; its task loads an epoch of views."""
-    return _epochs(**settings)["views"]
+    return _epochs(loading)["views"]
 
 
-def _epochs(
-    *, data: DataConfig, augment: AugmentConfig, batch: int, images: int, device: str
-) -> dict[str, Task]:
+def _epochs(loading: Loading) -> dict[str, Task]:
     """Return tasks that load an epoch: of "crops", if the pipeline makes them, and of "views"."""
-    loader, epochs = build_loader(data, augment, batch=batch, device=device), count()
-    if loader.steps != images // batch:
-        raise RuntimeError(f"{loader.source} holds {loader.images:,} images, not {images:,}")
+    loader = build_loader(loading.data, loading.augment, batch=loading.batch, device=loading.device)
+    if loader.steps != loading.images // loading.batch:
+        raise RuntimeError(
+            f"{loader.source} holds {loader.images:,} images, not {loading.images:,}"
+        )
+    epochs = count()
 
     def through(epoch: Callable[[int], Iterable[object]]) -> None:
         for _ in epoch(next(epochs)):
@@ -83,11 +85,11 @@ def _epochs(
 
     def facts() -> dict[str, Any]:
         started = len(children())
-        if data.pipeline == BASELINE and started < int(data.workers):
-            raise RuntimeError(f"{started} of {data.workers} workers started")
-        return {"workers": data.workers, "processes": 1 + started}
+        if loading.data.pipeline == BASELINE and started < loading.workers:
+            raise RuntimeError(f"{started} of {loading.workers} workers started")
+        return {"workers": loading.workers, "processes": 1 + started}
 
-    tasks = {"views": Task(partial(through, loader.epoch), images, facts)}
+    tasks = {"views": Task(partial(through, loader.epoch), loading.images, facts)}
     if isinstance(loader, CropLoader):
-        tasks = {"crops": Task(partial(through, loader.crops), images, facts)} | tasks
+        tasks = {"crops": Task(partial(through, loader.crops), loading.images, facts)} | tasks
     return tasks

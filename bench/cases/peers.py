@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from math import ceil
 from pathlib import Path
@@ -23,7 +22,7 @@ from torch.utils.dlpack import from_dlpack
 from fastsiam.bench.cases.loader import build_views
 from fastsiam.bench.peers import PEERS
 from fastsiam.bench.records import Record, Row
-from fastsiam.bench.runner import Build, Task, compare
+from fastsiam.bench.runner import Build, Loading, Task, compare
 from fastsiam.bench.session import Session
 from fastsiam.config import AugmentConfig, ViewConfig
 from fastsiam.errors import BackendError, FastSiamError
@@ -40,22 +39,6 @@ _SOLO_LEARN_TAPS = 23
 _SLIPSTREAM_BLUR_P = 0.5
 _DALI_AHEAD = 2
 """Batches that DALI prefetches by default."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Job:
-    """Input and settings of a library."""
-
-    folder: str
-    """Path of the class folders of JPEGs."""
-    beton: str
-    """The same images as a .beton file, for FFCV; otherwise empty."""
-    augment: AugmentConfig
-    batch: int
-    workers: int
-    images: int
-    """Images per epoch, a multiple of the batch size."""
-    device: torch.device
 
 
 def check_two_alike_views(session: Session) -> None:
@@ -91,33 +74,28 @@ def measure(session: Session) -> list[Record]:
         )
 
     rows = [
-        row(f"fastsiam --pipeline {one}", partial(build_views, **session.loading(images, one)), one)
+        row(f"fastsiam --pipeline {one}", partial(build_views, session.loading(images, one)), one)
         for one in session.config.pipeline_names
     ]
-    peers = session.installed({name: PEERS[name] for name in session.config.names("peers")})
-    job = Job(
-        folder=str(images.folder),
-        beton=str(images.stored("beton") / "train.beton") if "ffcv-plain" in peers else "",
-        augment=session.config.augment,
-        batch=batch,
-        workers=session.workers,
-        images=images.count,
-        device=torch.device(session.device),
-    )
-    rows += [row(PEERS[peer].title, partial(build_peer, peer=peer, job=job)) for peer in peers]
+    for peer in session.installed({name: PEERS[name] for name in session.config.names("peers")}):
+        loading = session.loading(images, "ffcv" if peer == "ffcv-plain" else BASELINE)
+        rows.append(row(PEERS[peer].title, partial(build_peer, peer, loading)))
     return compare(session, rows)
 
 
-def build_peer(*, peer: str, job: Job) -> Task:
-    """Set up another library, by its name in ``PEERS``; the task is an epoch."""
-    epoch = STARTERS[peer](job)
+def build_peer(peer: str, loading: Loading) -> Task:
+    """Set up another library, by its name in ``PEERS``; the task is an epoch.
+
+    It reads class folders of JPEGs; FFCV reads a folder with train.beton.
+    """
+    epoch = STARTERS[peer](loading)
 
     def run() -> None:
         for _ in epoch():
             pass
 
     facts = {"differs": PEERS[peer].differs, "version": PEERS[peer].version}
-    return Task(run, job.images, lambda: facts)
+    return Task(run, loading.images, lambda: facts)
 
 
 def torchvision_views(augment: AugmentConfig) -> Callable[[Any], Views]:
@@ -146,57 +124,62 @@ def _both_views(view: Callable[[Any], Tensor], image: Any) -> Views:
     return view(image), view(image)
 
 
-def _by_lightly(job: Job) -> Epoch:
+def _by_lightly(loading: Loading) -> Epoch:
     from lightly.transforms.simsiam_transform import SimSiamTransform
 
-    blur_p = job.augment.views[0].blur_p
-    return _by_dataloader(job, SimSiamTransform(input_size=job.augment.crop, gaussian_blur=blur_p))
+    blur_p = loading.augment.views[0].blur_p
+    return _by_dataloader(
+        loading, SimSiamTransform(input_size=loading.augment.crop, gaussian_blur=blur_p)
+    )
 
 
-def _by_torchvision(job: Job) -> Epoch:
+def _by_torchvision(loading: Loading) -> Epoch:
     from torchvision.io import ImageReadMode, decode_image
 
     read_image = partial(decode_image, mode=ImageReadMode.RGB)
-    return _by_dataloader(job, torchvision_views(job.augment), read_image=read_image)
+    return _by_dataloader(loading, torchvision_views(loading.augment), read_image=read_image)
 
 
-def _by_spdl(job: Job) -> Epoch:
+def _by_spdl(loading: Loading) -> Epoch:
     """SPDL's pipeline with one thread per worker; FFmpeg decodes."""
     from spdl.io import get_video_filter_desc, load_image, to_torch
     from spdl.pipeline import PipelineBuilder
     from torchvision.datasets import ImageFolder
 
     torch.set_num_threads(1)  # as in a DataLoader's workers: one per pipeline thread
-    files = [path for path, _ in ImageFolder(job.folder).samples]
-    views, as_rgb = torchvision_views(job.augment), get_video_filter_desc(pix_fmt="rgb24")
+    files = [path for path, _ in ImageFolder(loading.data.data).samples]
+    views, as_rgb = torchvision_views(loading.augment), get_video_filter_desc(pix_fmt="rgb24")
 
     def views_of(path: str) -> Views:
         return views(to_torch(load_image(path, filter_desc=as_rgb)).permute(2, 0, 1))
 
     def epoch() -> Iterator[Views]:
-        indices = torch.randperm(len(files))[: job.images].tolist()
+        indices = torch.randperm(len(files))[: loading.images].tolist()
         pipeline = (
             PipelineBuilder()
             .add_source([files[index] for index in indices])
-            .pipe(views_of, concurrency=job.workers)
-            .aggregate(job.batch, drop_last=True)
+            .pipe(views_of, concurrency=loading.workers)
+            .aggregate(loading.batch, drop_last=True)
             .pipe(default_collate)
             .add_sink(2)
-            .build(num_threads=job.workers)
+            .build(num_threads=loading.workers)
         )
         with pipeline.auto_stop():
-            for batch in pipeline:
-                yield _to_device(batch, job)
+            for view1, view2 in pipeline:
+                yield (
+                    view1.to(loading.device, non_blocking=True),
+                    view2.to(loading.device, non_blocking=True),
+                )
 
     return epoch
 
 
-def _by_albumentations(job: Job) -> Epoch:
+def _by_albumentations(loading: Loading) -> Epoch:
     os.environ["NO_ALBUMENTATIONS_UPDATE"] = "1"  # it would look for a newer version online
     import albumentations as A
     import cv2
 
-    a = job.augment.views[0]
+    a = loading.augment.views[0]
     view = A.Compose(
         [
             A.RandomResizedCrop((a.crop, a.crop), _scale(a), _ratio(a)),
@@ -204,13 +187,13 @@ def _by_albumentations(job: Job) -> Epoch:
             A.ToGray(p=a.gray_p),
             A.GaussianBlur(0, (a.blur_sigma_min, a.blur_sigma_max), p=a.blur_p),
             A.HorizontalFlip(p=a.flip_p),
-            A.Normalize(job.augment.mean, job.augment.std),
+            A.Normalize(loading.augment.mean, loading.augment.std),
             A.ToTensorV2(),
         ]
     )
     read_image = partial(cv2.imread, flags=cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION)
     views = partial(_both_views, partial(_apply_albumentations, view))
-    return _by_dataloader(job, views, read_image=read_image, init_worker=_seed_albumentations)
+    return _by_dataloader(loading, views, read_image=read_image, init_worker=_seed_albumentations)
 
 
 def _apply_albumentations(transform: Any, image: Any) -> Any:
@@ -226,7 +209,7 @@ def _seed_albumentations(_: int) -> None:
     info.dataset.transform.args[0].args[0].set_random_seed(torch.initial_seed() % 2**32)
 
 
-def _by_dali_as_in_solo_learn(job: Job) -> Epoch:
+def _by_dali_as_in_solo_learn(loading: Loading) -> Epoch:
     """solo-learn's pipeline for SimSiam (MIT), rewritten from its settings.
 
     Source: ``solo/data/dali_dataloader.py`` and ``scripts/pretrain/imagenet-100/simsiam.yaml`` with
@@ -237,27 +220,27 @@ def _by_dali_as_in_solo_learn(job: Job) -> Epoch:
     from nvidia import dali
     from nvidia.dali import fn, types
 
-    gpu = job.device.type == "cuda"
+    gpu = loading.device == "cuda"
     pipeline = dali.Pipeline(
-        batch_size=job.batch,
-        num_threads=job.workers,
-        device_id=(job.device.index or 0) if gpu else None,
+        batch_size=loading.batch,
+        num_threads=loading.workers,
+        device_id=0 if gpu else None,
         seed=12,
         exec_dynamic=True,
         prefetch_queue_depth=1,  # each schedule_run starts one batch
     )
     with pipeline:
-        encoded, _ = fn.readers.file(file_root=job.folder, shuffle_after_epoch=True)
+        encoded, _ = fn.readers.file(file_root=loading.data.data, shuffle_after_epoch=True)
         image = fn.decoders.image(encoded, device="mixed" if gpu else "cpu", output_type=types.RGB)
-        pipeline.set_outputs(*(_solo_learn_view(job, image) for _ in range(2)))
+        pipeline.set_outputs(*(_solo_learn_view(loading, image) for _ in range(2)))
     pipeline.build()
-    steps = job.images // job.batch
+    steps = loading.images // loading.batch
 
     def epoch() -> Iterator[Views]:
         for _ in range(min(_DALI_AHEAD, steps)):
             pipeline.schedule_run()
         for left in reversed(range(steps)):
-            stream = torch.cuda.current_stream(job.device) if gpu else None
+            stream = torch.cuda.current_stream(loading.device) if gpu else None
             view1, view2 = pipeline.outputs(cuda_stream=stream)
             if left >= _DALI_AHEAD:
                 pipeline.schedule_run()
@@ -266,7 +249,7 @@ def _by_dali_as_in_solo_learn(job: Job) -> Epoch:
     return epoch
 
 
-def _solo_learn_view(job: Job, image: Any) -> Any:
+def _solo_learn_view(loading: Loading, image: Any) -> Any:
     """Make one view of decoded images: crop, jitter, gray, blur, flip, normalise."""
     from nvidia.dali import fn, types
 
@@ -277,10 +260,10 @@ def _solo_learn_view(job: Job, image: Any) -> Any:
         coin = fn.cast(fn.random.coin_flip(probability=p), dtype=types.BOOL)
         return coin * modified + (coin ^ True) * image
 
-    a = job.augment.views[0]
+    a = loading.augment.views[0]
     image = fn.random_resized_crop(
         image,
-        device="gpu" if job.device.type == "cuda" else "cpu",
+        device="gpu" if loading.device == "cuda" else "cpu",
         size=a.crop,
         random_area=_SOLO_LEARN_SCALE,
         interp_type=types.INTERP_CUBIC,
@@ -304,18 +287,18 @@ def _solo_learn_view(job: Job, image: Any) -> Any:
         mirror=fn.random.coin_flip(probability=a.flip_p),
         dtype=types.FLOAT,
         output_layout="CHW",
-        mean=[255 * value for value in job.augment.mean],
-        std=[255 * value for value in job.augment.std],
+        mean=[255 * value for value in loading.augment.mean],
+        std=[255 * value for value in loading.augment.std],
     )
 
 
-def _by_slipstream(job: Job) -> Epoch:
+def _by_slipstream(loading: Loading) -> Epoch:
     """slipstream's preset for SimCLR's two views, with the crop ranges of the settings.
 
     Raises:
         BackendError: the settings and the preset blur different shares of the views.
     """
-    a, device = job.augment.views[0], str(job.device)
+    a = loading.augment.views[0]
     if a.blur_p != _SLIPSTREAM_BLUR_P:
         raise BackendError(
             f"its preset blurs {_SLIPSTREAM_BLUR_P:.0%} of the views, the recipe {a.blur_p:.0%}"
@@ -326,14 +309,14 @@ def _by_slipstream(job: Job) -> Epoch:
     from slipstream.readers import SlipstreamImageFolder
 
     cache = tempfile.TemporaryDirectory()  # it copies the images' bytes into one file
-    images = SlipstreamImageFolder(job.folder, cache_dir=Path(cache.name))
-    Compiler.set_num_threads(min(job.workers, len(os.sched_getaffinity(0))))
+    images = SlipstreamImageFolder(loading.data.data, cache_dir=Path(cache.name))
+    Compiler.set_num_threads(min(loading.workers, len(os.sched_getaffinity(0))))
     loader = SlipstreamLoader(
         images,
-        batch_size=job.batch,
-        indices=np.linspace(0, len(images) - 1, job.images).round().astype(np.int64),
-        pipelines=simclr(a.crop, _scale(a), _ratio(a), device=device, dtype=torch.float32),
-        device=device,
+        batch_size=loading.batch,
+        indices=np.linspace(0, len(images) - 1, loading.images).round().astype(np.int64),
+        pipelines=simclr(a.crop, _scale(a), _ratio(a), device=loading.device, dtype=torch.float32),
+        device=loading.device,
         exclude_fields=["path"],
         verbose=False,
     )
@@ -345,7 +328,7 @@ def _by_slipstream(job: Job) -> Epoch:
     return epoch
 
 
-def _by_ffcv_alone(job: Job) -> Epoch:
+def _by_ffcv_alone(loading: Loading) -> Epoch:
     """FFCV with only its own operations: two pipelines for the same field."""
     from ffcv.fields.rgb_image import RandomResizedCropRGBImageDecoder
     from ffcv.loader import Loader, OrderOption
@@ -358,40 +341,35 @@ def _by_ffcv_alone(job: Job) -> Epoch:
         ToTorchImage,
     )
 
-    a, gpu = job.augment.views[0], job.device.type == "cuda"
-    mean, std = 255 * np.array(job.augment.mean), 255 * np.array(job.augment.std)
+    a, gpu = loading.augment.views[0], loading.device == "cuda"
+    mean, std = 255 * np.array(loading.augment.mean), 255 * np.array(loading.augment.std)
 
     def view() -> list[Any]:
-        # On a GPU FFCV's normalisation needs cupy, which is not installed with FFCV.
-        normalisation = [] if gpu else [NormalizeImage(mean, std, np.float32)]
-        to_device = [ToDevice(job.device)] if gpu else []
-        return [
-            RandomResizedCropRGBImageDecoder((a.crop, a.crop), _scale(a), _ratio(a)),
-            RandomHorizontalFlip(a.flip_p),
-            *normalisation,
-            ToTensor(),
-            *to_device,
-            ToTorchImage(),
-        ]
+        crop = RandomResizedCropRGBImageDecoder((a.crop, a.crop), _scale(a), _ratio(a))
+        flip, device = RandomHorizontalFlip(a.flip_p), torch.device(loading.device)
+        if gpu:  # FFCV's normalisation needs cupy, which is not installed with FFCV
+            return [crop, flip, ToTensor(), ToDevice(device), ToTorchImage()]
+        return [crop, flip, NormalizeImage(mean, std, np.float32), ToTensor(), ToTorchImage()]
 
-    store = BetonStore(Path(job.beton))
+    beton = Path(loading.data.data) / "train.beton"
+    store = BetonStore(beton)
     loader = Loader(
-        job.beton,
-        batch_size=job.batch,
-        num_workers=job.workers,
+        str(beton),
+        batch_size=loading.batch,
+        num_workers=loading.workers,
         os_cache=True,
         order=OrderOption.RANDOM,
-        indices=np.linspace(0, len(store) - 1, job.images).round().astype(np.int64),
+        indices=np.linspace(0, len(store) - 1, loading.images).round().astype(np.int64),
         pipelines=dict.fromkeys(store.fields)
         | {store.image_field: view(), "second": PipelineSpec(store.image_field, transforms=view())},
     )
-    on_device = [
-        torch.tensor(values, dtype=torch.float32, device=job.device)[:, None, None]
+    shift, scale = (
+        torch.tensor(values, dtype=torch.float32, device=loading.device)[:, None, None]
         for values in (mean, std)
-    ]
+    )
 
     def normalise(view: Tensor) -> Tensor:
-        return view.float().sub_(on_device[0]).div_(on_device[1]) if gpu else view
+        return view.float().sub_(shift).div_(scale) if gpu else view
 
     def epoch() -> Iterator[Views]:
         for view1, view2 in loader:
@@ -400,7 +378,7 @@ def _by_ffcv_alone(job: Job) -> Epoch:
     return epoch
 
 
-STARTERS: dict[str, Callable[[Job], Epoch]] = {
+STARTERS: dict[str, Callable[[Loading], Epoch]] = {
     "lightly": _by_lightly,
     "torchvision-v2": _by_torchvision,
     "spdl": _by_spdl,
@@ -413,7 +391,7 @@ STARTERS: dict[str, Callable[[Job], Epoch]] = {
 
 
 def _by_dataloader(
-    job: Job,
+    loading: Loading,
     views: Callable[[Any], Any],
     *,
     read_image: Callable[[str], Any] | None = None,
@@ -423,28 +401,24 @@ def _by_dataloader(
     from torchvision.datasets import ImageFolder
     from torchvision.datasets.folder import default_loader
 
-    images = ImageFolder(job.folder, views, loader=read_image or default_loader)
+    device = loading.device
+    images = ImageFolder(loading.data.data, views, loader=read_image or default_loader)
     loader: DataLoader[Any] = DataLoader(
         images,
-        batch_size=job.batch,
-        sampler=RandomSampler(images, num_samples=job.images),  # shuffled, of this length
-        num_workers=job.workers,
+        batch_size=loading.batch,
+        sampler=RandomSampler(images, num_samples=loading.images),  # shuffled, of this length
+        num_workers=loading.workers,
         persistent_workers=True,
         drop_last=True,
-        pin_memory=job.device.type == "cuda",
+        pin_memory=device == "cuda",
         worker_init_fn=init_worker,
     )
 
     def epoch() -> Iterator[Views]:
-        for views, _ in loader:
-            yield _to_device(views, job)
+        for (view1, view2), _ in loader:
+            yield view1.to(device, non_blocking=True), view2.to(device, non_blocking=True)
 
     return epoch
-
-
-def _to_device(views: Views, job: Job) -> Views:
-    view1, view2 = (view.to(job.device, non_blocking=True) for view in views)
-    return view1, view2
 
 
 def _scale(view: ViewConfig) -> tuple[float, float]:

@@ -47,14 +47,8 @@ def measure_stage(
 ) -> list[Record]:
     """Measure a stage between decoding and the model, in one process.
 
-    Args:
-        session: the session that measures.
-        case: name of the stage.
-        build: builds its tasks.
-        baseline: what tables call the baseline, and the name of its task.
-        once: name of the task that only touches the bytes.
-        on_gpu: images per repeat on a GPU.
-        in_the_clock: what the time includes.
+    ``baseline`` is as in ``Row``, ``once`` the task that only touches the bytes, and ``on_gpu`` the
+    number of images per repeat on a GPU.
     """
     batch = session.loaded_batch
     build = partial(

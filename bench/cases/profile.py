@@ -44,13 +44,7 @@ WARM_UP = 6
 
 
 def profile(session: Session, asked: PipelineSetting, steps: int, out: Path) -> tuple[str, Record]:
-    """Trace a few steps of training, from the middle of an epoch.
-
-    Args:
-        session: has the recipe and the images.
-        asked: the pipeline that loads the images.
-        steps: number of traced steps.
-        out: file for the trace, for Perfetto (ui.perfetto.dev) or chrome://tracing.
+    """Trace a few steps of training, from the middle of an epoch, into the file ``out``.
 
     Returns:
         A text for display: how busy the GPU was, and the time per range and per operation. And a

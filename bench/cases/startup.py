@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from fastsiam.bench.measure import cpu_seconds, drop_from_cache, wait_for_gpu
 from fastsiam.bench.records import Record, Row, Sample, Timing
-from fastsiam.bench.runner import Runner, RunnerError, Task
-from fastsiam.config import AugmentConfig, DataConfig, Pipeline
+from fastsiam.bench.runner import Loading, Runner, RunnerError, Task
+from fastsiam.config import Pipeline
 from fastsiam.kernels.cores import limit_torch_threads
 from fastsiam.pipelines import build_loader
 
@@ -36,8 +36,8 @@ def measure(session: Session) -> list[Record]:
         session.console.say(f"startup: round {number + 1} of {session.config.repeats}")
         for pipeline, state in list(runs):
             try:
-                settings = session.loading(images, pipeline)
-                runs[pipeline, state].append(_start(settings, cold=state == "cold"))
+                loading = session.loading(images, pipeline)
+                runs[pipeline, state].append(_start(loading, cold=state == "cold"))
             except RunnerError as failure:
                 session.console.say(f"{pipeline}, {state}: not measured: {failure}")
                 del runs[pipeline, state]
@@ -66,12 +66,11 @@ def measure(session: Session) -> list[Record]:
     return records
 
 
-def _start(settings: dict[str, Any], *, cold: bool) -> tuple[Sample, dict[str, Any]]:
+def _start(loading: Loading, *, cold: bool) -> tuple[Sample, dict[str, Any]]:
     """Load in a new process; return its time to the end of the first epoch, and its facts."""
-    files = [path for path in Path(settings["data"].data).rglob("*") if path.is_file()]
+    files = [path for path in Path(loading.data.data).rglob("*") if path.is_file()]
     cached = drop_from_cache(files) if cold else 1.0
-    build = partial(build_startup, **settings)
-    with closing(Runner("startup", build, fresh=True)) as runner:
+    with closing(Runner("startup", partial(build_startup, loading), fresh=True)) as runner:
         facts = runner.facts("startup") | {"cached": cached}
     for moment in ("imports", "first_batch", "first_epoch_over"):
         facts[moment] -= runner.began
@@ -79,16 +78,16 @@ def _start(settings: dict[str, Any], *, cold: bool) -> tuple[Sample, dict[str, A
     return replace(runner.first["startup"], wall=wall, cpu=cpu), facts
 
 
-def build_startup(
-    *, data: DataConfig, augment: AugmentConfig, batch: int, images: int, device: str
-) -> Task:
+def build_startup(loading: Loading) -> Task:
     """Build a task that loads two epochs; some of its facts are values of ``time.monotonic``."""
     facts: dict[str, Any] = {}
 
     def run() -> None:
         facts["imports"] = time.monotonic()
         limit_torch_threads()
-        loader = build_loader(data, augment, batch=batch, device=device)
+        loader = build_loader(
+            loading.data, loading.augment, batch=loading.batch, device=loading.device
+        )
         for number in range(2):
             start = time.monotonic()
             for step, _ in enumerate(loader.epoch(number)):
@@ -101,4 +100,4 @@ def build_startup(
             facts.setdefault("cpu_until_then", cpu_seconds())
         loader.close()
 
-    return Task(run, images, lambda: facts)
+    return Task(run, loading.images, lambda: facts)

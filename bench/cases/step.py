@@ -176,12 +176,7 @@ def authors_step(own: TrainingSetup) -> Stepper:
 
 
 def build_step(*, config: TrainConfig, begin: Callable[[TrainingSetup], Stepper] = step_of) -> Task:
-    """Build a step and a few batches; the task runs some steps on these ready tensors.
-
-    Args:
-        config: what to train.
-        begin: builds the model, the optimizer and the step.
-    """
+    """Build a step and a few batches; the task runs some steps on these ready tensors."""
     setup = training_setup(replace(config, data=DataConfig(pipeline=CEILING)))
     start = time.perf_counter()
     stepper = begin(setup)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import tarfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from math import ceil
@@ -22,7 +22,7 @@ from fastsiam.bench.cases.peers import Views, check_two_alike_views, torchvision
 from fastsiam.bench.images import add_to_tar
 from fastsiam.bench.peers import Peer
 from fastsiam.bench.records import Record, Row
-from fastsiam.bench.runner import Task, compare
+from fastsiam.bench.runner import Loading, Task, compare
 from fastsiam.bench.session import Session
 from fastsiam.config import AugmentConfig, DataConfig
 from fastsiam.pipelines import ViewLoader
@@ -56,21 +56,21 @@ def measure(session: Session) -> list[Record]:
             form = "litdata" if reader == "litdata" else "tars"
             bucket = f"{object_storage.BUCKET}/{form}"
             remote = f"http://127.0.0.1:{port}/" if reader == "webdataset" else "s3://"
-            job = Job(
-                shards=remote + bucket if port else f"{folder}/shards/{form}",
-                cache=f"{folder}/caches/{reader}-{[*places].index(place)}" if port else "",
-                cold=cold,
-                environment=(object_storage.environment(port) if port else {})
-                | {"XDG_CACHE_HOME": f"{folder}/home"},  # for the indexes of stores
-                augment=session.config.augment,
-                batch=batch,
+            data = DataConfig(
+                data=remote + bucket if port else f"{folder}/shards/{form}",
+                pipeline=BASELINE if reader in STREAMING else reader,
                 workers=session.workers,
-                images=images.count,
+                shuffle=f"window:{_WINDOW}",
+                cache=f"{folder}/caches/{reader}-{[*places].index(place)}" if port else "",
+                cache_gb=50.0,
             )
+            variables = object_storage.environment(port) if port else {}
+            variables |= {"XDG_CACHE_HOME": f"{folder}/home"}  # for the indexes of stores
+            loading = replace(session.loading(images, BASELINE), data=data)
             return Row(
                 case="storage",
                 name=f"{readers[reader]}, {place}",
-                build=partial(build_reading, reader=reader, job=job),
+                build=partial(build_reading, reader, loading, cold=cold, environment=variables),
                 ceiling=("the local disk", [f"{readers[reader]}, {LOCAL}"]),
                 pipeline="" if reader in STREAMING else reader,
                 in_the_clock="one epoch to finished views, of a loader that was opened just "
@@ -108,63 +108,43 @@ def pack(files: list[Path], folder: Path, shards: int = _SHARDS) -> None:
                     add_to_tar(tar, f"{number:04}{index:06}.{suffix}", data)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Job:
-    """Data of a runner, and how to access it."""
+def build_reading(
+    reader: str, loading: Loading, *, cold: bool, environment: Mapping[str, str]
+) -> Task:
+    """Set up a pipeline or a library of ``STREAMING``; the task is an epoch of a new loader.
 
-    shards: str
-    """Folder or URL of the shards."""
-    cache: str
-    """Folder for fetched data; "" for no cache."""
-    cold: bool
-    """Whether the cache is emptied before each epoch."""
-    environment: dict[str, str]
-    """Environment variables that are needed to access the shards."""
-    augment: AugmentConfig
-    batch: int
-    workers: int
-    images: int
-    """Images per epoch, a multiple of the batch size."""
-
-
-def build_reading(*, reader: str, job: Job) -> Task:
-    """Set up a pipeline or a library of ``STREAMING``; the task is an epoch of a new loader."""
-    os.environ.update(job.environment)
-    library, turns = STREAMING.get(reader), count()
-    open_reader = OPENERS.get(reader, partial(_open_pipeline, pipeline=reader))
+    If ``cold``, each epoch starts with an empty cache.
+    """
+    os.environ.update(environment)
+    library, turns, cache = STREAMING.get(reader), count(), loading.data.cache
     batches: Any = ()
 
     def reopen() -> None:
         nonlocal batches
         if isinstance(batches, ViewLoader):
             batches.close()
-        turn_job = job
-        if job.cold:
-            shutil.rmtree(job.cache, ignore_errors=True)
-            turn_job = replace(job, cache=f"{job.cache}/{next(turns)}")
-        if turn_job.cache:
-            Path(turn_job.cache).mkdir(parents=True, exist_ok=True)
-        batches = open_reader(turn_job)
+        folder = cache
+        if cold:
+            shutil.rmtree(cache, ignore_errors=True)
+            folder = f"{cache}/{next(turns)}"
+        if folder:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+        data = replace(loading.data, cache=folder)
+        batches = OPENERS.get(reader, _open_pipeline)(replace(loading, data=data))
 
     def run() -> None:
         images = sum(len(views[0]) for views in batches)
-        if images < job.images // job.batch * job.batch:
-            raise RuntimeError(f"it yields {images:,} of {job.images:,} images")
+        if images < loading.images // loading.batch * loading.batch:
+            raise RuntimeError(f"it yields {images:,} of {loading.images:,} images")
 
     facts = {"differs": library.differs, "version": library.version} if library else {}
-    return Task(run, job.images, lambda: facts, before=reopen)
+    return Task(run, loading.images, lambda: facts, before=reopen)
 
 
-def _open_pipeline(job: Job, pipeline: Any) -> ViewLoader:
-    data = DataConfig(
-        data=job.shards,
-        pipeline=pipeline,
-        workers=job.workers,
-        shuffle=f"window:{_WINDOW}",
-        cache=job.cache,
-        cache_gb=50.0,
+def _open_pipeline(loading: Loading) -> ViewLoader:
+    loader = ViewLoader(
+        loading.data, loading.augment, batch=loading.batch, transform=lambda batch: batch.views
     )
-    loader = ViewLoader(data, job.augment, batch=job.batch, transform=lambda batch: batch.views)
     len(loader)  # opens it
     return loader
 
@@ -188,7 +168,7 @@ def _sample(path: str) -> dict[str, Any]:
     return {"image": Path(path).read_bytes()}
 
 
-def _open_litdata(job: Job) -> Iterable[Views]:
+def _open_litdata(of: Loading) -> Iterable[Views]:
     """Return the batches of an epoch, shuffled by litdata."""
     from botocore import UNSIGNED
     from botocore.config import Config
@@ -196,7 +176,7 @@ def _open_litdata(job: Job) -> Iterable[Views]:
     from litdata.streaming import downloader
 
     downloader._OBSTORE_CLIENT_OPTIONS["allow_http"] = True  # only https by default
-    views, remote = _views_of(job.augment), "://" in job.shards
+    views, remote = _views_of(of.augment), "://" in of.data.data
 
     class Images(StreamingDataset):  # type: ignore[misc]
         def __getitem__(self, index: Any) -> Views:
@@ -208,34 +188,34 @@ def _open_litdata(job: Job) -> Iterable[Views]:
         "config": Config(signature_version=UNSIGNED),
     }
     images = Images(
-        job.shards,
-        cache_dir=job.cache or None,
+        of.data.data,
+        cache_dir=of.data.cache or None,
         shuffle=True,
         storage_options=options if remote else None,
     )
     loader: Iterable[Views] = StreamingDataLoader(
-        images, batch_size=job.batch, num_workers=job.workers
+        images, batch_size=of.batch, num_workers=of.workers
     )
     return loader
 
 
-def _open_webdataset(job: Job) -> Iterable[Views]:
+def _open_webdataset(of: Loading) -> Iterable[Views]:
     """Return the batches of an epoch, with shards and images shuffled as webdataset documents."""
     import webdataset
 
-    views = _views_of(job.augment)
+    views = _views_of(of.augment)
 
     def decode(sample: dict[str, Any]) -> Views:
         return views(sample["jpg"])
 
-    tars = [f"{job.shards}/train-{number:04}.tar" for number in range(shard_count(job.workers))]
+    tars = [f"{of.data.data}/train-{number:04}.tar" for number in range(shard_count(of.workers))]
     shards = webdataset.WebDataset(
         tars,
         shardshuffle=len(tars),
-        cache_dir=job.cache or None,
+        cache_dir=of.data.cache or None,
     )
     images = shards.shuffle(_WINDOW).map(decode)
-    loader: DataLoader[Any] = DataLoader(images, batch_size=job.batch, num_workers=job.workers)
+    loader: DataLoader[Any] = DataLoader(images, batch_size=of.batch, num_workers=of.workers)
     return loader
 
 
@@ -269,7 +249,7 @@ STREAMING = {
     ),
 }
 """Libraries that stream shards, by name; views are made with ``transforms.v2``."""
-OPENERS: dict[str, Callable[[Job], Iterable[Views]]] = {
+OPENERS: dict[str, Callable[[Loading], Iterable[Views]]] = {
     "webdataset": _open_webdataset,
     "litdata": _open_litdata,
 }

@@ -3,7 +3,6 @@ prefetched batches, or the share of the GPU's JPEG engine."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -12,17 +11,11 @@ from fastsiam.bench.cases.loader import build_views
 from fastsiam.bench.cases.train import build_training
 from fastsiam.bench.config import Over
 from fastsiam.bench.records import Record, Row
-from fastsiam.bench.runner import compare
+from fastsiam.bench.runner import Loading, compare
 from fastsiam.bench.session import Session
 from fastsiam.config import DataConfig, Pipeline
 from fastsiam.errors import DeviceError
-from fastsiam.pipelines.backends import BACKENDS, BASELINE, CEILING, Backend
-
-_AFFECTS: dict[Over, Callable[[Backend, bool], bool]] = {
-    "prefetch": lambda backend, _: backend.prefetches,
-    "jpeg-engine": lambda backend, on_gpu: on_gpu and backend.decodes_on_gpu,
-}
-"""Settings that affect only some pipelines: whether they do, given whether a GPU is used."""
+from fastsiam.pipelines.backends import BACKENDS, BASELINE, CEILING
 
 
 def measure(session: Session) -> list[Record]:
@@ -40,7 +33,7 @@ def measure(session: Session) -> list[Record]:
                 build_training, config=replace(config, data=DataConfig(pipeline=CEILING))
             )
         else:
-            build = partial(build_views, **_settings(session, over, value, pipeline))
+            build = partial(build_views, _loading(session, over, value, pipeline))
         return Row(
             case="sweep",
             name=f"{pipeline}, {over} {value}",
@@ -62,34 +55,34 @@ def measure(session: Session) -> list[Record]:
 
 def _pipelines(session: Session, over: Over) -> list[Pipeline]:
     """Return the pipelines that the setting affects."""
-    names, affects = session.config.pipeline_names, _AFFECTS.get(over)
-    pipelines = [x for x in names if affects is None or affects(BACKENDS[x], session.gpu)]
+    pipelines = names = list(session.config.pipeline_names)
+    if over == "prefetch":
+        pipelines = [name for name in names if BACKENDS[name].prefetches]
+    if over == "jpeg-engine":
+        pipelines = [name for name in names if session.gpu and BACKENDS[name].decodes_on_gpu]
     if not pipelines:
         device = "GPU" if session.gpu else "CPU"
         session.console.say(f"{over} does not affect {', '.join(names)} on a {device}")
     return pipelines
 
 
-def _settings(session: Session, over: Over, value: int, pipeline: Pipeline) -> dict[str, Any]:
-    """Return the arguments of ``build_views`` for one value of the varied setting."""
+def _loading(session: Session, over: Over, value: int, pipeline: Pipeline) -> Loading:
+    """Return what a pipeline loads for one value of the varied setting."""
     batch = value if over == "batch" else session.loaded_batch
     images = session.images(max(batch, session.loaded_batch))
     count = images.count // batch * batch
     if over == "quality":
         images = images.encoded(value)
-    defaults = session.loading(images, pipeline)
-    data, augment = defaults["data"], defaults["augment"]
+    loading = session.loading(images, pipeline)
     data_changes: dict[Over, dict[str, Any]] = {
         "workers": {"workers": value},
         "prefetch": {"prefetch": value},
         "jpeg-engine": {"dali_hw_decoder_load": value / 100},
     }
-    return defaults | {
-        "data": replace(data, **data_changes.get(over, {})),
-        "augment": augment.changed(crop=value) if over == "crop" else augment,
-        "batch": batch,
-        "images": count,
-    }
+    data = replace(loading.data, **data_changes.get(over, {}))
+    if over == "crop":
+        loading = replace(loading, augment=loading.augment.changed(crop=value))
+    return replace(loading, data=data, batch=batch, images=count)
 
 
 def _values(session: Session, over: Over) -> list[int]:

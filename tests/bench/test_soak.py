@@ -159,7 +159,7 @@ def test_missing_backend_or_unwritable_output_is_rejected_first(
 
 
 def test_signal_ends_soak_runs(tmp_path: Path) -> None:
-    """Runs have their own sessions, so signals from a terminal do not reach them.
+    """Runs have their own process groups, so signals from a terminal do not reach them.
 
     A second signal while they end leaves nothing behind either.
     """

@@ -15,7 +15,9 @@ from PIL import Image
 
 from fastsiam.bench.cases import decode
 from fastsiam.bench.config import BenchConfig
+from fastsiam.bench.runner import Loading
 from fastsiam.bench.session import session
+from fastsiam.config import AugmentConfig, DataConfig
 from fastsiam.kernels import library
 from tests.conftest import skip, write_images
 
@@ -26,15 +28,15 @@ def test_every_available_decoder_decodes_all_images(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = write_images(tmp_path / "images", classes=1, each=2)
+    data = DataConfig(data=str(folder), workers=2)
+    loading = Loading(data=data, augment=AugmentConfig(), batch=8, images=2, device="cpu")
     names = {"PIL", "torchvision.io", decode.TURBO, decode.TURBO_PART, decode.OURS, decode.OUR_PART}
     for missing in (set(), names - {"PIL", "torchvision.io"}):
         if missing:
             decode.crop_and_skip.cache_clear()
             monkeypatch.setattr(library, "jpeg", lambda: None)
             monkeypatch.setenv("PATH", "")  # no g++
-        tasks = decode.build_decoding(
-            path=str(folder), form="original", workers=2, batch=8, device="cpu"
-        )
+        tasks = decode.build_decoding(loading, "original")
         assert set(tasks) - {"DALI"} == names - missing
         assert {task.images for task in tasks.values()} == {2}
     shutil.rmtree(folder)

@@ -19,11 +19,11 @@ from PIL import Image
 
 from fastsiam.bench import peers
 from fastsiam.bench.cases import peers as cases
-from fastsiam.bench.cases.peers import STARTERS, Job, build_peer
+from fastsiam.bench.cases.peers import STARTERS, build_peer
 from fastsiam.bench.config import BenchConfig
-from fastsiam.bench.runner import Runner, Task
+from fastsiam.bench.runner import Loading, Runner, Task
 from fastsiam.bench.session import session
-from fastsiam.config import AugmentConfig, ConvertConfig
+from fastsiam.config import AugmentConfig, ConvertConfig, DataConfig
 from fastsiam.console import Console
 from fastsiam.errors import BackendError
 from fastsiam.pipelines.convert import convert
@@ -36,11 +36,11 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 def build_inspection(*, device: str, folder: str, peer: str) -> Task:
     """Load two epochs in the peer's own process; the task's facts describe the batches."""
-    job = Job(
-        folder=folder, beton=f"{folder}-beton/train.beton", augment=AugmentConfig.alike(crop=CROP),
-        batch=BATCH, workers=2, images=IMAGES, device=torch.device(device),
-    )  # fmt: skip
-    peer_task, epoch = build_peer(peer=peer, job=job), STARTERS[peer](job)
+    data = DataConfig(data=f"{folder}-beton" if peer == "ffcv-plain" else folder, workers=2)
+    loading = Loading(
+        data=data, augment=AugmentConfig.alike(crop=CROP), batch=BATCH, images=IMAGES, device=device
+    )
+    peer_task, epoch = build_peer(peer, loading), STARTERS[peer](loading)
     epochs = [[torch.stack(views) for views in epoch()] for _ in range(2)]
     batches = [batch for epoch in epochs for batch in epoch]
     views = torch.cat(batches, dim=1).cpu()
@@ -109,24 +109,23 @@ def test_images_are_converted_only_for_ffcv(
             assert bool([*bench_session.folder.rglob("*.beton")]) == (peer == "ffcv-plain")
 
 
-def test_slipstream_is_rejected_for_other_blur_probability(folder: str) -> None:
+def test_slipstream_is_rejected_for_other_blur_probability() -> None:
     """slipstream itself need not be installed."""
-    job: Any = SimpleNamespace(
-        folder=folder, augment=AugmentConfig.alike(blur_p=0.0), device=torch.device("cpu")
-    )
+    loading: Any = SimpleNamespace(augment=AugmentConfig.alike(blur_p=0.0))
     with pytest.raises(BackendError, match="its preset blurs 50% of the views, the recipe 0%"):
-        STARTERS["slipstream"](job)
+        STARTERS["slipstream"](loading)
 
 
 def test_spdl_threads_use_one_torch_thread(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """DataLoader workers also have one thread; SPDL itself need not be installed."""
     for name in ("spdl.io", "spdl.pipeline"):
         monkeypatch.setitem(sys.modules, name, MagicMock())
-    job: Any = SimpleNamespace(folder=folder, augment=AugmentConfig())
+    data = SimpleNamespace(data=folder)
+    loading: Any = SimpleNamespace(data=data, augment=AugmentConfig())
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(2)
-        STARTERS["spdl"](job)
+        STARTERS["spdl"](loading)
         assert torch.get_num_threads() == 1
     finally:
         torch.set_num_threads(before)

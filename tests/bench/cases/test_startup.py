@@ -54,6 +54,7 @@ def test_startup_time_counts_from_process_start(
         facts=lambda _: facts | {"cpu_until_then": 2.0},
     )  # fmt: skip
     monkeypatch.setattr(startup, "Runner", lambda *_, **__: fake)
-    sample, times = startup._start({"data": SimpleNamespace(data=str(tmp_path))}, cold=False)
+    loading: Any = SimpleNamespace(data=SimpleNamespace(data=str(tmp_path)))
+    sample, times = startup._start(loading, cold=False)
     assert (sample.wall, sample.cpu) == (3.0, 2.0)
     assert (times["imports"], times["first_batch"], times["later_epoch"]) == (1.0, 2.0, 0.5)

@@ -13,8 +13,9 @@ import pytest
 
 from fastsiam.bench import object_storage
 from fastsiam.bench.cases import CASES, storage
-from fastsiam.bench.cases.storage import OPENERS, STREAMING, Job, build_reading
+from fastsiam.bench.cases.storage import OPENERS, STREAMING, build_reading
 from fastsiam.bench.config import BenchConfig
+from fastsiam.bench.runner import Loading
 from fastsiam.bench.session import session
 from fastsiam.bench.tables import table
 from fastsiam.config import DataConfig
@@ -24,10 +25,10 @@ from tests.object_storage import read_all, reconnect
 from tests.pipelines.cases import SMALL
 
 
-def job(shards: Path, cache: Path, **changes: Any) -> Job:
-    base: dict[str, Any] = {"shards": str(shards), "cache": str(cache), "cold": True, "workers": 0}
-    base |= {"environment": {}, "augment": SMALL, "batch": 8, "images": 24}
-    return Job(**base | changes)
+def build_loading(shards: Path, cache: Path | str, images: int = 24, **data: Any) -> Loading:
+    settings: dict[str, Any] = {"pipeline": "memory", "workers": 0, "shuffle": "window:1024"} | data
+    config = DataConfig(data=str(shards), cache=str(cache), **settings)
+    return Loading(data=config, augment=SMALL, batch=8, images=images, device="cpu")
 
 
 def test_cold_epochs_start_with_empty_cache(tmp_path: Path) -> None:
@@ -36,15 +37,15 @@ def test_cold_epochs_start_with_empty_cache(tmp_path: Path) -> None:
     store = open_split(DataConfig(data=str(tmp_path / "shards")), "train")
     assert len(store) == 24 and sorted(store.labels.tolist()) == [0] * 8 + [1] * 8 + [2] * 8
     for cold in (False, True):
-        reading_job = job(tmp_path / "shards", cache, cold=cold)
-        task = build_reading(reader="memory", job=reading_job)
+        loading = build_loading(tmp_path / "shards", cache)
+        task = build_reading("memory", loading, cold=cold, environment={})
         for _ in range(2):
             task.before()
             task.run()
             (cache / "mark").touch()
         task.before()
         assert (cache / "mark").exists() != cold
-    task = build_reading(reader="memory", job=replace(reading_job, images=80))
+    task = build_reading("memory", replace(loading, images=80), cold=True, environment={})
     task.before()
     with pytest.raises(RuntimeError, match="it yields 24 of 80 images"):
         task.run()
@@ -63,10 +64,10 @@ def test_other_libraries_yield_every_image(
         storage.convert_for_litdata(files, tmp_path / "shards")
     else:
         storage.pack(files, tmp_path / "shards", storage.shard_count(3))
-    reading_job = job(tmp_path / "shards", tmp_path / "cache", workers=3)
-    loader: Any = OPENERS[reader](replace(reading_job, cache=""))
+    loader: Any = OPENERS[reader](build_loading(tmp_path / "shards", "", workers=3))
     assert loader.num_workers == 3
-    task = build_reading(reader=reader, job=reading_job)
+    loading = build_loading(tmp_path / "shards", tmp_path / "cache", workers=3)
+    task = build_reading(reader, loading, cold=True, environment={})
     task.before()
     task.run()  # counts the images
     assert task.facts()["version"]
