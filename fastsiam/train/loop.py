@@ -105,8 +105,6 @@ class Trainer:
         self._saved = None if start is None else start.step
         self._branch = {} if start is None else start.branch
         self._extensions = [] if start is None else start.extensions
-        self._unlogged: tuple[Tensor, Tensor] | None = None
-        """Loss and embeddings of the last step; None once they are logged."""
         self.line: tuple[dict[str, Any], Future[Tensor]] | None = None
         """Pending log line and the future of its effective rank; None without a pending line."""
         self._stop = StopSignals(place)
@@ -155,7 +153,7 @@ class Trainer:
             DataError: an image cannot be read; all ranks save the state first.
             OtherRankError: another rank failed; that rank prints the reason.
         """
-        step, total = self._step, self._step.total
+        step, run, total = self._step, self._step.config.run, self._step.total
         if self.done >= self.end:
             hint = (
                 "--max-steps 0 to continue" if self.done < total else "--extend N to train longer"
@@ -168,15 +166,22 @@ class Trainer:
                 self._evaluate_if_due()
                 epoch, skip = divmod(self.done, step.steps_per_epoch)
                 step.method.train()
-                self._clock.resume()
                 batches = self._stop.over(self._loader.epoch(epoch, skip=skip))
+                self._clock.resume()
                 for batch in self._clock.over(batches):
-                    self.note(batch, *step(batch, at=self.done))
-                    self._log_and_save()
-                    if self.done == self.end:
+                    loss, embedding = step(batch, at=self.done)
+                    self.note(batch, loss, embedding)
+                    is_last = self.done == self.end
+                    if is_last or self.done % run.log_every == 0:
+                        self.check_finite()
+                        self.log(loss, embedding)
+                    if is_last:
+                        self._save()
                         break
+                    if self.done % run.save_every == 0:
+                        self._try_to_save()
+                    self._clock.resume()
                 self._clock.pause(after_steps=self._evaluation_is_due)
-            self._save()
             if self.done == total:
                 self._evaluate_if_due()
         if self._log:
@@ -190,7 +195,7 @@ class Trainer:
         try:
             if self.line:
                 values, rank = self.line
-                self._write(values, rank.result())
+                self._finish_line(values, rank.result(), checks_collapse=False)
         finally:
             if self._thread:
                 self._thread.shutdown()
@@ -209,7 +214,6 @@ class Trainer:
             if math.isfinite(spread):  # otherwise the first check_finite ends the run
                 self._guard.first = spread
                 self._log_initial(spread)
-        self._unlogged = loss, embedding
         self.done += 1
         self._digest.add(batch.digest)
         self._finite.note(self.done, loss)
@@ -223,18 +227,15 @@ class Trainer:
     @property
     def _evaluation_is_due(self) -> bool:
         """Whether an evaluation is due after the current step."""
-        epoch, remainder = divmod(self.done, self._step.steps_per_epoch)
-        if self._knn is None or remainder:
-            return False
         config = self._step.config
-        return config.monitor.evaluates_after(epoch, config.optim.epochs)
+        epoch, remainder = divmod(self.done, self._step.steps_per_epoch)
+        is_possible = self._knn is not None and not remainder
+        return is_possible and config.monitor.evaluates_after(epoch, config.optim.epochs)
 
     def _evaluate_if_due(self) -> None:
         """Save and evaluate if an evaluation is due and was not done before the run was resumed."""
         self.settle()  # loaders may fork here, which is unsafe while a thread is working
         if self._evaluation_is_due and not (self.done == self.first and self._was_evaluated()):
-            if self._unlogged:
-                self.check_finite()
             if self.done:
                 self._try_to_save()  # an evaluation takes minutes and may be killed
             self._evaluate()
@@ -252,27 +253,6 @@ class Trainer:
             self._log.write("knn", {"epoch": epoch, **result.record()})
         self._console.say(f"epoch {epoch:g}: {result}")
 
-    def _log_and_save(self) -> None:
-        """Log and save if the settings ask for it after the current step.
-
-        Both make the host wait for the device: logging reads losses and embeddings, saving reads
-        all weights.
-        """
-        run, ends = self._step.config.run, self.done == self.end
-        logs = ends or self.done % run.log_every == 0
-        saves = ends or self.done % run.save_every == 0
-        if not (logs or saves):
-            return
-        self.check_finite()
-        if logs:
-            self.log()
-        self._clock.pause()
-        if ends:
-            self._save()
-        elif saves:
-            self._try_to_save()
-        self._clock.resume()
-
     def check_finite(self) -> None:
         """Check that all losses and weights are finite; waits for the device.
 
@@ -287,15 +267,12 @@ class Trainer:
                 "--precision fp32"
             )
 
-    def log(self) -> None:
-        """Log the metrics of the last step, unless they are logged already; waits for the device.
+    def log(self, loss: Tensor, embedding: Tensor) -> None:
+        """Log the metrics of the last step, and pause the clock; waits for the device.
 
         Raises:
             TrainingError: as ``settle``.
         """
-        if self._unlogged is None:
-            return
-        (loss, embedding), self._unlogged = self._unlogged, None
         self.settle()
         self._digest.share()
         z = gather(embedding)
@@ -319,8 +296,7 @@ class Trainer:
         if self._thread and self._checks_collapse:
             self.line = values, self._thread.submit(rank_of_gram, products)
         elif self._checks_collapse:
-            self._write(values, rank_of_gram(products))
-            self._check_collapse(values)
+            self._finish_line(values, rank_of_gram(products))
 
     def settle(self) -> None:
         """Write and print the pending log line, if any; waits for its effective rank.
@@ -332,10 +308,11 @@ class Trainer:
         """
         if self.line:
             (values, rank), self.line = self.line, None
-            self._write(values, rank.result())
-            self._check_collapse(values)
+            self._finish_line(values, rank.result())
 
-    def _write(self, values: dict[str, Any], rank: Tensor) -> None:
+    def _finish_line(
+        self, values: dict[str, Any], rank: Tensor, *, checks_collapse: bool = True
+    ) -> None:
         values["rank"] = rank.item()
         if self._log:
             self._log.write("train", values)
@@ -343,34 +320,37 @@ class Trainer:
         self._console.show(values, remaining=remaining, batch=batch)
         if self._machine_monitor:
             self._machine_monitor.check(values)
-
-    def _check_collapse(self, values: dict[str, Any]) -> None:
-        if warning := self._guard.check(values["step"], values["z_std"], values["rank"]):
-            self._console.warn(warning)
+        if checks_collapse:
+            warning = self._guard.check(values["step"], values["z_std"], values["rank"])
+            if warning:
+                self._console.warn(warning)
 
     def _save(self) -> None:
         """Save the state unless it is saved already; keep the previous checkpoint as well.
 
         Raises:
+            TrainingError: as ``check_finite`` and ``settle``; nothing is saved.
             CheckpointError: the file cannot be written; the existing checkpoint is unchanged.
             OtherRankError: rank 0 cannot write the file; raised on the other ranks.
             DataError: all ranks together have too many bad images; the state is saved.
         """
         # Collectives come first: every rank must take part in them.
+        if self._saved != self.done:
+            self.check_finite()
+        self._clock.pause()
         self.settle()
-        data_error: DataError | None = None
         try:
             self._before_saving()
-        except DataError as error:
-            data_error = error
-        self._digest.share()
-        if self._saved != self.done:
+        except DataError:
             self._write_checkpoint()
-        if data_error:
-            raise data_error
+            raise
+        self._write_checkpoint()
 
     def _write_checkpoint(self) -> None:
-        failure: Exception | None = None
+        if self._saved == self.done:
+            return
+        self._digest.share()
+        failure: FastSiamError | None = None
         if self._step.place.is_leader:
             state = Checkpoint(
                 config=self._step.config,
@@ -388,7 +368,7 @@ class Trainer:
                 self._log.sync()
             try:
                 checkpoints.save(self.path, state, keep=checkpoints.previous(self._folder))
-            except (OSError, FastSiamError) as error:
+            except FastSiamError as error:
                 failure = error
         # All ranks wait for the file: when one rank exits, a launcher kills the others.
         if sum_across_ranks(torch.tensor(int(failure is not None))).item():
@@ -396,19 +376,18 @@ class Trainer:
         self._saved = self.done
 
     def _try_to_save(self) -> None:
-        """Save during a run; if saving fails, print a warning and continue.
+        """Save during a run; if the file cannot be written, print a warning and continue.
 
         Ending the run would lose all steps since the last checkpoint. The next save may succeed.
 
         Raises:
-            DataError: as ``_save``.
+            TrainingError, DataError: as ``_save``.
         """
-        self.settle()  # outside of try, because its errors must end the run
         try:
             self._save()
-        except DataError:
+        except (TrainingError, DataError):
             raise
-        except (OSError, FastSiamError) as error:
+        except FastSiamError as error:
             self._console.warn(f"{error}; training continues, and {self._last_good}")
 
     @property
@@ -431,13 +410,6 @@ class Trainer:
         except Signalled as stop:
             if self._log:
                 self._log.outcome = "KILLED"
-            # Log only what an uninterrupted run logs. Do not log a step that is already saved: the
-            # digest in its checkpoint starts at the previous log line, and the resumed run logs it.
-            if self._unlogged and self._saved != self.done:
-                self.check_finite()
-                if self.done % self._step.config.run.log_every == 0:
-                    self.log()
-            self._clock.pause()
             self._save()
             raise self.interrupted(stop.number) from stop
         except (TrainingError, CheckpointError):
@@ -466,7 +438,6 @@ class Trainer:
         hint = "; pass --bad-images replace to continue with another image in its place"
         note = f"saved {self.path} at step {self.done:,}{hint * isinstance(error, ImageError)}"
         try:
-            self.check_finite()
             self._save()
         except FastSiamError as failure:  # the caller raises the original error
             if self._saved != self.done:

@@ -209,7 +209,7 @@ def test_log_point_synchronises_twice(gpu: TrainConfig, tmp_path: Path) -> None:
     trainer = Trainer(step, loader, folder=RunFolder(tmp_path, console=Console(quiet=True)))
     loss, z = torch.zeros((), device="cuda"), torch.randn(64, 128, device="cuda")
     trainer.note(batch, loss, z)
-    trainer.log()  # sets up everything that is only set up once
+    trainer.log(loss, z)  # sets up everything that is only set up once
     trainer.settle()
     torch.set_warn_always(True)
     torch.cuda.set_sync_debug_mode("warn")
@@ -220,7 +220,7 @@ def test_log_point_synchronises_twice(gpu: TrainConfig, tmp_path: Path) -> None:
             assert not waits
             trainer.check_finite()
             assert len(waits) == 1
-            trainer.log()
+            trainer.log(loss, z)
             trainer.settle()
             assert len(waits) == 2
     finally:

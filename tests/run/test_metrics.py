@@ -219,12 +219,12 @@ def test_ranks_stop_at_step_known_to_all(
     loss, point = torch.tensor(-0.9), torch.ones(64, 16)
     with contextlib.closing(trainer), pytest.raises(TrainingError, match="collapsed at step 1:"):
         trainer.note(batch, loss, point)
-        trainer.log()
+        trainer.log(loss, point)
         assert trainer.line is not None
         trainer.line[1].result()
         trainer.note(batch, loss, point)
         assert world == 2
-        trainer.log()
+        trainer.log(loss, point)
 
 
 def test_log_drops_lines_after_resumed_step(tmp_path: Path) -> None:
