@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -60,7 +59,8 @@ from fastsiam.views.batch import EvalLoader, Loader
 _KNN_BATCH = {"cuda": 1024, "cpu": 256}
 """Maximum batch size of the kNN monitor; larger batches need fewer kernel launches on a GPU."""
 _SHARED_FLAGS = ("pipeline", "bad_images", "extend", "log_every", "save_every", "max_steps")
-"""Settings of ``data`` and ``run`` that determine when ranks wait for each other."""
+"""Settings of ``data`` and ``run`` that may change on resume but must be equal on all ranks: they
+determine when ranks wait for each other."""
 _FORWARD_ONLY = 8
 """How many times more images fit into GPU memory if no activations are saved for backward."""
 
@@ -217,7 +217,20 @@ def _train(config: TrainConfig, recipe: str, folder: RunFolder, place: Place) ->
         folder.console.say(note)
     _on_all_ranks(True)  # a barrier: all ranks read the list of images before rank 0 rewrites it
     bad = _bad_images(resolved, folder)
-    loader, trainer = _loader(resolved, bad), None
+    loader = build_loader(
+        resolved.config.data,
+        resolved.config.augment,
+        batch=resolved.config.optim.batch,
+        seed=resolved.config.numerics.seed,
+        rank=place.rank,
+        world=place.world,
+        device=place.device,
+        dtype=resolved.dtype,
+        store=resolved.images.store,
+        bad=bad if bad.matters else None,
+        shuffle=resolved.images.shuffle,
+    )
+    trainer = None
     try:
         with distributed.closing_unless_lost(loader):
             trainer = _trainer(resolved, loader, bad, recipe, folder)
@@ -337,23 +350,6 @@ def _bad_images(resolved: ResolvedConfig, folder: RunFolder) -> BadImages:
     )
 
 
-def _loader(resolved: ResolvedConfig, bad: BadImages) -> Loader:
-    config, images = resolved.config, resolved.images
-    return build_loader(
-        config.data,
-        config.augment,
-        batch=config.optim.batch,
-        seed=config.numerics.seed,
-        rank=resolved.place.rank,
-        world=resolved.place.world,
-        device=resolved.place.device,
-        dtype=resolved.dtype,
-        store=images.store,
-        bad=bad if bad.matters else None,
-        shuffle=images.shuffle,
-    )
-
-
 def prepared_step(
     resolved: ResolvedConfig, method: Method, console: Console
 ) -> tuple[ResolvedConfig, TrainingStep]:
@@ -368,17 +364,16 @@ def prepared_step(
     step = TrainingStep(config, method, resolved.place, steps_per_epoch=steps)
     if resolved.is_done:
         return resolved, step
-    if config.step.compile == "off":
-        step.prepare()
-        return resolved, step
-    try:
+    if config.step.compile == "on":
         console.say("compiling, which takes about a minute; pass --compile off to skip it")
-        console.say(step.prepare())
-        return resolved, step
+    try:
+        if message := step.prepare():
+            console.say(message)
     except CompilationError as error:
         console.warn(str(error))
-    resolved = replace(resolved, config=without_compilation(config))
-    return prepared_step(resolved, method, console)
+        resolved = replace(resolved, config=without_compilation(config))
+        return prepared_step(resolved, method, console)
+    return resolved, step
 
 
 def _begin_folder(resolved: ResolvedConfig, recipe: str, folder: RunFolder) -> None:
@@ -473,20 +468,15 @@ def _check_same_settings_on_ranks(config: TrainConfig) -> None:
         json.loads(distributed.from_leader(json.dumps(config.to_dict())))
     )
     changed = differences(leader, config)
-    old, new = _shared_settings(leader), _shared_settings(config)
-    changed |= {name: (old[name], new[name]) for name in old if old[name] != new[name]}
+    old, new = leader.to_flags(), config.to_flags()
+    for name in (*config.monitor.to_flags(), *config.step.to_flags(), *_SHARED_FLAGS):
+        if old[name] != new[name]:
+            changed[name] = old[name], new[name]
     if changed:
         raise DeviceError(
             f"settings differ between ranks (rank 0 -> this rank): {changes_text(changed)}; start "
             "the same command on each machine"
         )
-
-
-def _shared_settings(config: TrainConfig) -> dict[str, Any]:
-    """Return the settings that may change on resume but must be equal on all ranks."""
-    flags = config.to_flags()
-    settings = config.monitor.to_flags() | config.step.to_flags()
-    return settings | {name: flags[name] for name in _SHARED_FLAGS}
 
 
 def _on_all_ranks(condition: bool) -> bool:
