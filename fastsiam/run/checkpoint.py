@@ -56,7 +56,7 @@ class Checkpoint:
     scaler: dict[str, Any]
     """Gradient scaler state; empty unless precision is fp16."""
     seen: dict[str, Any] = field(default_factory=dict)
-    """Digest of images and augmentations since the last log line (``fastsiam.train.data_digest``);
+    """Digest of images and augmentations since the last log line (``fastsiam.train.metrics``);
     empty in files of older versions."""
     weights: str = ""
     """Digest of ``model`` (``digest_of``); empty in files of older versions."""

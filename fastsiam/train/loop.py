@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import signal
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fastsiam.config import TrainConfig
-from fastsiam.distributed import (
-    Signalled,
-    StopSignals,
-    gather,
-    mean_across_ranks,
-    sum_across_ranks,
-)
+from fastsiam.distributed import Signalled, StopSignals, sum_across_ranks
 from fastsiam.errors import (
     NOT_FINITE,
     CheckpointError,
@@ -37,13 +27,10 @@ from fastsiam.model.numerics import FiniteCheck
 from fastsiam.run import checkpoint as checkpoints
 from fastsiam.run.checkpoint import Checkpoint
 from fastsiam.run.folder import RunFolder
-from fastsiam.run.log import MetricsLog, initial_spread
+from fastsiam.run.trackers import Outcome
 from fastsiam.train.clock import Clock
-from fastsiam.train.collapse import gram, rank_of_gram, z_std
-from fastsiam.train.data_digest import DataDigest
-from fastsiam.train.gauges import MachineMonitor
-from fastsiam.train.guard import CollapseGuard
 from fastsiam.train.memory import oom_error
+from fastsiam.train.metrics import StepMetrics
 from fastsiam.train.step import TrainingStep
 from fastsiam.views.batch import Batch, Loader
 
@@ -58,17 +45,8 @@ def last_step(config: TrainConfig, steps_per_epoch: int) -> int:
     return min(total, config.run.max_steps or total)
 
 
-def host_is_idle(device: torch.device) -> bool:
-    """Return whether the host is free for other work while the device trains."""
-    return device.type == "cuda"
-
-
 class Trainer:
     """Trainer of a run. Every rank creates one and calls the same methods; ``close`` it at the end.
-
-    On a GPU a host thread computes the effective rank of the embeddings while training continues.
-    The log line is then written a few steps later: at the first step after the thread is done, or
-    by ``settle``. On a CPU the line is written immediately.
 
     Args:
         step: the training step, after ``prepare``.
@@ -105,43 +83,14 @@ class Trainer:
         self._saved = None if start is None else start.step
         self._branch = {} if start is None else start.branch
         self._extensions = [] if start is None else start.extensions
-        self.line: tuple[dict[str, Any], Future[Tensor]] | None = None
-        """Pending log line and the future of its effective rank; None without a pending line."""
         self._stop = StopSignals(place)
         self._clock = Clock(0.0 if start is None else start.seconds, device=place.device)
-        self._digest = DataDigest(start)
         self._finite = FiniteCheck(place.device)
-        self._log: MetricsLog | None = None
-        if place.is_leader:
-            self._log = MetricsLog(
-                folder,
-                step=self.done,
-                steps_per_epoch=step.steps_per_epoch,
-                trackers=config.run.trackers,
-                settings=config.to_flags(),
-            )
-        spread = initial_spread(folder.path)
-        if spread is None and "run" in self._branch:
-            spread = initial_spread(Path(self._branch["run"]))
-            if spread is not None:  # a branch keeps its own copy, because its parent may be deleted
-                self._log_initial(spread)
-        self._machine_monitor = (
-            MachineMonitor(self._log, console=self._console) if self._log else None
+        self.metrics = StepMetrics(
+            step, loader, self._clock, folder=folder, start=start, end=self.end
         )
-        self._guard = CollapseGuard(
-            config.monitor.on_collapse,
-            batch=config.optim.micro_batch(ranks=1),
-            dim=step.method.dim,
-            centred=config.model.method.centred,
-            first=spread,
-        )
-        stops = config.monitor.on_collapse == "stop"
-        self._checks_collapse = place.is_leader or stops
-        self._thread = (
-            ThreadPoolExecutor(1, "fastsiam-rank") if host_is_idle(place.device) else None
-        )
-        # All ranks must stop at the same step, so it must not depend on the thread's timing.
-        self._can_settle_in_step = place.world == 1 or not stops
+        self._outcome: Outcome = "FAILED"
+        """How the run ended, for the trackers."""
 
     def run(self) -> None:
         """Train until the last step.
@@ -174,7 +123,7 @@ class Trainer:
                     is_last = self.done == self.end
                     if is_last or self.done % run.log_every == 0:
                         self.check_finite()
-                        self.log(loss, embedding)
+                        self.metrics.log(self.done, loss, embedding)
                     if is_last:
                         self._save()
                         break
@@ -184,45 +133,24 @@ class Trainer:
                 self._clock.pause(after_steps=self._evaluation_is_due)
             if self.done == total:
                 self._evaluate_if_due()
-        if self._log:
-            self._log.outcome = "FINISHED"
+        self._outcome = "FINISHED"
         if self.done > self.first:
             outcome = "done" if self.done == total else f"stopped by --max-steps {self.end}"
             self._console.say(f"{outcome}: step {self.done:,} of {total:,}, saved {self.path}")
 
     def close(self) -> None:
-        """Write the pending log line, without the collapse check; close the thread and the log."""
-        try:
-            if self.line:
-                values, rank = self.line
-                self._finish_line(values, rank.result(), checks_collapse=False)
-        finally:
-            if self._thread:
-                self._thread.shutdown()
-            if self._log:
-                self._log.close()
+        """Write the pending log line, and close the log."""
+        self.metrics.close(self._outcome)
 
     def note(self, batch: Batch, loss: Tensor, embedding: Tensor) -> None:
         """Record the result of a step. Only the first step of a run waits for the device.
 
         Raises:
-            TrainingError: the representation collapsed at the last log point, and ``on_collapse``
-                is "stop".
+            TrainingError: as ``StepMetrics.settle``.
         """
-        if self.done == 0:  # the guard compares later values with the untrained network's
-            spread = z_std(gather(embedding)).item()
-            if math.isfinite(spread):  # otherwise the first check_finite ends the run
-                self._guard.first = spread
-                self._log_initial(spread)
+        self.metrics.note(self.done, batch, embedding)
         self.done += 1
-        self._digest.add(batch.digest)
         self._finite.note(self.done, loss)
-        if self._can_settle_in_step and self.line and self.line[1].done():
-            self.settle()
-
-    def _log_initial(self, spread: float) -> None:
-        if self._log:
-            self._log.write("initial", {"step": 0, "epoch": 0.0, "z_std": spread})
 
     @property
     def _evaluation_is_due(self) -> bool:
@@ -234,7 +162,7 @@ class Trainer:
 
     def _evaluate_if_due(self) -> None:
         """Save and evaluate if an evaluation is due and was not done before the run was resumed."""
-        self.settle()  # loaders may fork here, which is unsafe while a thread is working
+        self.metrics.settle()  # loaders may fork here, which is unsafe while a thread is working
         if self._evaluation_is_due and not (self.done == self.first and self._was_evaluated()):
             if self.done:
                 self._try_to_save()  # an evaluation takes minutes and may be killed
@@ -242,15 +170,13 @@ class Trainer:
 
     def _was_evaluated(self) -> bool:
         """Return on all ranks whether rank 0's log has the evaluation of the resumed checkpoint."""
-        has_line = self._log is not None and self._log.is_evaluated
-        return bool(sum_across_ranks(torch.tensor(int(has_line))).item())
+        return bool(sum_across_ranks(torch.tensor(int(self.metrics.is_evaluated))).item())
 
     def _evaluate(self) -> None:
         assert self._knn is not None
         epoch = self.done / self._step.steps_per_epoch
         result = self._knn(self._step.method.backbone, self._stop)
-        if self._log:
-            self._log.write("knn", {"epoch": epoch, **result.record()})
+        self.metrics.write("knn", {"epoch": epoch, **result.record()})
         self._console.say(f"epoch {epoch:g}: {result}")
 
     def check_finite(self) -> None:
@@ -267,69 +193,11 @@ class Trainer:
                 "--precision fp32"
             )
 
-    def log(self, loss: Tensor, embedding: Tensor) -> None:
-        """Log the metrics of the last step, and pause the clock; waits for the device.
-
-        Raises:
-            TrainingError: as ``settle``.
-        """
-        self.settle()
-        self._digest.share()
-        z = gather(embedding)
-        # The host waits only once: when the two numbers arrive, the earlier copy is complete.
-        products = gram(z).to("cpu", non_blocking=True)
-        numbers = torch.stack([mean_across_ranks(loss).double(), z_std(z).double()])
-        mean, spread = numbers.tolist()
-        self._clock.pause()
-        values = {
-            "step": self.done,
-            "epoch": self.done / self._step.steps_per_epoch,
-            "loss": mean,
-            "z_std": spread,
-            "rank": math.nan,  # set when the line is written
-            "lr": self._step.lr,
-            **self._clock.read(self._step.config.optim.batch),
-            **self._digest.line(self.done),
-        }
-        if (workers := getattr(self._loader, "tuned_workers", None)) is not None:
-            values["workers"] = workers
-        if self._thread and self._checks_collapse:
-            self.line = values, self._thread.submit(rank_of_gram, products)
-        elif self._checks_collapse:
-            self._finish_line(values, rank_of_gram(products))
-
-    def settle(self) -> None:
-        """Write and print the pending log line, if any; waits for its effective rank.
-
-        Call this before every checkpoint, so that the log of a resumed run has no gap.
-
-        Raises:
-            TrainingError: the representation collapsed, and ``on_collapse`` is "stop".
-        """
-        if self.line:
-            (values, rank), self.line = self.line, None
-            self._finish_line(values, rank.result())
-
-    def _finish_line(
-        self, values: dict[str, Any], rank: Tensor, *, checks_collapse: bool = True
-    ) -> None:
-        values["rank"] = rank.item()
-        if self._log:
-            self._log.write("train", values)
-        batch, remaining = self._step.config.optim.batch, self.end - values["step"]
-        self._console.show(values, remaining=remaining, batch=batch)
-        if self._machine_monitor:
-            self._machine_monitor.check(values)
-        if checks_collapse:
-            warning = self._guard.check(values["step"], values["z_std"], values["rank"])
-            if warning:
-                self._console.warn(warning)
-
     def _save(self) -> None:
         """Save the state unless it is saved already; keep the previous checkpoint as well.
 
         Raises:
-            TrainingError: as ``check_finite`` and ``settle``; nothing is saved.
+            TrainingError: as ``check_finite`` and ``StepMetrics.settle``; nothing is saved.
             CheckpointError: the file cannot be written; the existing checkpoint is unchanged.
             OtherRankError: rank 0 cannot write the file; raised on the other ranks.
             DataError: all ranks together have too many bad images; the state is saved.
@@ -338,7 +206,7 @@ class Trainer:
         if self._saved != self.done:
             self.check_finite()
         self._clock.pause()
-        self.settle()
+        self.metrics.settle()
         try:
             self._before_saving()
         except DataError:
@@ -349,7 +217,7 @@ class Trainer:
     def _write_checkpoint(self) -> None:
         if self._saved == self.done:
             return
-        self._digest.share()
+        self.metrics.digest.share()
         failure: FastSiamError | None = None
         if self._step.place.is_leader:
             state = Checkpoint(
@@ -358,14 +226,13 @@ class Trainer:
                 seconds=self._clock.seconds,
                 images=self._loader.images,
                 steps_per_epoch=self._step.steps_per_epoch,
-                seen=self._digest.state(),
+                seen=self.metrics.digest.state(),
                 weights="",  # save() computes the digest
                 branch=self._branch,
                 extensions=self._extensions,
                 **self._step.state(),
             )
-            if self._log:
-                self._log.sync()
+            self.metrics.sync()
             try:
                 checkpoints.save(self.path, state, keep=checkpoints.previous(self._folder))
             except FastSiamError as error:
@@ -408,8 +275,7 @@ class Trainer:
         try:
             yield
         except Signalled as stop:
-            if self._log:
-                self._log.outcome = "KILLED"
+            self._outcome = "KILLED"
             self._save()
             raise self.interrupted(stop.number) from stop
         except (TrainingError, CheckpointError):

@@ -209,8 +209,8 @@ def test_log_point_synchronises_twice(gpu: TrainConfig, tmp_path: Path) -> None:
     trainer = Trainer(step, loader, folder=RunFolder(tmp_path, console=Console(quiet=True)))
     loss, z = torch.zeros((), device="cuda"), torch.randn(64, 128, device="cuda")
     trainer.note(batch, loss, z)
-    trainer.log(loss, z)  # sets up everything that is only set up once
-    trainer.settle()
+    trainer.metrics.log(trainer.done, loss, z)  # sets up everything that is only set up once
+    trainer.metrics.settle()
     torch.set_warn_always(True)
     torch.cuda.set_sync_debug_mode("warn")
     try:
@@ -220,8 +220,8 @@ def test_log_point_synchronises_twice(gpu: TrainConfig, tmp_path: Path) -> None:
             assert not waits
             trainer.check_finite()
             assert len(waits) == 1
-            trainer.log(loss, z)
-            trainer.settle()
+            trainer.metrics.log(trainer.done, loss, z)
+            trainer.metrics.settle()
             assert len(waits) == 2
     finally:
         torch.cuda.set_sync_debug_mode("default")
