@@ -355,11 +355,11 @@ def prepared_step(
     try:
         if message := step.prepare():
             console.say(message)
+        return resolved, step
     except CompilationError as error:
         console.warn(str(error))
-        resolved = replace(resolved, config=without_compilation(config))
-        return prepared_step(resolved, method, console)
-    return resolved, step
+    resolved = replace(resolved, config=without_compilation(config))
+    return prepared_step(resolved, method, console)
 
 
 def _begin_folder(resolved: ResolvedConfig, recipe: str, folder: RunFolder) -> None:

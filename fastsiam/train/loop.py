@@ -115,8 +115,8 @@ class Trainer:
                 self._evaluate_if_due()
                 epoch, skip = divmod(self.done, step.steps_per_epoch)
                 step.method.train()
-                batches = self._stop.over(self._loader.epoch(epoch, skip=skip))
                 self._clock.resume()
+                batches = self._stop.over(self._loader.epoch(epoch, skip=skip))
                 for batch in self._clock.over(batches):
                     loss, embedding = step(batch, at=self.done)
                     self.note(batch, loss, embedding)
