@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fastsiam.config import TrainConfig
 from fastsiam.distributed import Signalled, StopSignals, sum_across_ranks
@@ -32,7 +32,7 @@ from fastsiam.train.clock import Clock
 from fastsiam.train.memory import oom_error
 from fastsiam.train.metrics import StepMetrics
 from fastsiam.train.step import TrainingStep
-from fastsiam.views.batch import Batch, Loader
+from fastsiam.views.batch import Loader
 
 Evaluate = Callable[[nn.Module, StopSignals], KnnResult]
 """Function that evaluates a backbone; every rank must call it. It iterates over its batches with
@@ -85,7 +85,7 @@ class Trainer:
         self._extensions = [] if start is None else start.extensions
         self._stop = StopSignals(place)
         self._clock = Clock(0.0 if start is None else start.seconds, device=place.device)
-        self._finite = FiniteCheck(place.device)
+        self.finite = FiniteCheck(place.device)
         self.metrics = StepMetrics(
             step, loader, self._clock, folder=folder, start=start, end=self.end
         )
@@ -119,7 +119,9 @@ class Trainer:
                 batches = self._stop.over(self._loader.epoch(epoch, skip=skip))
                 for batch in self._clock.over(batches):
                     loss, embedding = step(batch, at=self.done)
-                    self.note(batch, loss, embedding)
+                    self.metrics.note(self.done, batch, embedding)
+                    self.done += 1
+                    self.finite.note(self.done, loss)
                     is_last = self.done == self.end
                     if is_last or self.done % run.log_every == 0:
                         self.check_finite()
@@ -128,7 +130,7 @@ class Trainer:
                         self._save()
                         break
                     if self.done % run.save_every == 0:
-                        self._try_to_save()
+                        self._save(may_fail=True)
                     self._clock.resume()
                 self._clock.pause(after_steps=self._evaluation_is_due)
             if self.done == total:
@@ -142,16 +144,6 @@ class Trainer:
         """Write the pending log line, and close the log."""
         self.metrics.close(self._outcome)
 
-    def note(self, batch: Batch, loss: Tensor, embedding: Tensor) -> None:
-        """Record the result of a step. Only the first step of a run waits for the device.
-
-        Raises:
-            TrainingError: as ``StepMetrics.settle``.
-        """
-        self.metrics.note(self.done, batch, embedding)
-        self.done += 1
-        self._finite.note(self.done, loss)
-
     @property
     def _evaluation_is_due(self) -> bool:
         """Whether an evaluation is due after the current step."""
@@ -163,14 +155,13 @@ class Trainer:
     def _evaluate_if_due(self) -> None:
         """Save and evaluate if an evaluation is due and was not done before the run was resumed."""
         self.metrics.settle()  # loaders may fork here, which is unsafe while a thread is working
-        if self._evaluation_is_due and not (self.done == self.first and self._was_evaluated()):
-            if self.done:
-                self._try_to_save()  # an evaluation takes minutes and may be killed
-            self._evaluate()
-
-    def _was_evaluated(self) -> bool:
-        """Return on all ranks whether rank 0's log has the evaluation of the resumed checkpoint."""
-        return bool(sum_across_ranks(torch.tensor(int(self.metrics.is_evaluated))).item())
+        if not self._evaluation_is_due:
+            return
+        if self.done == self.first and self.metrics.start_is_evaluated():
+            return
+        if self.done:
+            self._save(may_fail=True)  # an evaluation takes minutes and may be killed
+        self._evaluate()
 
     def _evaluate(self) -> None:
         assert self._knn is not None
@@ -185,16 +176,20 @@ class Trainer:
         Raises:
             TrainingError: a value is not finite; names the first bad step and the last checkpoint.
         """
-        self._finite.note_weights(self.done, self._step.method)
-        bad_step = self._finite.verdict()
+        self.finite.note_weights(self.done, self._step.method)
+        bad_step = self.finite.verdict()
         if bad_step is not None:
             raise TrainingError(
                 f"{NOT_FINITE} at step {bad_step:,}; {self._last_good}; try a lower --lr or "
                 "--precision fp32"
             )
 
-    def _save(self) -> None:
+    def _save(self, *, may_fail: bool = False) -> None:
         """Save the state unless it is saved already; keep the previous checkpoint as well.
+
+        Args:
+            may_fail: whether to continue with a warning if the file cannot be written. Ending the
+                run would lose all steps since the last checkpoint. The next save may succeed.
 
         Raises:
             TrainingError: as ``check_finite`` and ``StepMetrics.settle``; nothing is saved.
@@ -210,11 +205,11 @@ class Trainer:
         try:
             self._before_saving()
         except DataError:
-            self._write_checkpoint()
+            self._write_checkpoint(may_fail)
             raise
-        self._write_checkpoint()
+        self._write_checkpoint(may_fail)
 
-    def _write_checkpoint(self) -> None:
+    def _write_checkpoint(self, may_fail: bool) -> None:
         if self._saved == self.done:
             return
         self.metrics.digest.share()
@@ -238,24 +233,12 @@ class Trainer:
             except FastSiamError as error:
                 failure = error
         # All ranks wait for the file: when one rank exits, a launcher kills the others.
-        if sum_across_ranks(torch.tensor(int(failure is not None))).item():
+        if not sum_across_ranks(torch.tensor(int(failure is not None))).item():
+            self._saved = self.done
+        elif may_fail:
+            self._console.warn(f"{failure}; training continues, and {self._last_good}")
+        else:
             raise failure or OtherRankError("rank 0 cannot save; see its own error message")
-        self._saved = self.done
-
-    def _try_to_save(self) -> None:
-        """Save during a run; if the file cannot be written, print a warning and continue.
-
-        Ending the run would lose all steps since the last checkpoint. The next save may succeed.
-
-        Raises:
-            TrainingError, DataError: as ``_save``.
-        """
-        try:
-            self._save()
-        except (TrainingError, DataError):
-            raise
-        except FastSiamError as error:
-            self._console.warn(f"{error}; training continues, and {self._last_good}")
 
     @property
     def _last_good(self) -> str:

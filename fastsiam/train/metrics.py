@@ -147,10 +147,10 @@ class StepMetrics:
         if self._log:
             self._log.sync()
 
-    @property
-    def is_evaluated(self) -> bool:
-        """Whether rank 0's log has the evaluation of the resumed checkpoint; False elsewhere."""
-        return self._log is not None and self._log.is_evaluated
+    def start_is_evaluated(self) -> bool:
+        """Return on all ranks whether rank 0's log has the evaluation of the resumed checkpoint."""
+        has_line = self._log is not None and self._log.is_evaluated
+        return bool(sum_across_ranks(torch.tensor(int(has_line))).item())
 
     def close(self, outcome: Outcome) -> None:
         """Write the pending log line, without the collapse check; close the thread and the log."""

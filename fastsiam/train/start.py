@@ -224,27 +224,30 @@ def _apply_extend(config: TrainConfig, start: Checkpoint) -> tuple[TrainConfig, 
     epochs = config.run.extend
     if not epochs:
         return config, start, ""
-    optim, message = start.config.optim, ""
+    optim = start.config.optim
     if epochs < optim.epochs:
         raise CheckpointError(
             f"--extend {epochs} is less than the run's {optim.epochs} epochs; pass a larger number"
         )
-    extended_optim, extensions = replace(optim, epochs=epochs), start.extensions
-    if epochs > optim.epochs:
-        extension = {"step": start.step, "epoch": start.epoch, "from": optim.epochs, "to": epochs}
-        extensions = [*extensions, extension]
-        current_lr = decaying_rate(optim, max(0, start.step - 1), start.steps_per_epoch)
-        next_lr = decaying_rate(extended_optim, start.step, start.steps_per_epoch)
-        message = (
-            f"extended from {optim.epochs} to {epochs} epochs; learning rate: {current_lr:.3g} "
-            f"now, {next_lr:.3g} at the next step: a cosine over all {epochs} epochs"
-        )
     # If --epochs exceeds --extend, a later check raises an error.
     total_epochs = max(config.optim.epochs, epochs)
-    requested_optim = replace(config.optim, epochs=total_epochs)
-    extended_config = replace(start.config, optim=extended_optim)
-    start = replace(start, config=extended_config, extensions=extensions)
-    return replace(config, optim=requested_optim), start, message
+    config = replace(config, optim=replace(config.optim, epochs=total_epochs))
+    if epochs == optim.epochs:
+        return config, start, ""
+    extended_optim = replace(optim, epochs=epochs)
+    extension = {"step": start.step, "epoch": start.epoch, "from": optim.epochs, "to": epochs}
+    current_lr = decaying_rate(optim, max(0, start.step - 1), start.steps_per_epoch)
+    next_lr = decaying_rate(extended_optim, start.step, start.steps_per_epoch)
+    start = replace(
+        start,
+        config=replace(start.config, optim=extended_optim),
+        extensions=[*start.extensions, extension],
+    )
+    message = (
+        f"extended from {optim.epochs} to {epochs} epochs; learning rate: {current_lr:.3g} now, "
+        f"{next_lr:.3g} at the next step: a cosine over all {epochs} epochs"
+    )
+    return config, start, message
 
 
 def will_resume(config: TrainConfig) -> bool:

@@ -218,13 +218,13 @@ def test_ranks_stop_at_step_known_to_all(
     trainer = Trainer(step, loader, folder=RunFolder(tmp_path, console=Console(quiet=True)))
     loss, point = torch.tensor(-0.9), torch.ones(64, 16)
     with contextlib.closing(trainer), pytest.raises(TrainingError, match="collapsed at step 1:"):
-        trainer.note(batch, loss, point)
-        trainer.metrics.log(trainer.done, loss, point)
+        trainer.metrics.note(0, batch, point)
+        trainer.metrics.log(1, loss, point)
         assert trainer.metrics.line is not None
         trainer.metrics.line[1].result()
-        trainer.note(batch, loss, point)
+        trainer.metrics.note(1, batch, point)
         assert world == 2
-        trainer.metrics.log(trainer.done, loss, point)
+        trainer.metrics.log(2, loss, point)
 
 
 def test_log_drops_lines_after_resumed_step(tmp_path: Path) -> None:
