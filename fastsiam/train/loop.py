@@ -222,7 +222,6 @@ class Trainer:
                 images=self._loader.images,
                 steps_per_epoch=self._step.steps_per_epoch,
                 seen=self.metrics.digest.state(),
-                weights="",  # save() computes the digest
                 branch=self._branch,
                 extensions=self._extensions,
                 **self._step.state(),
