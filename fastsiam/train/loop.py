@@ -222,6 +222,7 @@ class Trainer:
                 images=self._loader.images,
                 steps_per_epoch=self._step.steps_per_epoch,
                 seen=self.metrics.digest.state(),
+                weights="",  # save() computes the digest
                 branch=self._branch,
                 extensions=self._extensions,
                 **self._step.state(),

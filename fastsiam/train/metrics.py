@@ -210,9 +210,11 @@ class StepMetrics:
         }
         if (workers := getattr(self._loader, "tuned_workers", None)) is not None:
             values["workers"] = workers
-        if self._thread and self._checks_collapse:
+        if not self._checks_collapse:
+            return
+        if self._thread:
             self.line = values, self._thread.submit(rank_of_gram, products)
-        elif self._checks_collapse:
+        else:
             self._finish_line(values, rank_of_gram(products))
             self._check_collapse(values)
 
