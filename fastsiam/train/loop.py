@@ -132,7 +132,6 @@ class Trainer:
                     if self.done % run.save_every == 0:
                         self._save(may_fail=True)
                     self._clock.resume()
-                self._clock.pause(after_steps=self._evaluation_is_due)
             if self.done == total:
                 self._evaluate_if_due()
         self._outcome = "FINISHED"
@@ -144,21 +143,18 @@ class Trainer:
         """Write the pending log line, and close the log."""
         self.metrics.close(self._outcome)
 
-    @property
-    def _evaluation_is_due(self) -> bool:
-        """Whether an evaluation is due after the current step."""
-        config = self._step.config
-        epoch, remainder = divmod(self.done, self._step.steps_per_epoch)
-        is_possible = self._knn is not None and not remainder
-        return is_possible and config.monitor.evaluates_after(epoch, config.optim.epochs)
-
     def _evaluate_if_due(self) -> None:
         """Save and evaluate if an evaluation is due and was not done before the run was resumed."""
         self.metrics.settle()  # loaders may fork here, which is unsafe while a thread is working
-        if not self._evaluation_is_due:
+        config = self._step.config
+        epoch, remainder = divmod(self.done, self._step.steps_per_epoch)
+        if self._knn is None or remainder:
+            return
+        if not config.monitor.evaluates_after(epoch, config.optim.epochs):
             return
         if self.done == self.first and self.metrics.start_is_evaluated():
             return
+        self._clock.pause(after_steps=True)
         if self.done:
             self._save(may_fail=True)  # an evaluation takes minutes and may be killed
         self._evaluate()
