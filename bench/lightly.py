@@ -33,7 +33,7 @@ from fastsiam.pipelines import ViewLoader, open_training_images
 from fastsiam.pipelines.store import Store
 from fastsiam.pipelines.workers import count as count_workers
 from fastsiam.run.records import check_targets
-from fastsiam.train.command import knn_monitor
+from fastsiam.train.knn_monitor import knn_monitor
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,7 @@ class Checkpoint:
     scaler: dict[str, Any]
     """Gradient scaler state; empty unless precision is fp16."""
     seen: dict[str, Any] = field(default_factory=dict)
-    """Digest of images and augmentations since the last log line (``fastsiam.train.data_digest``);
+    """Digest of images and augmentations since the last log line (``fastsiam.train.metrics``);
     empty in files of older versions."""
     weights: str = ""
     """Digest of ``model`` (``digest_of``); empty in files of older versions."""
@@ -244,17 +244,6 @@ def _check_schedule(settings: Mapping[str, Any], run: Path) -> None:
         )
 
 
-def _digest_differs(state: Any) -> bool:
-    """Return whether a file's content does not match its digest; False without a digest."""
-    if not isinstance(state, dict) or not isinstance(state.get("digest"), str):
-        return False
-    content = {name: value for name, value in state.items() if name != "digest"}
-    try:
-        return digest_of(content) != str(state["digest"])
-    except RuntimeError:  # invalid content, such as a recursive list or a tensor without storage
-        return True
-
-
 def load_newest(run: Path) -> tuple[Checkpoint | None, str]:
     """Read a run's last checkpoint, or the previous one if the last is corrupt or missing.
 
@@ -304,19 +293,25 @@ def parse(path: Path, state: Any) -> Checkpoint:
     Raises:
         CheckpointError: it is corrupt, not a fastsiam checkpoint, or one of another version.
     """
-    if _digest_differs(state):
+    content = dict(state) if isinstance(state, dict) else {}
+    digest = content.pop("digest", None)  # files of older versions have none
+    try:
+        is_intact = not isinstance(digest, str) or digest_of(content) == digest
+    except RuntimeError:  # invalid content, such as a recursive list or a tensor without storage
+        is_intact = False
+    if not is_intact:
         raise DamagedError(
             f"cannot read {path}: it is corrupt (its content does not match its checksum)"
             f"{previous_hint(path)}"
         )
-    if not isinstance(state, dict) or state.get("format") != FORMAT:
+    if content.get("format") != FORMAT:
         raise CheckpointError(
             f"{path} is not a checkpoint of this version of fastsiam, or too old: only checkpoints "
             "of version 0.2 and newer can be read"
         )
     try:
-        config = TrainConfig.from_dict(state["config"])
-        fields = {name: state[name] for name in Checkpoint.__slots__ if name in state}
+        config = TrainConfig.from_dict(content["config"])
+        fields = {name: content[name] for name in Checkpoint.__slots__ if name in content}
         return Checkpoint(**fields | {"config": config})
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(

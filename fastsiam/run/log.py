@@ -50,8 +50,6 @@ class MetricsLog:
         """
         self.path = folder.path / "metrics.jsonl"
         self._folder, self._steps_per_epoch = folder, steps_per_epoch
-        self.outcome: Outcome = "FAILED"
-        """How the run ended, for the trackers; set it before ``close``."""
         self.is_evaluated = False
         """Whether the evaluation after ``step`` was logged by an earlier start."""
         invalid = 0
@@ -98,15 +96,15 @@ class MetricsLog:
         if figures:
             self._trackers.log(self._step_of(line), figures)
 
-    def close(self) -> None:
-        """Write pending lines, and end the trackers."""
+    def close(self, outcome: Outcome = "FAILED") -> None:
+        """Write pending lines, and end the trackers; ``outcome`` says how the run ended."""
         try:
             self._append()
         except OSError as error:
             self._folder.console.warn(
                 f"{len(self._unwritten):,} lines of {self.path} are lost: {reason(error)}"
             )
-        self._trackers.close(self.outcome)
+        self._trackers.close(outcome)
 
     def sync(self) -> None:
         """Write pending lines and synchronise the file to the disk, before a checkpoint."""

@@ -66,8 +66,9 @@ class Clock:
             self._started = None
 
     def resume(self) -> None:
-        """Start the clock, at the beginning and after each pause."""
-        self._started = time.perf_counter()
+        """Start the clock, unless it is running."""
+        if self._started is None:
+            self._started = time.perf_counter()
 
     def read(self, images_per_step: int) -> dict[str, float]:
         """Return speed, fraction of time spent waiting and total time; start a new interval.

@@ -7,13 +7,11 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fastsiam import distributed
@@ -21,18 +19,9 @@ from fastsiam.bad_image_list import FILE, read_bad_images
 from fastsiam.config import TrainConfig
 from fastsiam.config.train import changes_text, differences
 from fastsiam.console import Console, counted
-from fastsiam.distributed import (
-    Place,
-    StopSignals,
-    check_same_images,
-    from_all,
-    minimum_across_ranks,
-)
+from fastsiam.distributed import Place, check_same_images, from_all
 from fastsiam.environment import environment
-from fastsiam.errors import DataError, DeviceError, FastSiamError
-from fastsiam.evaluate.features import concat_batches, feature_batches
-from fastsiam.evaluate.knn import KnnResult, knn_accuracy
-from fastsiam.evaluate.subject import EvalImages
+from fastsiam.errors import DeviceError, FastSiamError
 from fastsiam.methods import Method, build_method, method_skeleton
 from fastsiam.methods.optim import peak_lr
 from fastsiam.model.backbones import check_backbone
@@ -41,11 +30,11 @@ from fastsiam.pipelines import BadImages, build_loader, open_training_images
 from fastsiam.pipelines.survey import survey
 from fastsiam.run import checkpoint as checkpoints
 from fastsiam.run.folder import PATIENCE, RunFolder, created
-from fastsiam.run.log import read_metrics
 from fastsiam.run.trackers import check_trackers
 from fastsiam.train import image_list
 from fastsiam.train.compile import CompilationError, without_compilation
-from fastsiam.train.loop import Evaluate, Trainer
+from fastsiam.train.knn_monitor import knn_monitor
+from fastsiam.train.loop import Trainer
 from fastsiam.train.memory import oom_error
 from fastsiam.train.resolve import ResolvedConfig, resolve
 from fastsiam.train.start import (
@@ -55,14 +44,11 @@ from fastsiam.train.start import (
     will_resume,
 )
 from fastsiam.train.step import TrainingStep
-from fastsiam.views.batch import EvalLoader, Loader
+from fastsiam.views.batch import Loader
 
-_KNN_BATCH = {"cuda": 1024, "cpu": 256}
-"""Maximum batch size of the kNN monitor; larger batches need fewer kernel launches on a GPU."""
 _SHARED_FLAGS = ("pipeline", "bad_images", "extend", "log_every", "save_every", "max_steps")
-"""Settings of ``data`` and ``run`` that determine when ranks wait for each other."""
-_FORWARD_ONLY = 8
-"""How many times more images fit into GPU memory if no activations are saved for backward."""
+"""Settings of ``data`` and ``run`` that may change on resume but must be equal on all ranks: they
+determine when ranks wait for each other."""
 
 
 def preflight(config: TrainConfig, *, world: int) -> None:
@@ -215,9 +201,22 @@ def _train(config: TrainConfig, recipe: str, folder: RunFolder, place: Place) ->
     check_same_images(() if listing is None else listing.names, resolved.config.data.root)
     for note in resolved.notes:
         folder.console.say(note)
-    _on_all_ranks(True)  # a barrier: all ranks read the list of images before rank 0 rewrites it
+    from_all("")  # a barrier: all ranks read the list of images before rank 0 rewrites it
     bad = _bad_images(resolved, folder)
-    loader, trainer = _loader(resolved, bad), None
+    loader = build_loader(
+        resolved.config.data,
+        resolved.config.augment,
+        batch=resolved.config.optim.batch,
+        seed=resolved.config.numerics.seed,
+        rank=place.rank,
+        world=place.world,
+        device=place.device,
+        dtype=resolved.dtype,
+        store=resolved.images.store,
+        bad=bad if bad.matters else None,
+        shuffle=resolved.images.shuffle,
+    )
+    trainer = None
     try:
         with distributed.closing_unless_lost(loader):
             trainer = _trainer(resolved, loader, bad, recipe, folder)
@@ -337,23 +336,6 @@ def _bad_images(resolved: ResolvedConfig, folder: RunFolder) -> BadImages:
     )
 
 
-def _loader(resolved: ResolvedConfig, bad: BadImages) -> Loader:
-    config, images = resolved.config, resolved.images
-    return build_loader(
-        config.data,
-        config.augment,
-        batch=config.optim.batch,
-        seed=config.numerics.seed,
-        rank=resolved.place.rank,
-        world=resolved.place.world,
-        device=resolved.place.device,
-        dtype=resolved.dtype,
-        store=images.store,
-        bad=bad if bad.matters else None,
-        shuffle=images.shuffle,
-    )
-
-
 def prepared_step(
     resolved: ResolvedConfig, method: Method, console: Console
 ) -> tuple[ResolvedConfig, TrainingStep]:
@@ -368,12 +350,11 @@ def prepared_step(
     step = TrainingStep(config, method, resolved.place, steps_per_epoch=steps)
     if resolved.is_done:
         return resolved, step
-    if config.step.compile == "off":
-        step.prepare()
-        return resolved, step
-    try:
+    if config.step.compile == "on":
         console.say("compiling, which takes about a minute; pass --compile off to skip it")
-        console.say(step.prepare())
+    try:
+        if message := step.prepare():
+            console.say(message)
         return resolved, step
     except CompilationError as error:
         console.warn(str(error))
@@ -393,79 +374,6 @@ def _begin_folder(resolved: ResolvedConfig, recipe: str, folder: RunFolder) -> N
     folder.keep("config.json", text.encode())
 
 
-def knn_monitor(
-    config: TrainConfig,
-    place: Place,
-    console: Console,
-    dtype: torch.dtype,
-    *,
-    resumed: Path | None = None,
-) -> Evaluate | None:
-    """Return the kNN monitor; None if it is off or, with a message, a rank cannot read images.
-
-    Raises:
-        DataError: a rank cannot read images, but the ``resumed`` run has logged evaluations.
-    """
-    if not config.monitor.knn_every or not config.data.loads_images:
-        return None
-    images = EvalImages(
-        data=config.data,
-        augment=config.augment,
-        resize=config.eval_resize,
-        batch=_knn_batch(config, place),
-        place=place,
-    )
-    loaders, reason = None, "another rank cannot read its images"
-    try:
-        loaders = images.loaders()
-    except DataError as error:
-        reason = str(error)
-    if not _on_all_ranks(loaders is not None):
-        lines = read_metrics(resumed) if resumed and place.is_leader else []
-        if _on_all_ranks(not any(line["kind"] == "knn" for line in lines)):
-            console.say(f"kNN monitor disabled: {reason}")
-            return None
-        raise DataError(
-            f"the kNN monitor cannot continue: {reason}; restore the images, or pass --knn-every 0 "
-            "to train without it"
-        )
-    assert loaders is not None
-    console.say(f"kNN monitor: {images}")
-    bank, queries = loaders
-
-    def evaluate(backbone: nn.Module, stop: StopSignals) -> KnnResult:
-        distributed.share_buffers(backbone, place)  # those of rank 0, as in checkpoints
-        votes = [(config.monitor.knn_k, config.monitor.knn_temperature)]
-        with console.tally("kNN: images", bank.images + queries.images) as progress:
-
-            def features(loader: EvalLoader) -> Iterator[tuple[Tensor, Tensor]]:
-                batches = feature_batches(
-                    backbone, stop.over(loader), dtype=dtype, device=place.device
-                )
-                for x, label, _ in batches:
-                    progress.add(len(label) * place.world)
-                    yield x, label
-
-            results = knn_accuracy(
-                features(bank),
-                *concat_batches(features(queries)),
-                votes=votes,
-                classes=len(bank.classes),
-            )
-        return results[0]
-
-    return evaluate
-
-
-def _knn_batch(config: TrainConfig, place: Place) -> int:
-    """Return the batch size of the kNN monitor, which must fit into the memory of training."""
-    max_batch = _KNN_BATCH[place.device.type]
-    if place.device.type == "cpu":
-        return max_batch
-    views = len(config.augment.views) * config.optim.micro_batch(place.world)
-    return min(max_batch, _FORWARD_ONLY * views)
-
-
 def _check_same_settings_on_ranks(config: TrainConfig) -> None:
     """Check that all ranks were started with the same settings.
 
@@ -476,22 +384,12 @@ def _check_same_settings_on_ranks(config: TrainConfig) -> None:
         json.loads(distributed.from_leader(json.dumps(config.to_dict())))
     )
     changed = differences(leader, config)
-    old, new = _shared_settings(leader), _shared_settings(config)
-    changed |= {name: (old[name], new[name]) for name in old if old[name] != new[name]}
+    old, new = leader.to_flags(), config.to_flags()
+    for name in (*config.monitor.to_flags(), *config.step.to_flags(), *_SHARED_FLAGS):
+        if old[name] != new[name]:
+            changed[name] = old[name], new[name]
     if changed:
         raise DeviceError(
             f"settings differ between ranks (rank 0 -> this rank): {changes_text(changed)}; start "
             "the same command on each machine"
         )
-
-
-def _shared_settings(config: TrainConfig) -> dict[str, Any]:
-    """Return the settings that may change on resume but must be equal on all ranks."""
-    flags = config.to_flags()
-    settings = config.monitor.to_flags() | config.step.to_flags()
-    return settings | {name: flags[name] for name in _SHARED_FLAGS}
-
-
-def _on_all_ranks(condition: bool) -> bool:
-    """Return whether a condition is true on all ranks; every rank must call it."""
-    return bool(minimum_across_ranks(torch.tensor(float(condition))))

@@ -75,16 +75,14 @@ def compiling(config: TrainConfig) -> Iterator[None]:
     )
     _remove_empty_libraries(Path(cache_folder()))
     _divide_compilers()
-    loggers = [logging.getLogger(name) for name in ("torch.utils.cpp_extension", "torch._logging")]
-    levels = [logger.level for logger in loggers]
-    try:
-        for logger in loggers:
+    with contextlib.ExitStack() as stack:
+        for name in ("torch.utils.cpp_extension", "torch._logging"):
+            logger = logging.getLogger(name)
+            stack.callback(logger.setLevel, logger.level)
             logger.setLevel(logging.ERROR)
-        with functorch.patch(activation_memory_budget=config.step.activation_memory):
-            yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+        budget = config.step.activation_memory
+        stack.enter_context(functorch.patch(activation_memory_budget=budget))
+        yield
 
 
 def _remove_empty_libraries(cache: Path) -> None:

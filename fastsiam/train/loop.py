@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import signal
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fastsiam.config import TrainConfig
-from fastsiam.distributed import (
-    Signalled,
-    StopSignals,
-    gather,
-    mean_across_ranks,
-    sum_across_ranks,
-)
+from fastsiam.distributed import Signalled, StopSignals, sum_across_ranks
 from fastsiam.errors import (
     NOT_FINITE,
     CheckpointError,
@@ -37,15 +27,12 @@ from fastsiam.model.numerics import FiniteCheck
 from fastsiam.run import checkpoint as checkpoints
 from fastsiam.run.checkpoint import Checkpoint
 from fastsiam.run.folder import RunFolder
-from fastsiam.run.log import MetricsLog, initial_spread
+from fastsiam.run.trackers import Outcome
 from fastsiam.train.clock import Clock
-from fastsiam.train.collapse import gram, rank_of_gram, z_std
-from fastsiam.train.data_digest import DataDigest
-from fastsiam.train.gauges import MachineMonitor
-from fastsiam.train.guard import CollapseGuard
 from fastsiam.train.memory import oom_error
+from fastsiam.train.metrics import StepMetrics
 from fastsiam.train.step import TrainingStep
-from fastsiam.views.batch import Batch, Loader
+from fastsiam.views.batch import Loader
 
 Evaluate = Callable[[nn.Module, StopSignals], KnnResult]
 """Function that evaluates a backbone; every rank must call it. It iterates over its batches with
@@ -58,17 +45,8 @@ def last_step(config: TrainConfig, steps_per_epoch: int) -> int:
     return min(total, config.run.max_steps or total)
 
 
-def host_is_idle(device: torch.device) -> bool:
-    """Return whether the host is free for other work while the device trains."""
-    return device.type == "cuda"
-
-
 class Trainer:
     """Trainer of a run. Every rank creates one and calls the same methods; ``close`` it at the end.
-
-    On a GPU a host thread computes the effective rank of the embeddings while training continues.
-    The log line is then written a few steps later: at the first step after the thread is done, or
-    by ``settle``. On a CPU the line is written immediately.
 
     Args:
         step: the training step, after ``prepare``.
@@ -105,45 +83,14 @@ class Trainer:
         self._saved = None if start is None else start.step
         self._branch = {} if start is None else start.branch
         self._extensions = [] if start is None else start.extensions
-        self._unlogged: tuple[Tensor, Tensor] | None = None
-        """Loss and embeddings of the last step; None once they are logged."""
-        self.line: tuple[dict[str, Any], Future[Tensor]] | None = None
-        """Pending log line and the future of its effective rank; None without a pending line."""
         self._stop = StopSignals(place)
         self._clock = Clock(0.0 if start is None else start.seconds, device=place.device)
-        self._digest = DataDigest(start)
-        self._finite = FiniteCheck(place.device)
-        self._log: MetricsLog | None = None
-        if place.is_leader:
-            self._log = MetricsLog(
-                folder,
-                step=self.done,
-                steps_per_epoch=step.steps_per_epoch,
-                trackers=config.run.trackers,
-                settings=config.to_flags(),
-            )
-        spread = initial_spread(folder.path)
-        if spread is None and "run" in self._branch:
-            spread = initial_spread(Path(self._branch["run"]))
-            if spread is not None:  # a branch keeps its own copy, because its parent may be deleted
-                self._log_initial(spread)
-        self._machine_monitor = (
-            MachineMonitor(self._log, console=self._console) if self._log else None
+        self.finite = FiniteCheck(place.device)
+        self.metrics = StepMetrics(
+            step, loader, self._clock, folder=folder, start=start, end=self.end
         )
-        self._guard = CollapseGuard(
-            config.monitor.on_collapse,
-            batch=config.optim.micro_batch(ranks=1),
-            dim=step.method.dim,
-            centred=config.model.method.centred,
-            first=spread,
-        )
-        stops = config.monitor.on_collapse == "stop"
-        self._checks_collapse = place.is_leader or stops
-        self._thread = (
-            ThreadPoolExecutor(1, "fastsiam-rank") if host_is_idle(place.device) else None
-        )
-        # All ranks must stop at the same step, so it must not depend on the thread's timing.
-        self._can_settle_in_step = place.world == 1 or not stops
+        self._outcome: Outcome = "FAILED"
+        """How the run ended, for the trackers."""
 
     def run(self) -> None:
         """Train until the last step.
@@ -155,7 +102,7 @@ class Trainer:
             DataError: an image cannot be read; all ranks save the state first.
             OtherRankError: another rank failed; that rank prints the reason.
         """
-        step, total = self._step, self._step.total
+        step, run, total = self._step, self._step.config.run, self._step.total
         if self.done >= self.end:
             hint = (
                 "--max-steps 0 to continue" if self.done < total else "--extend N to train longer"
@@ -171,107 +118,53 @@ class Trainer:
                 self._clock.resume()
                 batches = self._stop.over(self._loader.epoch(epoch, skip=skip))
                 for batch in self._clock.over(batches):
-                    self.note(batch, *step(batch, at=self.done))
-                    self._log_and_save()
-                    if self.done == self.end:
+                    loss, embedding = step(batch, at=self.done)
+                    self.metrics.note(self.done, batch, embedding)
+                    self.done += 1
+                    self.finite.note(self.done, loss)
+                    is_last = self.done == self.end
+                    if is_last or self.done % run.log_every == 0:
+                        self.check_finite()
+                        self.metrics.log(self.done, loss, embedding)
+                    if is_last:
+                        self._save()
                         break
-                self._clock.pause(after_steps=self._evaluation_is_due)
-            self._save()
+                    if self.done % run.save_every == 0:
+                        self._save(may_fail=True)
+                    self._clock.resume()
             if self.done == total:
                 self._evaluate_if_due()
-        if self._log:
-            self._log.outcome = "FINISHED"
+        self._outcome = "FINISHED"
         if self.done > self.first:
             outcome = "done" if self.done == total else f"stopped by --max-steps {self.end}"
             self._console.say(f"{outcome}: step {self.done:,} of {total:,}, saved {self.path}")
 
     def close(self) -> None:
-        """Write the pending log line, without the collapse check; close the thread and the log."""
-        try:
-            if self.line:
-                values, rank = self.line
-                self._write(values, rank.result())
-        finally:
-            if self._thread:
-                self._thread.shutdown()
-            if self._log:
-                self._log.close()
-
-    def note(self, batch: Batch, loss: Tensor, embedding: Tensor) -> None:
-        """Record the result of a step. Only the first step of a run waits for the device.
-
-        Raises:
-            TrainingError: the representation collapsed at the last log point, and ``on_collapse``
-                is "stop".
-        """
-        if self.done == 0:  # the guard compares later values with the untrained network's
-            spread = z_std(gather(embedding)).item()
-            if math.isfinite(spread):  # otherwise the first check_finite ends the run
-                self._guard.first = spread
-                self._log_initial(spread)
-        self._unlogged = loss, embedding
-        self.done += 1
-        self._digest.add(batch.digest)
-        self._finite.note(self.done, loss)
-        if self._can_settle_in_step and self.line and self.line[1].done():
-            self.settle()
-
-    def _log_initial(self, spread: float) -> None:
-        if self._log:
-            self._log.write("initial", {"step": 0, "epoch": 0.0, "z_std": spread})
-
-    @property
-    def _evaluation_is_due(self) -> bool:
-        """Whether an evaluation is due after the current step."""
-        epoch, remainder = divmod(self.done, self._step.steps_per_epoch)
-        if self._knn is None or remainder:
-            return False
-        config = self._step.config
-        return config.monitor.evaluates_after(epoch, config.optim.epochs)
+        """Write the pending log line, and close the log."""
+        self.metrics.close(self._outcome)
 
     def _evaluate_if_due(self) -> None:
         """Save and evaluate if an evaluation is due and was not done before the run was resumed."""
-        self.settle()  # loaders may fork here, which is unsafe while a thread is working
-        if self._evaluation_is_due and not (self.done == self.first and self._was_evaluated()):
-            if self._unlogged:
-                self.check_finite()
-            if self.done:
-                self._try_to_save()  # an evaluation takes minutes and may be killed
-            self._evaluate()
-
-    def _was_evaluated(self) -> bool:
-        """Return on all ranks whether rank 0's log has the evaluation of the resumed checkpoint."""
-        has_line = self._log is not None and self._log.is_evaluated
-        return bool(sum_across_ranks(torch.tensor(int(has_line))).item())
+        self.metrics.settle()  # loaders may fork here, which is unsafe while a thread is working
+        config = self._step.config
+        epoch, remainder = divmod(self.done, self._step.steps_per_epoch)
+        if self._knn is None or remainder:
+            return
+        if not config.monitor.evaluates_after(epoch, config.optim.epochs):
+            return
+        if self.done == self.first and self.metrics.start_is_evaluated():
+            return
+        self._clock.pause(after_steps=True)
+        if self.done:
+            self._save(may_fail=True)  # an evaluation takes minutes and may be killed
+        self._evaluate()
 
     def _evaluate(self) -> None:
         assert self._knn is not None
         epoch = self.done / self._step.steps_per_epoch
         result = self._knn(self._step.method.backbone, self._stop)
-        if self._log:
-            self._log.write("knn", {"epoch": epoch, **result.record()})
+        self.metrics.write("knn", {"epoch": epoch, **result.record()})
         self._console.say(f"epoch {epoch:g}: {result}")
-
-    def _log_and_save(self) -> None:
-        """Log and save if the settings ask for it after the current step.
-
-        Both make the host wait for the device: logging reads losses and embeddings, saving reads
-        all weights.
-        """
-        run, ends = self._step.config.run, self.done == self.end
-        logs = ends or self.done % run.log_every == 0
-        saves = ends or self.done % run.save_every == 0
-        if not (logs or saves):
-            return
-        self.check_finite()
-        if logs:
-            self.log()
-        self._clock.pause()
-        if ends:
-            self._save()
-        elif saves:
-            self._try_to_save()
-        self._clock.resume()
 
     def check_finite(self) -> None:
         """Check that all losses and weights are finite; waits for the device.
@@ -279,98 +172,44 @@ class Trainer:
         Raises:
             TrainingError: a value is not finite; names the first bad step and the last checkpoint.
         """
-        self._finite.note_weights(self.done, self._step.method)
-        bad_step = self._finite.verdict()
+        self.finite.note_weights(self.done, self._step.method)
+        bad_step = self.finite.verdict()
         if bad_step is not None:
             raise TrainingError(
                 f"{NOT_FINITE} at step {bad_step:,}; {self._last_good}; try a lower --lr or "
                 "--precision fp32"
             )
 
-    def log(self) -> None:
-        """Log the metrics of the last step, unless they are logged already; waits for the device.
-
-        Raises:
-            TrainingError: as ``settle``.
-        """
-        if self._unlogged is None:
-            return
-        (loss, embedding), self._unlogged = self._unlogged, None
-        self.settle()
-        self._digest.share()
-        z = gather(embedding)
-        # The host waits only once: when the two numbers arrive, the earlier copy is complete.
-        products = gram(z).to("cpu", non_blocking=True)
-        numbers = torch.stack([mean_across_ranks(loss).double(), z_std(z).double()])
-        mean, spread = numbers.tolist()
-        self._clock.pause()
-        values = {
-            "step": self.done,
-            "epoch": self.done / self._step.steps_per_epoch,
-            "loss": mean,
-            "z_std": spread,
-            "rank": math.nan,  # set when the line is written
-            "lr": self._step.lr,
-            **self._clock.read(self._step.config.optim.batch),
-            **self._digest.line(self.done),
-        }
-        if (workers := getattr(self._loader, "tuned_workers", None)) is not None:
-            values["workers"] = workers
-        if self._thread and self._checks_collapse:
-            self.line = values, self._thread.submit(rank_of_gram, products)
-        elif self._checks_collapse:
-            self._write(values, rank_of_gram(products))
-            self._check_collapse(values)
-
-    def settle(self) -> None:
-        """Write and print the pending log line, if any; waits for its effective rank.
-
-        Call this before every checkpoint, so that the log of a resumed run has no gap.
-
-        Raises:
-            TrainingError: the representation collapsed, and ``on_collapse`` is "stop".
-        """
-        if self.line:
-            (values, rank), self.line = self.line, None
-            self._write(values, rank.result())
-            self._check_collapse(values)
-
-    def _write(self, values: dict[str, Any], rank: Tensor) -> None:
-        values["rank"] = rank.item()
-        if self._log:
-            self._log.write("train", values)
-        batch, remaining = self._step.config.optim.batch, self.end - values["step"]
-        self._console.show(values, remaining=remaining, batch=batch)
-        if self._machine_monitor:
-            self._machine_monitor.check(values)
-
-    def _check_collapse(self, values: dict[str, Any]) -> None:
-        if warning := self._guard.check(values["step"], values["z_std"], values["rank"]):
-            self._console.warn(warning)
-
-    def _save(self) -> None:
+    def _save(self, *, may_fail: bool = False) -> None:
         """Save the state unless it is saved already; keep the previous checkpoint as well.
 
+        Args:
+            may_fail: whether to continue with a warning if the file cannot be written. Ending the
+                run would lose all steps since the last checkpoint. The next save may succeed.
+
         Raises:
+            TrainingError: as ``check_finite`` and ``StepMetrics.settle``; nothing is saved.
             CheckpointError: the file cannot be written; the existing checkpoint is unchanged.
             OtherRankError: rank 0 cannot write the file; raised on the other ranks.
             DataError: all ranks together have too many bad images; the state is saved.
         """
         # Collectives come first: every rank must take part in them.
-        self.settle()
-        data_error: DataError | None = None
+        if self._saved != self.done:
+            self.check_finite()
+        self._clock.pause()
+        self.metrics.settle()
         try:
             self._before_saving()
-        except DataError as error:
-            data_error = error
-        self._digest.share()
-        if self._saved != self.done:
-            self._write_checkpoint()
-        if data_error:
-            raise data_error
+        except DataError:
+            self._write_checkpoint(may_fail)
+            raise
+        self._write_checkpoint(may_fail)
 
-    def _write_checkpoint(self) -> None:
-        failure: Exception | None = None
+    def _write_checkpoint(self, may_fail: bool) -> None:
+        if self._saved == self.done:
+            return
+        self.metrics.digest.share()
+        failure: FastSiamError | None = None
         if self._step.place.is_leader:
             state = Checkpoint(
                 config=self._step.config,
@@ -378,38 +217,24 @@ class Trainer:
                 seconds=self._clock.seconds,
                 images=self._loader.images,
                 steps_per_epoch=self._step.steps_per_epoch,
-                seen=self._digest.state(),
+                seen=self.metrics.digest.state(),
                 weights="",  # save() computes the digest
                 branch=self._branch,
                 extensions=self._extensions,
                 **self._step.state(),
             )
-            if self._log:
-                self._log.sync()
+            self.metrics.sync()
             try:
                 checkpoints.save(self.path, state, keep=checkpoints.previous(self._folder))
-            except (OSError, FastSiamError) as error:
+            except FastSiamError as error:
                 failure = error
         # All ranks wait for the file: when one rank exits, a launcher kills the others.
-        if sum_across_ranks(torch.tensor(int(failure is not None))).item():
+        if not sum_across_ranks(torch.tensor(int(failure is not None))).item():
+            self._saved = self.done
+        elif may_fail:
+            self._console.warn(f"{failure}; training continues, and {self._last_good}")
+        else:
             raise failure or OtherRankError("rank 0 cannot save; see its own error message")
-        self._saved = self.done
-
-    def _try_to_save(self) -> None:
-        """Save during a run; if saving fails, print a warning and continue.
-
-        Ending the run would lose all steps since the last checkpoint. The next save may succeed.
-
-        Raises:
-            DataError: as ``_save``.
-        """
-        self.settle()  # outside of try, because its errors must end the run
-        try:
-            self._save()
-        except DataError:
-            raise
-        except (OSError, FastSiamError) as error:
-            self._console.warn(f"{error}; training continues, and {self._last_good}")
 
     @property
     def _last_good(self) -> str:
@@ -429,15 +254,7 @@ class Trainer:
         try:
             yield
         except Signalled as stop:
-            if self._log:
-                self._log.outcome = "KILLED"
-            # Log only what an uninterrupted run logs. Do not log a step that is already saved: the
-            # digest in its checkpoint starts at the previous log line, and the resumed run logs it.
-            if self._unlogged and self._saved != self.done:
-                self.check_finite()
-                if self.done % self._step.config.run.log_every == 0:
-                    self.log()
-            self._clock.pause()
+            self._outcome = "KILLED"
             self._save()
             raise self.interrupted(stop.number) from stop
         except (TrainingError, CheckpointError):
@@ -466,7 +283,6 @@ class Trainer:
         hint = "; pass --bad-images replace to continue with another image in its place"
         note = f"saved {self.path} at step {self.done:,}{hint * isinstance(error, ImageError)}"
         try:
-            self.check_finite()
             self._save()
         except FastSiamError as failure:  # the caller raises the original error
             if self._saved != self.done:

@@ -161,16 +161,16 @@ def _pipeline_of_resumed_run(store: Store, start: Checkpoint | None) -> Choice |
 
 def with_compilation(config: TrainConfig, start: Checkpoint | None, *, end: int) -> TrainConfig:
     """Resolve ``compile`` "auto": as in the resumed run, or by the length of the run (``end``)."""
-    resumed_value = "auto" if start is None else start.config.step.compile
+    choice: Compile = config.step.compile
+    resumed_value: Compile = "auto" if start is None else start.config.step.compile
     if start is not None and start.step >= end:  # no steps are left
         if resumed_value != "on":
             return without_compilation(config)
-        return replace(config, step=replace(config.step, compile="on"))
-    if config.step.compile != "auto":
-        return config
-    choice: Compile = "on" if end >= _WORTH_COMPILING else "off"
-    if resumed_value != "auto":
-        choice = resumed_value
-    if config.step.cuda_graphs:
         choice = "on"
+    elif choice == "auto" and config.step.cuda_graphs:
+        choice = "on"
+    elif choice == "auto" and resumed_value != "auto":
+        choice = resumed_value
+    elif choice == "auto":
+        choice = "on" if end >= _WORTH_COMPILING else "off"
     return replace(config, step=replace(config.step, compile=choice))

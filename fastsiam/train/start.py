@@ -48,44 +48,32 @@ def start_of(config: TrainConfig, run: Path, place: Place) -> tuple[TrainConfig,
     Raises:
         CheckpointError: the run cannot be resumed, or not with these settings.
     """
-    beginning = _find_start(config, run)
-    checkpoint, folder = beginning.checkpoint, beginning.folder
-    saved_config = None if checkpoint is None else checkpoint.config
+    start = _find_start(config, run)
+    saved, folder = start.checkpoint, start.folder
+    saved_config = None if saved is None else saved.config
     config = with_resolved_precision(config, place.device, began_with=saved_config)
-    if checkpoint is None or folder is None:
+    if saved is None or folder is None:
         if epochs := config.run.extend:
             raise CheckpointError(
                 f"--extend {epochs} needs a run to extend: name one with --resume, or start a new "
                 f"run with --epochs {epochs}"
             )
-        return config, beginning
-    branches = folder.resolve() != run.resolve()
-    start = _with_optimiser_of(config, checkpoint) if branches else checkpoint
-    config, start, note = _apply_extend(config, start)
-    _check_same_settings(config, start, run)
-    if branches:
-        start, note = _record_branch(checkpoint, start, config)
-    return config, replace(beginning, checkpoint=start, note=note)
-
-
-def _with_optimiser_of(config: TrainConfig, start: Checkpoint) -> Checkpoint:
-    """Return a branch's checkpoint with the branch's optimizer settings, from ``config``.
-
-    If other settings differ, the checkpoint is returned unchanged, and a later check fails.
-
-    Raises:
-        CheckpointError: the branch would end before its checkpoint.
-    """
-    changed = differences(start.config, config)
-    if not changed.keys() <= set(BRANCH_SETTINGS):
-        return start
-    if config.optim.epochs < start.epoch and "epochs" in changed:
-        raise CheckpointError(
-            f"--epochs {config.optim.epochs} is too short for this branch: its checkpoint is after "
-            f"epoch {rounded(start.epoch)}"
-        )
-    branch_config = replace(start.config, optim=config.optim, model=config.model)
-    return replace(start, config=branch_config)
+        return config, start
+    checkpoint, is_branch = saved, folder.resolve() != run.resolve()
+    changed = differences(saved.config, config)
+    if is_branch and changed.keys() <= set(BRANCH_SETTINGS):
+        if "epochs" in changed and config.optim.epochs < saved.epoch:
+            raise CheckpointError(
+                f"--epochs {config.optim.epochs} is too short for this branch: its checkpoint is "
+                f"after epoch {rounded(saved.epoch)}"
+            )
+        branch_config = replace(saved.config, optim=config.optim, model=config.model)
+        checkpoint = replace(saved, config=branch_config)
+    config, checkpoint, note = _apply_extend(config, checkpoint)
+    _check_same_settings(config, checkpoint, run)
+    if is_branch:
+        checkpoint, note = _record_branch(saved, checkpoint, Path(config.run.resume))
+    return config, replace(start, checkpoint=checkpoint, note=note)
 
 
 def _check_same_settings(config: TrainConfig, start: Checkpoint, run: Path) -> None:
@@ -112,20 +100,11 @@ def _check_same_settings(config: TrainConfig, start: Checkpoint, run: Path) -> N
     )
 
 
-def _record_branch(
-    original: Checkpoint, start: Checkpoint, config: TrainConfig
-) -> tuple[Checkpoint, str]:
-    """Record in a branch's checkpoint where it branched off and what changed.
+def _record_branch(original: Checkpoint, start: Checkpoint, path: Path) -> tuple[Checkpoint, str]:
+    """Record where a branch starts and what changed; return its checkpoint and a message.
 
-    Args:
-        original: the checkpoint, with the settings of its own run.
-        start: the same checkpoint, with the branch's settings.
-        config: the branch's settings.
-
-    Returns:
-        ``start`` with the record, and a message for the user.
+    ``start`` is the checkpoint at ``path``, which is ``original``, with the branch's settings.
     """
-    path = Path(config.run.resume)
     changed = differences(original.config, start.config)
     branch = {
         "run": str((run_folder(path) or path.parent).resolve()),
@@ -224,27 +203,30 @@ def _apply_extend(config: TrainConfig, start: Checkpoint) -> tuple[TrainConfig, 
     epochs = config.run.extend
     if not epochs:
         return config, start, ""
-    optim, message = start.config.optim, ""
+    optim = start.config.optim
     if epochs < optim.epochs:
         raise CheckpointError(
             f"--extend {epochs} is less than the run's {optim.epochs} epochs; pass a larger number"
         )
-    extended_optim, extensions = replace(optim, epochs=epochs), start.extensions
-    if epochs > optim.epochs:
-        extension = {"step": start.step, "epoch": start.epoch, "from": optim.epochs, "to": epochs}
-        extensions = [*extensions, extension]
-        current_lr = decaying_rate(optim, max(0, start.step - 1), start.steps_per_epoch)
-        next_lr = decaying_rate(extended_optim, start.step, start.steps_per_epoch)
-        message = (
-            f"extended from {optim.epochs} to {epochs} epochs; learning rate: {current_lr:.3g} "
-            f"now, {next_lr:.3g} at the next step: a cosine over all {epochs} epochs"
-        )
     # If --epochs exceeds --extend, a later check raises an error.
     total_epochs = max(config.optim.epochs, epochs)
-    requested_optim = replace(config.optim, epochs=total_epochs)
-    extended_config = replace(start.config, optim=extended_optim)
-    start = replace(start, config=extended_config, extensions=extensions)
-    return replace(config, optim=requested_optim), start, message
+    config = replace(config, optim=replace(config.optim, epochs=total_epochs))
+    if epochs == optim.epochs:
+        return config, start, ""
+    extended_optim = replace(optim, epochs=epochs)
+    extension = {"step": start.step, "epoch": start.epoch, "from": optim.epochs, "to": epochs}
+    current_lr = decaying_rate(optim, max(0, start.step - 1), start.steps_per_epoch)
+    next_lr = decaying_rate(extended_optim, start.step, start.steps_per_epoch)
+    start = replace(
+        start,
+        config=replace(start.config, optim=extended_optim),
+        extensions=[*start.extensions, extension],
+    )
+    message = (
+        f"extended from {optim.epochs} to {epochs} epochs; learning rate: {current_lr:.3g} now, "
+        f"{next_lr:.3g} at the next step: a cosine over all {epochs} epochs"
+    )
+    return config, start, message
 
 
 def will_resume(config: TrainConfig) -> bool:

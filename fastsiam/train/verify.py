@@ -137,18 +137,14 @@ class _Steps:
                 np.zeros((len(store), 2), np.int64) if dimensions is None else dimensions
             )
 
-    def indices(self, number: int) -> NDArray[np.int64]:
-        """Return the positions in the data set, (N,), of a step's images; steps count from 1."""
-        return self._order.indices(*divmod(number - 1, self._order.steps))
-
     def digest(self, number: int) -> int:
-        """Compute the expected digest of a step."""
+        """Compute the expected digest of a step; steps count from 1."""
         epoch, step = divmod(number - 1, self._order.steps)
         if self._store is None:
             from fastsiam.pipelines.synthetic_backend import noise_digest
 
             return noise_digest(self._order, epoch, step)
-        index = self.indices(number)
+        index = self._order.indices(epoch, step)
         params = draw_views(
             self._config.augment,
             seed=self._order.seed,
@@ -165,7 +161,8 @@ class _Steps:
             return
         epoch, step = divmod(number - 1, self._order.steps)
         yield f"step {number:,}, in epoch {epoch:,}: place in the epoch, position in the data, name"
-        for place, i in enumerate(self.indices(number).tolist(), self._order.place(step)):
+        indices = self._order.indices(epoch, step).tolist()
+        for place, i in enumerate(indices, self._order.place(step)):
             yield f"{place} {i} {self._store.name(i)}"
 
     def _sizes(self, index: NDArray[np.int64]) -> NDArray[np.int64]:

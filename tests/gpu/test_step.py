@@ -208,20 +208,22 @@ def test_log_point_synchronises_twice(gpu: TrainConfig, tmp_path: Path) -> None:
     batch: Any = SimpleNamespace(digest=0)
     trainer = Trainer(step, loader, folder=RunFolder(tmp_path, console=Console(quiet=True)))
     loss, z = torch.zeros((), device="cuda"), torch.randn(64, 128, device="cuda")
-    trainer.note(batch, loss, z)
-    trainer.log()  # sets up everything that is only set up once
-    trainer.settle()
+    trainer.metrics.note(0, batch, z)
+    trainer.finite.note(1, loss)
+    trainer.metrics.log(1, loss, z)  # sets up everything that is only set up once
+    trainer.metrics.settle()
     torch.set_warn_always(True)
     torch.cuda.set_sync_debug_mode("warn")
     try:
         with warnings.catch_warnings(record=True) as waits:
             warnings.simplefilter("always")
-            trainer.note(batch, loss, z)
+            trainer.metrics.note(1, batch, z)
+            trainer.finite.note(2, loss)
             assert not waits
             trainer.check_finite()
             assert len(waits) == 1
-            trainer.log()
-            trainer.settle()
+            trainer.metrics.log(2, loss, z)
+            trainer.metrics.settle()
             assert len(waits) == 2
     finally:
         torch.cuda.set_sync_debug_mode("default")

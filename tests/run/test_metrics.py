@@ -33,11 +33,11 @@ from fastsiam.errors import FastSiamError, TrainingError
 from fastsiam.model.numerics import FiniteCheck
 from fastsiam.run.folder import RunFolder
 from fastsiam.run.log import MetricsLog, read_metrics
-from fastsiam.train import clock, loop
+from fastsiam.train import clock, loop, metrics
 from fastsiam.train.clock import Clock
-from fastsiam.train.collapse import gram, rank_of_gram, z_std
 from fastsiam.train.guard import CollapseGuard
 from fastsiam.train.loop import Trainer
+from fastsiam.train.metrics import gram, rank_of_gram, z_std
 from tests.configs import with_settings
 from tests.disks import fill, small_disk
 
@@ -207,7 +207,7 @@ def test_ranks_stop_at_step_known_to_all(
     rank: int, world: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ranks agree although their threads end at different times. A single process stops at once."""
-    monkeypatch.setattr(loop, "host_is_idle", lambda device: True)
+    monkeypatch.setattr(metrics, "host_is_idle", lambda device: True)
     monkeypatch.setattr(loop, "StopSignals", lambda place: None)  # the other ranks do not exist
     config = with_settings(TrainConfig(), on_collapse="stop", tracker="none")
     place = Place(rank, world, torch.device("cpu"))
@@ -218,13 +218,13 @@ def test_ranks_stop_at_step_known_to_all(
     trainer = Trainer(step, loader, folder=RunFolder(tmp_path, console=Console(quiet=True)))
     loss, point = torch.tensor(-0.9), torch.ones(64, 16)
     with contextlib.closing(trainer), pytest.raises(TrainingError, match="collapsed at step 1:"):
-        trainer.note(batch, loss, point)
-        trainer.log()
-        assert trainer.line is not None
-        trainer.line[1].result()
-        trainer.note(batch, loss, point)
+        trainer.metrics.note(0, batch, point)
+        trainer.metrics.log(1, loss, point)
+        assert trainer.metrics.line is not None
+        trainer.metrics.line[1].result()
+        trainer.metrics.note(1, batch, point)
         assert world == 2
-        trainer.log()
+        trainer.metrics.log(2, loss, point)
 
 
 def test_log_drops_lines_after_resumed_step(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ import pytest
 from torch import Tensor
 
 from fastsiam.config import TrainConfig
-from fastsiam.train import loop
-from fastsiam.train.collapse import rank_of_gram
+from fastsiam.train import metrics
+from fastsiam.train.metrics import rank_of_gram
 from tests.configs import with_settings
 from tests.conftest import small_config, write_data
 from tests.train.runs import train_run
@@ -42,5 +42,5 @@ def slow_eigenvalues(monkeypatch: pytest.MonkeyPatch) -> None:
         time.sleep(0.05)
         return rank_of_gram(gram)
 
-    monkeypatch.setattr(loop, "host_is_idle", lambda device: True)
-    monkeypatch.setattr(loop, "rank_of_gram", slow)
+    monkeypatch.setattr(metrics, "host_is_idle", lambda device: True)
+    monkeypatch.setattr(metrics, "rank_of_gram", slow)

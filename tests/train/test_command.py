@@ -14,7 +14,8 @@ from fastsiam.config import TrainConfig
 from fastsiam.distributed import Place
 from fastsiam.errors import CheckpointError, FastSiamError
 from fastsiam.interchange import load_pretrained
-from fastsiam.train.command import _knn_batch, check_run, preflight
+from fastsiam.train.command import check_run, preflight
+from fastsiam.train.knn_monitor import _knn_batch
 from fastsiam.train.start import initial_weights
 from tests.configs import flags, with_settings
 from tests.conftest import write_images

@@ -22,8 +22,8 @@ from fastsiam.methods import build_method
 from fastsiam.pipelines import build_loader
 from fastsiam.run import checkpoint as checkpoints
 from fastsiam.run.log import read_metrics
-from fastsiam.train import loop
-from fastsiam.train.collapse import rank_of_gram, z_std
+from fastsiam.train import metrics
+from fastsiam.train.metrics import rank_of_gram, z_std
 from fastsiam.views.batch import Batch
 from tests.configs import flags, with_settings
 from tests.conftest import write_images
@@ -50,8 +50,8 @@ def test_training_continues_while_eigenvalues_are_computed(
         if step == 5:
             assert history(run)[0] == expected[0]
 
-    monkeypatch.setattr(loop, "host_is_idle", lambda device: True)
-    monkeypatch.setattr(loop, "rank_of_gram", when_it_may)
+    monkeypatch.setattr(metrics, "host_is_idle", lambda device: True)
+    monkeypatch.setattr(metrics, "rank_of_gram", when_it_may)
     train_run(config, look)
     assert may_finish.is_set() and history(run) == expected and len(expected) == 3
 

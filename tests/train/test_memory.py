@@ -13,6 +13,8 @@ from fastsiam.train.memory import oom_error, training_bytes
 from tests.configs import with_settings
 from tests.train.runs import CPU
 
+HOST, GPU = MemoryError(), torch.OutOfMemoryError()
+
 
 def test_estimate_bounds_saved_tensors() -> None:
     """The method's entire forward pass, including heads and loss, on real tensors."""
@@ -62,25 +64,26 @@ def test_estimate_scales_with_settings() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "advice"),
+    ("settings", "error", "advice"),
     [
-        ({"pipeline": "dali"}, "--activation-memory 0.5 or fewer"),  # on a CPU it keeps two
-        ({}, "--activation-memory 0.5 or fewer --workers"),
-        ({"prefetch": 3}, "--activation-memory 0.5 or --prefetch 1 or fewer --workers"),
-        ({"prefetch": 3, "pipeline": "torchvision"}, "--activation-memory 0.5 or fewer --workers"),
-        ({"backbone": "convnext_tiny"}, "fewer --workers"),
-        ({"backbone": "convnext_tiny", "compile": "on"}, "--activation-memory 0.5 or fewer"),
+        ({"pipeline": "dali"}, HOST, "--activation-memory 0.5 or fewer"),  # on a CPU it keeps two
+        ({"pipeline": "dali", "activation_memory": 0.5}, GPU, "--prefetch 1 or fewer --workers;"),
+        ({}, HOST, "--activation-memory 0.5 or fewer --workers"),
+        ({"prefetch": 3}, HOST, "--activation-memory 0.5 or --prefetch 1 or fewer --workers"),
+        (
+            {"prefetch": 3, "pipeline": "torchvision"},
+            HOST,
+            "--activation-memory 0.5 or fewer --workers",
+        ),
+        ({"backbone": "convnext_tiny"}, HOST, "fewer --workers"),
+        ({"backbone": "convnext_tiny", "compile": "on"}, HOST, "--activation-memory 0.5 or fewer"),
     ],
 )
-def test_oom_advice_depends_on_settings(settings: dict[str, object], advice: str) -> None:
+def test_oom_advice_depends_on_settings(
+    settings: dict[str, object], error: Exception, advice: str
+) -> None:
     config = with_settings(
         RECIPES["imagenet"](), **{"pipeline": "native", "compile": "off", **settings}
     )
-    error = oom_error(MemoryError(), config, at=1, saved="nothing was saved yet")
-    assert f"to resume this run, pass {advice}" in str(error)
-
-
-def test_oom_advice_for_dali_on_gpu_includes_prefetch() -> None:
-    config = with_settings(RECIPES["imagenet"](), pipeline="dali", activation_memory=0.5)
-    error = oom_error(torch.OutOfMemoryError(), config, at=1, saved="nothing was saved yet")
-    assert "pass --prefetch 1 or fewer --workers;" in str(error)
+    message = str(oom_error(error, config, at=1, saved="nothing was saved yet"))
+    assert f"to resume this run, pass {advice}" in message

@@ -26,7 +26,7 @@ from fastsiam.run import checkpoint as checkpoints
 from fastsiam.run.log import read_metrics
 from fastsiam.run.trackers import TRACKERS
 from fastsiam.signals import ECHO
-from fastsiam.train import command as job
+from fastsiam.train import knn_monitor
 from fastsiam.train.loop import Trainer
 from tests.configs import flags, with_settings
 from tests.conftest import ROOT
@@ -150,9 +150,9 @@ def test_evaluation_interrupted_by_signal_is_repeated(
                 os.kill(os.getpid(), signal.SIGTERM)
             yield batch
 
-    monkeypatch.setattr(job, "_KNN_BATCH", {"cpu": 4})
+    monkeypatch.setattr(knn_monitor, "_KNN_BATCH", {"cpu": 4})
     with monkeypatch.context() as patch:
-        patch.setattr(job, "feature_batches", signalled)
+        patch.setattr(knn_monitor, "feature_batches", signalled)
         with pytest.raises(Interrupted, match="SIGTERM: stopped after step 3, saved") as caught:
             train_run(config)
     assert caught.value.exit_code == 128 + signal.SIGTERM

@@ -14,7 +14,7 @@ from fastsiam.evaluate.features import concat_batches, feature_batches, frozen
 from fastsiam.evaluate.knn import nearest
 from fastsiam.evaluate.supervised import SupervisedTraining
 from fastsiam.methods import build_method
-from fastsiam.train.collapse import gram, rank_of_gram, z_std
+from fastsiam.train.metrics import gram, rank_of_gram, z_std
 from fastsiam.views.batch import EvalBatch
 from tests.rank_jobs import MODEL
 
