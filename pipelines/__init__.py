@@ -29,7 +29,7 @@ from .backends import NOISE_IMAGES, backend_of
 from .bad_images import BadImages
 from .order import Order
 from .shuffle import Mixture, Window, shuffle_of
-from .store import Split, Store, open_store, select_images
+from .store import Split, Store, open_store
 from .subsets import choose, has_validation, open_split, open_training, read_list
 from .view_loader import (
     ViewLoader,
@@ -203,8 +203,7 @@ def open_training_images(
     if backend:
         backend.check()
     if store is None:
-        all_images, train_positions, _ = open_training(data)
-        store = select_images(all_images, train_positions)
+        store = open_training(data).split("train")
     if backend:
         backend.check(store)
     images = len(_positions(store, chosen))
@@ -244,6 +243,7 @@ def build_eval_loader(
     device: torch.device | str = "cpu",
     dtype: torch.dtype | None = None,
     chosen: NDArray[np.int64] | None = None,
+    store: Store | None = None,
 ) -> EvalLoader:
     """Open one split as a loader of central crops, for kNN and linear evaluation.
 
@@ -263,6 +263,7 @@ def build_eval_loader(
         device: device of the images.
         dtype: floating type of the images; float32 by default.
         chosen: ascending positions of the images to load; all by default.
+        store: the images of the split, if they are already open; by default they are opened here.
 
     Raises:
         BackendError: fastsiam's kernels are missing and cannot be compiled.
@@ -276,7 +277,7 @@ def build_eval_loader(
     data, dtype = DataConfig.of(data), _view_type(dtype)
     if batch < 1 or not 0 <= rank < world:
         raise ValueError(f"batch must be positive and rank below {world}, not {batch} and {rank}")
-    store, device = open_split(data, split), _with_index(device)
+    store, device = open_split(data, split) if store is None else store, _with_index(device)
     chosen = _positions(store, chosen)
     if not in_turn and len(chosen) < world:
         raise DataError(

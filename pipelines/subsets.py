@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from pathlib import Path
-from typing import get_args
+from typing import NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +36,20 @@ _NO_MATCH, _AMBIGUOUS = -1, -2
 """Values in place of a position: no image has the name, or several images do."""
 
 
+class TrainingImages(NamedTuple):
+    """The open training images of a data set, with its holdout set if there is one."""
+
+    store: Store
+    training: NDArray[np.int64]
+    """Positions of the images to train on, ascending."""
+    holdout: NDArray[np.int64]
+    """Positions of the holdout set, ascending."""
+
+    def split(self, split: Split) -> Store:
+        """Return the images to train on, or the holdout set for "val"."""
+        return select_images(self.store, self.training if split == "train" else self.holdout)
+
+
 def open_split(data: DataConfig, split: Split) -> Store:
     """Open the training or validation images; for a mixture, those of its first data set.
 
@@ -52,15 +66,11 @@ def open_split(data: DataConfig, split: Split) -> Store:
         raise ValueError(f"split must be train or val, not {split!r}")
     if not data.holdout:
         return _open_images(data, split)
-    store, training, holdout = open_with_holdout(data)
-    return select_images(store, holdout if split == "val" else training)
+    return open_with_holdout(data).split(split)
 
 
-def open_training(data: DataConfig) -> tuple[Store, NDArray[np.int64], NDArray[np.int64]]:
+def open_training(data: DataConfig) -> TrainingImages:
     """Open the training images of a data set, or of all data sets of a mixture.
-
-    Returns:
-        The images, the positions of those to train on, and those of the holdout set, ascending.
 
     Raises:
         DataError: see ``open_with_holdout``.
@@ -74,11 +84,11 @@ def open_training(data: DataConfig) -> tuple[Store, NDArray[np.int64], NDArray[n
         np.concatenate([part[i] + offset for offset, part in zip(first, parts, strict=False)])
         for i in (1, 2)
     )
-    return store, training, holdout
+    return TrainingImages(store, training, holdout)
 
 
-def open_with_holdout(data: DataConfig) -> tuple[Store, NDArray[np.int64], NDArray[np.int64]]:
-    """Open all training images of one data set; ``open_training`` describes the result.
+def open_with_holdout(data: DataConfig) -> TrainingImages:
+    """Open all training images of one data set.
 
     Raises:
         DataError: the images cannot be read, or ``data.holdout`` is set although the data set has
@@ -98,7 +108,8 @@ def open_with_holdout(data: DataConfig) -> tuple[Store, NDArray[np.int64], NDArr
                 f"but no class of {store.root} has two: remove --holdout, or sort the images into "
                 "train/ and val/ yourself"
             )
-    return store, np.setdiff1d(np.arange(len(store)), holdout, assume_unique=True), holdout
+    training = np.setdiff1d(np.arange(len(store)), holdout, assume_unique=True)
+    return TrainingImages(store, training, holdout)
 
 
 def _open_images(data: DataConfig, split: Split) -> Store:

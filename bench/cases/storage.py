@@ -56,9 +56,10 @@ def measure(session: Session) -> list[Record]:
             form = "litdata" if reader == "litdata" else "tars"
             bucket = f"{object_storage.BUCKET}/{form}"
             remote = f"http://127.0.0.1:{port}/" if reader == "webdataset" else "s3://"
+            pipeline: Any = BASELINE if reader in STREAMING else reader
             data = DataConfig(
                 data=remote + bucket if port else f"{folder}/shards/{form}",
-                pipeline=BASELINE if reader in STREAMING else reader,
+                pipeline=pipeline,
                 workers=session.workers,
                 shuffle=f"window:{_WINDOW}",
                 cache=f"{folder}/caches/{reader}-{[*places].index(place)}" if port else "",
@@ -168,7 +169,7 @@ def _sample(path: str) -> dict[str, Any]:
     return {"image": Path(path).read_bytes()}
 
 
-def _open_litdata(of: Loading) -> Iterable[Views]:
+def _open_litdata(loading: Loading) -> Iterable[Views]:
     """Return the batches of an epoch, shuffled by litdata."""
     from botocore import UNSIGNED
     from botocore.config import Config
@@ -176,7 +177,7 @@ def _open_litdata(of: Loading) -> Iterable[Views]:
     from litdata.streaming import downloader
 
     downloader._OBSTORE_CLIENT_OPTIONS["allow_http"] = True  # only https by default
-    views, remote = _views_of(of.augment), "://" in of.data.data
+    views, remote = _views_of(loading.augment), "://" in loading.data.data
 
     class Images(StreamingDataset):  # type: ignore[misc]
         def __getitem__(self, index: Any) -> Views:
@@ -188,34 +189,39 @@ def _open_litdata(of: Loading) -> Iterable[Views]:
         "config": Config(signature_version=UNSIGNED),
     }
     images = Images(
-        of.data.data,
-        cache_dir=of.data.cache or None,
+        loading.data.data,
+        cache_dir=loading.data.cache or None,
         shuffle=True,
         storage_options=options if remote else None,
     )
     loader: Iterable[Views] = StreamingDataLoader(
-        images, batch_size=of.batch, num_workers=of.workers
+        images, batch_size=loading.batch, num_workers=loading.workers
     )
     return loader
 
 
-def _open_webdataset(of: Loading) -> Iterable[Views]:
+def _open_webdataset(loading: Loading) -> Iterable[Views]:
     """Return the batches of an epoch, with shards and images shuffled as webdataset documents."""
     import webdataset
 
-    views = _views_of(of.augment)
+    views = _views_of(loading.augment)
 
     def decode(sample: dict[str, Any]) -> Views:
         return views(sample["jpg"])
 
-    tars = [f"{of.data.data}/train-{number:04}.tar" for number in range(shard_count(of.workers))]
+    tars = [
+        f"{loading.data.data}/train-{number:04}.tar"
+        for number in range(shard_count(loading.workers))
+    ]
     shards = webdataset.WebDataset(
         tars,
         shardshuffle=len(tars),
-        cache_dir=of.data.cache or None,
+        cache_dir=loading.data.cache or None,
     )
     images = shards.shuffle(_WINDOW).map(decode)
-    loader: DataLoader[Any] = DataLoader(images, batch_size=of.batch, num_workers=of.workers)
+    loader: DataLoader[Any] = DataLoader(
+        images, batch_size=loading.batch, num_workers=loading.workers
+    )
     return loader
 
 

@@ -107,7 +107,7 @@ def _images(
     if split != "auto":
         loader = subject.loader(split, in_turn=True)
         return loader, np.full(loader.images, split)
-    _, _, val_positions = open_with_holdout(subject.data)
+    val_positions = open_with_holdout(subject.data).holdout
     full_subject = replace(subject, data=replace(subject.data, holdout=""))
     loader = full_subject.loader("train", in_turn=True)
     splits = np.full(loader.images, "train")

@@ -33,6 +33,7 @@ from fastsiam.pipelines import build_eval_loader, has_validation, open_split
 from fastsiam.pipelines.automatic import choose_pipeline
 from fastsiam.pipelines.backends import BACKENDS
 from fastsiam.pipelines.store import Split
+from fastsiam.pipelines.subsets import TrainingImages
 from fastsiam.run.records import DataFacts, Evaluation, ImageFacts, Kind, NetworkFacts
 from fastsiam.views.batch import EvalLoader
 
@@ -49,6 +50,8 @@ class EvalImages:
     batch: int = 256
     """Images per forward pass."""
     place: Place
+    training: TrainingImages | None = None
+    """The training images, if they are open already: listing a large folder again takes long."""
     ignored_holdout: str = ""
     """The run's holdout if it does not apply to these images; otherwise empty."""
 
@@ -61,6 +64,9 @@ class EvalImages:
         self, split: Split, *, in_turn: bool = False, chosen: NDArray[np.int64] | None = None
     ) -> EvalLoader:
         """Open this rank's share of a split with ``build_eval_loader``."""
+        store = None
+        if self.training is not None and (split == "train" or self.data.holdout):
+            store = self.training.split(split)
         return build_eval_loader(
             self.data,
             split,
@@ -72,6 +78,7 @@ class EvalImages:
             in_turn=in_turn,
             device=self.place.device,
             chosen=chosen,
+            store=store,
         )
 
     def loaders(self, chosen: NDArray[np.int64] | None = None) -> tuple[EvalLoader, EvalLoader]:

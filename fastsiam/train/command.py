@@ -266,6 +266,7 @@ def _trainer(
             place,
             console,
             resolved.dtype,
+            training=resolved.images.opened,
             resumed=folder.path if resolved.start else None,
         ),
         before_saving=bad.share,

@@ -20,7 +20,7 @@ from fastsiam.pipelines import Store
 from fastsiam.pipelines.backends import NOISE_IMAGES, backend_of
 from fastsiam.pipelines.shuffle import Mixture, Window, shuffle_of
 from fastsiam.pipelines.store import BetonStore, select_images
-from fastsiam.pipelines.subsets import open_training
+from fastsiam.pipelines.subsets import TrainingImages, open_training
 from fastsiam.train.image_list import (
     DataFile,
     ImageList,
@@ -45,6 +45,8 @@ class RunImages:
 
     store: Store | None = None
     """The images, in the order of the list; None if the pipeline generates noise."""
+    opened: TrainingImages | None = None
+    """The images of the data set today, for the kNN monitor; None for a mixture or noise."""
     listed: ImageList | None = None
     """The list that is saved in the run's folder."""
     notes: tuple[str, ...] = ()
@@ -71,7 +73,8 @@ def run_images(config: TrainConfig, begun: Path | None) -> RunImages:
     if data.pipeline != "auto":
         backend_of(data).check()
     image_list = None if begun is None else ImageList.load(begun)
-    full_store, train_positions, holdout_positions = _open_images(data, image_list)
+    opened = _open_images(data, image_list)
+    full_store, train_positions, holdout_positions = opened
     files, notes = files_of(full_store), list[str]()
     if image_list is None:  # a new run, or a run of a version that saved no list
         names = names_of(full_store)
@@ -105,15 +108,14 @@ def run_images(config: TrainConfig, begun: Path | None) -> RunImages:
         notes.append(shuffle.described([str(place) for place in data.places]))
     return RunImages(
         store=store,
+        opened=None if data.mixed_with else opened,
         listed=replace(image_list, files=files, blocks=blocks),
         notes=tuple(notes),
         shuffle=shuffle,
     )
 
 
-def _open_images(
-    data: DataConfig, image_list: ImageList | None
-) -> tuple[Store, NDArray[np.int64], NDArray[np.int64]]:
+def _open_images(data: DataConfig, image_list: ImageList | None) -> TrainingImages:
     """Open the images; if that fails, raise an error that names the run's missing files."""
     try:
         return open_training(data)

@@ -15,6 +15,7 @@ from fastsiam.errors import DataError
 from fastsiam.evaluate.features import concat_batches, feature_batches
 from fastsiam.evaluate.knn import KnnResult, knn_accuracy
 from fastsiam.evaluate.subject import EvalImages
+from fastsiam.pipelines.subsets import TrainingImages
 from fastsiam.run.log import read_metrics
 from fastsiam.train.loop import Evaluate
 from fastsiam.views.batch import EvalLoader
@@ -31,9 +32,12 @@ def knn_monitor(
     console: Console,
     dtype: torch.dtype,
     *,
+    training: TrainingImages | None = None,
     resumed: Path | None = None,
 ) -> Evaluate | None:
     """Return the kNN monitor; None if it is off or, with a message, a rank cannot read images.
+
+    ``training`` are the training images, if they are open already.
 
     Raises:
         DataError: a rank cannot read images, but the ``resumed`` run has logged evaluations.
@@ -46,6 +50,7 @@ def knn_monitor(
         resize=config.eval_resize,
         batch=_knn_batch(config, place),
         place=place,
+        training=training,
     )
     loaders, reason = None, "another rank cannot read its images"
     try:

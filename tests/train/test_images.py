@@ -21,7 +21,7 @@ from fastsiam.errors import CheckpointError, DataError, FastSiamError
 from fastsiam.evaluate.command import evaluate_knn
 from fastsiam.pipelines import open_store
 from fastsiam.pipelines.convert.command import convert_data
-from fastsiam.pipelines.store import base
+from fastsiam.pipelines.store import base, folder
 from fastsiam.run import checkpoint as checkpoints
 from fastsiam.run.log import read_metrics
 from fastsiam.train.image_list import FILE, ImageList, files_of, names_of
@@ -253,6 +253,26 @@ def test_holdout_is_excluded_from_training_and_monitored(
     for other, new_value in (("", "none"), ("50%", "50%")):
         with pytest.raises(CheckpointError, match=rf"holdout: 25% -> {new_value}\)"):
             train_run(config, holdout=other)
+
+
+@pytest.mark.parametrize("holdout", ["", "25%"])
+def test_training_images_are_listed_once(
+    holdout: str, small: TrainConfig, images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Listing a large folder again for the kNN monitor takes long."""
+    listed: list[Path] = []
+
+    def walk(root: Path, *arguments: Any) -> Any:
+        listed.append(root)
+        return original(root, *arguments)
+
+    original: Any = vars(folder)["_walk"]
+    monkeypatch.setattr(folder, "_walk", walk)
+    data = images / "train" if holdout else images
+    run = train_run(small, data=data, holdout=holdout, batch=6, max_steps=1)
+    assert [x["bank"] for x in read_metrics(run) if x["kind"] == "knn"] == [18 if holdout else 24]
+    expected = [images / "train"] if holdout else [images / "train", images / "val"]
+    assert listed == expected
 
 
 def test_unlabelled_holdout_is_share_of_all_images(
