@@ -140,7 +140,7 @@ class DataConfig(Config):
             f"weights must have one number per --data of a mixture, not {self.weights} for "
             f"{len(self.places)}",
         )
-        if not share(self.holdout, "holdout"):
+        if not self.holdout_percent:
             object.__setattr__(self, "holdout", "")  # "0", "0%" and "" are one setting
         require(
             re.fullmatch(r"full|window:[1-9][0-9]*", self.shuffle) is not None,
@@ -176,7 +176,7 @@ class DataConfig(Config):
     @property
     def holdout_percent(self) -> float:
         """Percentage of the training images to hold out; 0.0 for none."""
-        return share(self.holdout, "holdout")
+        return parse_holdout(self.holdout)
 
     @property
     def columns(self) -> ColumnNames:
@@ -211,8 +211,7 @@ class DataConfig(Config):
     @property
     def full_root(self) -> str:
         """``root`` as an absolute path or a URL."""
-        root = self.root
-        return str(root.resolve() if isinstance(root, Path) else root)
+        return str(self.root.resolve())
 
     @property
     def places(self) -> tuple[Path | Url, ...]:
@@ -227,12 +226,8 @@ class DataConfig(Config):
         return tuple(replace(self, data=source, mixed_with=(), weights=()) for source in sources)
 
 
-def share(text: str, name: str) -> float:
-    """Parse a share such as "10%" into a percentage; 0.0 for "", "0" and "0%".
-
-    Args:
-        text: value of the setting.
-        name: name of the setting, for the message.
+def parse_holdout(text: str) -> float:
+    """Parse ``--holdout``, such as "10%", into a percentage; 0.0 for "", "0" and "0%".
 
     Raises:
         ValueError: it is neither 0 nor a share above 0% and below 100%.
@@ -245,6 +240,6 @@ def share(text: str, name: str) -> float:
         percent = 0.0
     require(
         text.endswith("%") and 0 < percent < 100,
-        f"{name} must be a share above 0% and below 100%, such as 10%, or 0, not {text!r}",
+        f"holdout must be a share above 0% and below 100%, such as 10%, or 0, not {text!r}",
     )
     return percent

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
-from .data import Alpha, Exif, ImagePipeline, share
+from .data import Alpha, Exif, ImagePipeline, parse_holdout
 from .model import Stem
 from .run import NodesConfig
 from .setting import require, setting
@@ -104,7 +104,7 @@ class EvalConfig(NetworkConfig):
     def check(self) -> None:
         """Check the nodes, the holdout and the image sizes."""
         NodesConfig.check(self)
-        share(self.holdout, "holdout")
+        parse_holdout(self.holdout)
         require(
             not (self.crop and self.resize) or self.resize >= self.crop,
             f"resize ({self.resize}) must be at least crop ({self.crop})",

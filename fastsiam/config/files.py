@@ -247,10 +247,9 @@ def run_folder(path: Path) -> Path | None:
     with os_errors_as(FastSiamError, f"cannot read {path}"):
         if path.is_dir():
             return path
-    # First without resolving symlinks: the folder or its files may be on another disk.
-    files = [x for x in (path.absolute(), path.resolve()) if x.parent.name == "checkpoints"]
-    folders = [file.parents[1] for file in files]
-    with os_errors_as(FastSiamError, f"cannot read {path}"):
+        # First without resolving symlinks: the folder or its files may be on another disk.
+        files = [x for x in (path.absolute(), path.resolve()) if x.parent.name == "checkpoints"]
+        folders = [file.parents[1] for file in files]
         runs = [folder for folder in folders if (folder / "config.json").exists()]
     return next(iter(runs or folders), None)
 

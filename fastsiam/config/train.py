@@ -20,10 +20,8 @@ REMOVED = ("restarts", "extend_schedule", "batch_views", "keep_memory", "bucket_
 ``restarts``: ``fastsiam.run.checkpoint`` does not resume a run with that schedule."""
 FIXED_SECTIONS = ("augment", "model", "optim", "numerics")
 """Sections that define what is trained. The others say how it is run and may change on resume."""
-FIXED_SETTINGS = {"data": ("weights", "holdout", "shuffle", "exif", "alpha", "image_column")}
-"""Settings of other sections that also define what is trained."""
-FIXED_IN_PLACE = ("image_column",)
-"""Fixed settings that may change if the data move, because the format may change, too."""
+FIXED_DATA_SETTINGS = ("weights", "holdout", "shuffle", "exif", "alpha", "image_column")
+"""Settings in the section ``data`` that also define what is trained."""
 BRANCH_SETTINGS = (
     "epochs", "lr", "momentum", "weight_decay", "lars_trust", "lars_all", "warmup_epochs",
     "warmup_from", "lr_end", "accumulate", "predictor_lr",
@@ -386,13 +384,13 @@ def as_arguments(flags: Mapping[str, Any]) -> list[str]:
 def differences(old: TrainConfig, new: TrainConfig) -> dict[str, tuple[Any, Any]]:
     """Return the differing settings that define what is trained, as ``{name: (old, new)}``."""
     changes = {}
-    has_moved = not old.data.has_same_root(new.data)
-    for section in (*FIXED_SECTIONS, *FIXED_SETTINGS):
+    for section in (*FIXED_SECTIONS, "data"):
         before, after = getattr(old, section).to_flags(), getattr(new, section).to_flags()
-        for name in FIXED_SETTINGS.get(section, before | after):
-            may_differ = has_moved and name in FIXED_IN_PLACE
-            if before.get(name) != after.get(name) and not may_differ:
+        for name in FIXED_DATA_SETTINGS if section == "data" else before | after:
+            if before.get(name) != after.get(name):
                 changes[name] = before.get(name), after.get(name)
+    if not old.data.has_same_root(new.data):
+        changes.pop("image_column", None)  # other files may be in another format
     return changes
 
 
