@@ -22,7 +22,7 @@ LAYERS = (
 PIPELINE_IMPORTERS = {"cli", "bench", "demo", "evaluate", "pipelines"}
 """Layers that may import the pipelines."""
 PIPELINE_IMPORTER_MODULES = {
-    "train": {"command", "image_list", "images", "resolve", "verify"},
+    "train": {"command", "image_list", "images", "knn_monitor", "resolve", "verify"},
     "report": {"views"},
 }
 """Modules that may import the pipelines, by layer that otherwise may not: the training loop takes
