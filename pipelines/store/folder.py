@@ -21,7 +21,7 @@ from fastsiam.errors import DataError, NoImagesError, NoSplitError, as_one_line
 from fastsiam.files import os_errors_as, reason
 from fastsiam.kernels import library
 
-from .base import IMAGE_ENDINGS, NewChunk, Store, is_image_name, warn_once
+from .base import IMAGE_ENDINGS, NewChunk, Store, warn_once
 from .labels import LABELS, number_classes, parse_labels
 from .probe import Bytes
 from .splits import ALL_SPLIT_NAMES, SPLIT_NAMES, Split
@@ -221,19 +221,21 @@ def _walk(
         folders: dict[str, tuple[str, ...]] = {}
         with os_errors_as(DataError, f"cannot list {here}"), os.scandir(here) as entries:
             for entry in entries:
-                if entry.name.startswith("."):
+                name = entry.name
+                if name.startswith("."):
                     continue
+                is_image = name.lower().endswith(IMAGE_ENDINGS)
                 if entry.is_symlink() and not os.path.exists(entry.path):
-                    if is_image_name(entry.name):
+                    if is_image:
                         broken_links.append(entry.path)
-                elif is_image_name(entry.name) and entry.is_file():
-                    images.append(entry.name)
+                elif is_image and entry.is_file():
+                    images.append(name)
                 elif entry.is_dir():
                     entry_links = (*links, os.path.realpath(here)) if entry.is_symlink() else links
                     if not (entry.is_symlink() and _leads_back(entry.path, entry_links)):
-                        folders[entry.name] = entry_links
-                elif entry.name.lower().endswith(_OTHER_FORMATS):
-                    others[os.path.splitext(entry.name)[1].lower()] += 1
+                        folders[name] = entry_links
+                elif name.lower().endswith(_OTHER_FORMATS):
+                    others[os.path.splitext(name)[1].lower()] += 1
         progress.add(len(images) + len(folders))
         if images:
             yield folder, sorted(images)
