@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from functools import lru_cache
 
 import torch
@@ -53,7 +53,10 @@ def wait_all(futures: Sequence[Future[object]]) -> BaseException | None:
     interruption: BaseException | None = None
     while running := [future for future in futures if not future.done()]:
         try:
-            wait(running)
+            # Not concurrent.futures.wait: it misses that another thread shuts down the pool.
+            running[0].exception()
+        except CancelledError:
+            continue
         except BaseException as error:  # keep waiting, even if Ctrl-C is pressed again
             interruption = error
     return interruption

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from unittest.mock import Mock
 
 import numpy as np
@@ -12,8 +13,7 @@ import pytest
 import torch
 
 from fastsiam.kernels import library
-from fastsiam.kernels import threads as kernel_threads
-from fastsiam.kernels.threads import in_threads, run_all
+from fastsiam.kernels.threads import in_threads, run_all, submit_all, wait_all
 
 
 @pytest.fixture(params=[1, 3])
@@ -49,19 +49,34 @@ def test_run_all_waits_for_threads_after_ctrl_c(monkeypatch: pytest.MonkeyPatch)
     """No thread may still work when ``run_all`` returns, as its arrays may then be freed."""
     end, pressed = threading.Event(), 0
 
-    def interrupted(futures: object) -> None:
-        nonlocal pressed
-        pressed += 1
-        if pressed < 4:
-            raise KeyboardInterrupt
-        end.set()
-        wait(futures)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(kernel_threads, "wait", interrupted)
     with ThreadPoolExecutor(1) as pool:
         future: Future[object] = pool.submit(end.wait, 60)
+        wait_for = future.exception
+
+        def interrupted() -> BaseException | None:
+            nonlocal pressed
+            pressed += 1
+            if pressed < 4:
+                raise KeyboardInterrupt
+            end.set()
+            return wait_for()
+
+        monkeypatch.setattr(future, "exception", interrupted)
         with pytest.raises(KeyboardInterrupt):
             run_all([future])
         left_at_work = not future.done()
         end.set()
     assert not left_at_work
+
+
+def test_wait_ends_if_another_thread_shuts_down_the_pool() -> None:
+    pool, release = ThreadPoolExecutor(1), threading.Event()
+    pool.submit(release.wait, 60)
+    queued = submit_all(pool, lambda: None, 1)
+    waiting = threading.Thread(target=wait_all, args=(queued,), daemon=True)
+    waiting.start()
+    time.sleep(0.2)
+    pool.shutdown(wait=False, cancel_futures=True)
+    waiting.join(20)
+    release.set()
+    assert not waiting.is_alive()
