@@ -44,12 +44,13 @@ def decode_corner(
     Raises:
         BackendError: the kernels are missing and cannot be compiled.
     """
-    if not decoder():
+    decode = decoder()
+    if not decode:
         return None
     box, image = np.array([0, 0, rows, columns], np.int32), np.empty(_PADDING, np.uint8)
     pixels, at = np.empty(3 * height * width + _PADDING, np.uint8), library.at
     encoded = at(np.frombuffer(data, np.uint8)), len(data), height, width
-    status = _DECODE(decoder())(*encoded, at(box), at(pixels), at(image))
+    status = _DECODE(decode)(*encoded, at(box), at(pixels), at(image))
     return None if status else pixels
 
 

@@ -86,6 +86,8 @@ class Trainer:
         self._stop = StopSignals(place)
         self._clock = Clock(0.0 if start is None else start.seconds, device=place.device)
         self.finite = FiniteCheck(place.device)
+        self._checked: int | None = None
+        """Number of steps when ``check_finite`` last found all values finite."""
         self.metrics = StepMetrics(
             step, loader, self._clock, folder=folder, start=start, end=self.end
         )
@@ -172,6 +174,8 @@ class Trainer:
         Raises:
             TrainingError: a value is not finite; names the first bad step and the last checkpoint.
         """
+        if self._checked == self.done:
+            return
         self.finite.note_weights(self.done, self._step.method)
         bad_step = self.finite.verdict()
         if bad_step is not None:
@@ -179,6 +183,7 @@ class Trainer:
                 f"{NOT_FINITE} at step {bad_step:,}; {self._last_good}; try a lower --lr or "
                 "--precision fp32"
             )
+        self._checked = self.done
 
     def _save(self, *, may_fail: bool = False) -> None:
         """Save the state unless it is saved already; keep the previous checkpoint as well.

@@ -19,6 +19,7 @@ from torch import Tensor
 from fastsiam.config import TrainConfig
 from fastsiam.errors import TrainingError
 from fastsiam.methods import build_method
+from fastsiam.model.numerics import FiniteCheck
 from fastsiam.pipelines import build_loader
 from fastsiam.run import checkpoint as checkpoints
 from fastsiam.run.log import read_metrics
@@ -154,6 +155,22 @@ def test_non_finite_loss_stops_run(
     with pytest.raises(TrainingError, match=f"not finite at step {at + 1}; {good}"):
         train_run(config, poison)
     assert checkpoints.load(tmp_path / "run").step == kept
+
+
+def test_step_that_is_logged_and_saved_is_checked_once(
+    small: TrainConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A check exchanges values between ranks, and waits for the device."""
+    checked: list[object] = []
+
+    def verdict(check: FiniteCheck) -> int | None:
+        checked.append(original(check))
+        return None
+
+    original = FiniteCheck.verdict
+    monkeypatch.setattr(FiniteCheck, "verdict", verdict)
+    train_run(small, epochs=1, log_every=1, save_every=1)
+    assert checked == [None] * 3
 
 
 @pytest.mark.parametrize("stop_gradient", [True, False])
