@@ -85,6 +85,7 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
         c_int64,
         [c_char_p, c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_int64, c_void_p],
     ),
+    "list_images": (c_int64, [c_char_p, c_char_p, c_void_p, c_int64]),
     "next_marker": (c_int64, [c_void_p, c_int64, c_int64]),
 }
 """Result and argument types of the compiled functions, by name without ``fastsiam_``."""

@@ -8,9 +8,10 @@ import hashlib
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,11 +27,13 @@ from .labels import LABELS, number_classes, parse_labels
 from .probe import Bytes
 from .splits import ALL_SPLIT_NAMES, SPLIT_NAMES, Split
 
-_STAT_THREADS, _STAT_CHUNK = 16, 512
-"""Number of threads that stat files, and files per task.
+_THREADS, _STAT_CHUNK = 16, 512
+"""Number of threads that list folders or stat files, and files per task of the latter.
 
 Network file systems have a high latency, but answer many requests in parallel.
 """
+_LISTING_BYTES = 1 << 16
+"""Size of the buffer for the names of a folder's images, which is enlarged if they need more."""
 CSV = ".csv"
 _PATH, _SPLIT = "path", "split"
 """Default column names of a list."""
@@ -145,7 +148,7 @@ class FileStore(Store):
 
         with (
             tally(f"checking files of {self.root}", files) as progress,
-            ThreadPoolExecutor(_STAT_THREADS) as pool,
+            ThreadPoolExecutor(_THREADS) as pool,
         ):
             for _ in pool.map(stat, range(0, files, _STAT_CHUNK)):
                 progress.add(min(_STAT_CHUNK, files - progress.done))
@@ -175,7 +178,7 @@ class FolderStore(FileStore):
         with tally(f"listing {root}, files and folders") as progress:
             for folder, images in _walk(root, progress, broken_links, others):
                 counts[folder.partition("/")[0]] += len(images)
-                names += os.fsencode("\0".join(folder + image for image in images)).split(b"\0")
+                names += os.fsencode(folder + f"\0{folder}".join(images)).split(b"\0")
         if others:
             formats = ", ".join(f"{count:,} {ending}" for ending, count in others.most_common())
             warn_once(
@@ -213,33 +216,73 @@ def _walk(
     skipped and appended to ``broken_links``. Images of other formats are skipped and counted in
     ``others`` by extension.
     """
-    # Each folder, with the folders of the links followed to it: a link back to these is a loop.
-    waiting: list[tuple[str, tuple[str, ...]]] = [("", ())]
-    while waiting:
-        folder, links = waiting.pop()
-        here, images = root / folder, []
-        folders: dict[str, tuple[str, ...]] = {}
-        with os_errors_as(DataError, f"cannot list {here}"), os.scandir(here) as entries:
-            for entry in entries:
-                name = entry.name
-                if name.startswith("."):
-                    continue
-                is_image = name.lower().endswith(IMAGE_ENDINGS)
-                if entry.is_symlink() and not os.path.exists(entry.path):
-                    if is_image:
-                        broken_links.append(entry.path)
-                elif is_image and entry.is_file():
-                    images.append(name)
-                elif entry.is_dir():
-                    entry_links = (*links, os.path.realpath(here)) if entry.is_symlink() else links
-                    if not (entry.is_symlink() and _leads_back(entry.path, entry_links)):
-                        folders[name] = entry_links
-                elif name.lower().endswith(_OTHER_FORMATS):
-                    others[os.path.splitext(name)[1].lower()] += 1
-        progress.add(len(images) + len(folders))
-        if images:
-            yield folder, sorted(images)
-        waiting += [(f"{folder}{name}/", folders[name]) for name in sorted(folders, reverse=True)]
+    pool = ThreadPoolExecutor(_THREADS)
+    list_images = partial(_list_images, library.kernels_if_any())
+    # Each folder, with the folders of the links followed to it (a link back to these is a loop) and
+    # its listing.
+    waiting: list[tuple[str, tuple[str, ...], Future[list[str] | None]]]
+    waiting = [("", (), pool.submit(list_images, root))]
+    try:
+        while waiting:
+            folder, links, listing = waiting.pop()
+            here, folders = root / folder, dict[str, tuple[str, ...]]()
+            images = listing.result()
+            if images is None:
+                images, folders = _scan(here, links, broken_links, others)
+            progress.add(len(images) + len(folders))
+            if images:
+                yield folder, sorted(images)
+            waiting += reversed(
+                [
+                    (f"{folder}{name}/", folders[name], pool.submit(list_images, here / name))
+                    for name in sorted(folders)
+                ]
+            )
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _list_images(kernels: Any, folder: Path) -> list[str] | None:
+    """Return the names of a folder's images, in any order.
+
+    Compiled code lists a folder in a fraction of the time that Python takes, without the GIL.
+
+    Returns:
+        The names; None if the folder has anything else that is not hidden, or cannot be listed.
+    """
+    if kernels is None:
+        return None
+    path, endings = os.fsencode(folder), "\0".join((*IMAGE_ENDINGS, "")).encode()
+    size, names = _LISTING_BYTES, np.empty(0, np.uint8)
+    while size > len(names):
+        names = np.empty(size, np.uint8)
+        size = kernels.fastsiam_list_images(path, endings, library.at(names), len(names))
+    return None if size < 0 else os.fsdecode(names[:size].tobytes()).split("\0")[:-1]
+
+
+def _scan(
+    folder: Path, links: tuple[str, ...], broken_links: list[str], others: Counter[str]
+) -> tuple[list[str], dict[str, tuple[str, ...]]]:
+    """Return the names of a folder's images, and its subfolders with the links followed to them."""
+    images, folders = list[str](), dict[str, tuple[str, ...]]()
+    with os_errors_as(DataError, f"cannot list {folder}"), os.scandir(folder) as entries:
+        for entry in entries:
+            name = entry.name
+            if name.startswith("."):
+                continue
+            is_image = name.lower().endswith(IMAGE_ENDINGS)
+            if entry.is_symlink() and not os.path.exists(entry.path):
+                if is_image:
+                    broken_links.append(entry.path)
+            elif is_image and entry.is_file():
+                images.append(name)
+            elif entry.is_dir():
+                entry_links = (*links, os.path.realpath(folder)) if entry.is_symlink() else links
+                if not (entry.is_symlink() and _leads_back(entry.path, entry_links)):
+                    folders[name] = entry_links
+            elif name.lower().endswith(_OTHER_FORMATS):
+                others[os.path.splitext(name)[1].lower()] += 1
+    return images, folders
 
 
 def _leads_back(link: str, folders: Sequence[str]) -> bool:

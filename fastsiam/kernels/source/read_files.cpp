@@ -1,10 +1,12 @@
-// Reads many small files in one call, because opening each one in Python takes longer than decoding
-// it.
+// Lists folders and reads many small files in one call, because handling each one in Python takes
+// longer than decoding it.
 
 #include "job.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <strings.h>
 #include <unistd.h>
 
 namespace {
@@ -33,7 +35,44 @@ int64_t read_whole(int file, uint8_t *memory, int64_t capacity) {
     return done;
 }
 
+// Returns whether a file name has one of these extensions: strings, the last of which is empty.
+bool has_ending(const char *name, int64_t length, const char *endings) {
+    for (const char *ending = endings; *ending;) {
+        const int64_t bytes = strlen(ending);
+        if (length >= bytes && !strcasecmp(name + length - bytes, ending)) return true;
+        ending += bytes + 1;
+    }
+    return false;
+}
+
 }  // namespace
+
+// Writes the names of a folder's images to `names`, each with its terminating zero.
+//
+// Images are regular files with one of the extensions `endings`; hidden files are skipped. Returns
+// the number of bytes of all names, of which `names` holds nothing useful if that is more than
+// `capacity`; or -1 if the folder cannot be listed, or holds anything else.
+EXPORT int64_t fastsiam_list_images(const char *folder, const char *endings, char *names,
+                                    int64_t capacity) {
+    DIR *entries = opendir(folder);
+    if (!entries) return -1;
+    int64_t size = 0;
+    errno = 0;
+    while (const dirent *entry = readdir(entries)) {
+        const char *name = entry->d_name;
+        if (name[0] == '.') continue;
+        const int64_t length = strlen(name);
+        if (entry->d_type != DT_REG || !has_ending(name, length, endings)) {
+            size = -1;
+            break;
+        }
+        size += length + 1;
+        if (size <= capacity) memcpy(names + size - length - 1, name, length + 1);
+    }
+    if (errno) size = -1;
+    closedir(entries);
+    return size;
+}
 
 // Reads files into memory, one after the other.
 //

@@ -65,6 +65,23 @@ def test_circular_links_and_pipes_are_skipped(
     )
 
 
+def test_compiled_code_lists_like_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long list of names, odd ones, and folders that only Python lists."""
+    for folder in ("long", "odd", "other", "inner/deep", "empty"):
+        (tmp_path / folder).mkdir(parents=True)
+    names = [b"long/%0200d.jpg" % number for number in range(1000)]
+    names += [b"odd/" + name for name in (b"\xff.JPG", b"\xc3\xa9.Png", b"a b.tiff", b"B.jpeg")]
+    names += [b"other/1.jpg", b"inner/2.jpg", b"inner/deep/3.jpg"]
+    hidden = [b"odd/.jpg", b"odd/.txt", b"other/notes.txt", b"other/jpg", b"inner/deep/.4.jpg"]
+    for name in names + hidden:
+        (tmp_path / os.fsdecode(name)).touch()
+    store = FolderStore(tmp_path)
+    assert sorted(os.fsencode(name) for name in names_of(store)) == sorted(names)
+    assert store.classes == ("inner", "long", "odd", "other")
+    monkeypatch.setattr("fastsiam.kernels.library.kernels_if_any", lambda: None)
+    assert names_of(FolderStore(tmp_path)) == names_of(store)
+
+
 # Lists of files in CSV.
 
 
