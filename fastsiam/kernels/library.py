@@ -6,6 +6,7 @@ updated clone, are compiled first.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import logging
 import os
@@ -190,6 +191,14 @@ def kernels_if_any() -> Any:
         return kernels()
     except BackendError:
         return None
+
+
+def compiled_kernels() -> Any:
+    """Return the library for this processor; None if it would have to be compiled first."""
+    with contextlib.suppress(RuntimeError):  # no home directory
+        if _compiled() is not None:
+            return kernels_if_any()
+    return None
 
 
 def next_marker(data: bytes | memoryview, begin: int) -> int:

@@ -1,4 +1,4 @@
-"""Detection of collapse from the metrics in ``collapse``; does not import torch."""
+"""Detection of collapse from the metrics in ``metrics``; does not import torch."""
 
 from __future__ import annotations
 

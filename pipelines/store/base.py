@@ -281,7 +281,8 @@ class PlacedStore(Store):
             index = int(np.argmax(outside))
             path = files[int(file[index])].path
             raise DataError(
-                f"{path} is damaged: image {index} lies outside the file; write or fetch it again"
+                f"{path} is damaged: image {index} lies outside the file; convert, write or fetch "
+                "it again"
             )
 
     def read(self, index: int) -> Bytes:

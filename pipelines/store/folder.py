@@ -32,8 +32,9 @@ _THREADS, _STAT_CHUNK = 16, 512
 
 Network file systems have a high latency, but answer many requests in parallel.
 """
-_LISTING_BYTES = 1 << 16
-"""Size of the buffer for the names of a folder's images, which is enlarged if they need more."""
+_LISTING_BYTES = 1 << 21
+"""Size of the buffer for the names of a folder's images: enough for 90,000. If they need more, the
+folder is listed again."""
 CSV = ".csv"
 _PATH, _SPLIT = "path", "split"
 """Default column names of a list."""
@@ -217,7 +218,7 @@ def _walk(
     ``others`` by extension.
     """
     pool = ThreadPoolExecutor(_THREADS)
-    list_images = partial(_list_images, library.kernels_if_any())
+    list_images = partial(_list_images, library.compiled_kernels())
     # Each folder, with the folders of the links followed to it (a link back to these is a loop) and
     # its listing.
     waiting: list[tuple[str, tuple[str, ...], Future[list[str] | None]]]
@@ -238,8 +239,10 @@ def _walk(
                     for name in sorted(folders)
                 ]
             )
-    finally:
+    except BaseException:
         pool.shutdown(wait=False, cancel_futures=True)
+        raise
+    pool.shutdown()  # before other code forks
 
 
 def _list_images(kernels: Any, folder: Path) -> list[str] | None:

@@ -274,7 +274,12 @@ def _tables(folder: Place) -> list[Place]:
     with os_errors_as(DataError, f"cannot list {folder}"):
         listing = os.scandir(folder) if isinstance(folder, Path) else folder.iterdir()
         with contextlib.closing(listing):
-            if any(is_image_name(entry.name) for entry in listing):
-                return []
+            has_tables = False
+            for entry in listing:
+                if is_image_name(entry.name):
+                    return []
+                has_tables = has_tables or entry.name.endswith(PARQUET)
+        if not has_tables:
+            return []
         parts = sorted(path for path in folder.glob(f"[!.]*{PARQUET}") if path.is_dir())
         return [table for place in (folder, *parts) for table in list_visible(place, PARQUET)]

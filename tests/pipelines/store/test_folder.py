@@ -10,7 +10,9 @@ import pytest
 
 from fastsiam.config import ColumnNames
 from fastsiam.errors import DataError
+from fastsiam.kernels import library
 from fastsiam.pipelines.store import FolderStore, open_store
+from fastsiam.pipelines.store import folder as folder_store
 from fastsiam.train.image_list import names_of
 from tests.conftest import write_images
 from tests.data_formats import write_list
@@ -66,7 +68,10 @@ def test_circular_links_and_pipes_are_skipped(
 
 
 def test_compiled_code_lists_like_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A long list of names, odd ones, and folders that only Python lists."""
+    """More names than the buffer holds, odd ones, and folders that only Python lists.
+
+    Python lists all folders while the kernels are not compiled.
+    """
     for folder in ("long", "odd", "other", "inner/deep", "empty"):
         (tmp_path / folder).mkdir(parents=True)
     names = [b"long/%0200d.jpg" % number for number in range(1000)]
@@ -75,10 +80,11 @@ def test_compiled_code_lists_like_python(tmp_path: Path, monkeypatch: pytest.Mon
     hidden = [b"odd/.jpg", b"odd/.txt", b"other/notes.txt", b"other/jpg", b"inner/deep/.4.jpg"]
     for name in names + hidden:
         (tmp_path / os.fsdecode(name)).touch()
+    monkeypatch.setattr(folder_store, "_LISTING_BYTES", 2**10)
     store = FolderStore(tmp_path)
     assert sorted(os.fsencode(name) for name in names_of(store)) == sorted(names)
     assert store.classes == ("inner", "long", "odd", "other")
-    monkeypatch.setattr("fastsiam.kernels.library.kernels_if_any", lambda: None)
+    monkeypatch.setattr(library, "_compiled", lambda: None)
     assert names_of(FolderStore(tmp_path)) == names_of(store)
 
 
