@@ -212,9 +212,10 @@ class _Scheduler:
                 self._advance(self._work(slot))
             while self._active:
                 time.sleep(_TICK)
-                for work, child in list(self._active.items()):
-                    if child.process.poll() is not None:
-                        self._advance(work)
+                ended = [x for x in self._active.items() if x[1].process.poll() is not None]
+                # Failures first: after a success, the next run starts at once in its place.
+                for work, _ in sorted(ended, key=lambda x: x[1].process.returncode == 0):
+                    self._advance(work)
         finally:
             self.kill()
         if self._signal and self._left:

@@ -8,9 +8,11 @@ import re
 import shutil
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -21,6 +23,7 @@ from fastsiam.errors import DataError, FastSiamError
 from fastsiam.evaluate.command import evaluate_knn
 from fastsiam.run import checkpoint
 from fastsiam.run.log import read_metrics
+from fastsiam.study import runner
 from fastsiam.study.catalogue import STUDIES
 from fastsiam.study.record import collect, read_record, read_result, write_record
 from fastsiam.study.runner import check, execute_runs, slots
@@ -197,6 +200,23 @@ def test_failed_run_ends_study_after_parallel_runs(data: Path, tmp_path: Path) -
     assert result.returncode == 1 and not bad.is_diverged
     assert re.fullmatch(r".*bad failed \(no room\); see .*study.log\n", result.stdout)
     assert good.is_done and not other.folder.exists()
+
+
+def test_no_run_starts_after_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even in the place of one that succeeded at the same time as another failed."""
+    started: list[Any] = []
+
+    def execute(self: Any, code: Any, slot: dict[str, str]) -> Iterator[Any]:
+        started.append(code)
+        yield SimpleNamespace(process=SimpleNamespace(poll=lambda: code, returncode=code))
+        if code:
+            raise FastSiamError("failed")
+
+    monkeypatch.setattr(runner._Scheduler, "_execute", execute)
+    codes: Any = [0, 1, 0]
+    with pytest.raises(FastSiamError, match="failed"):
+        runner._Scheduler(codes).finish([{}, {}])
+    assert started == [0, 1]
 
 
 def test_run_without_result_is_failure(
