@@ -203,7 +203,7 @@ def test_failed_run_ends_study_after_parallel_runs(data: Path, tmp_path: Path) -
 
 
 def test_no_run_starts_after_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not even in the place of one that succeeded at the same time as another failed."""
+    """Not even if another run succeeded at the same time, and left a slot."""
     started: list[Any] = []
 
     def execute(self: Any, code: Any, slot: dict[str, str]) -> Iterator[Any]:
