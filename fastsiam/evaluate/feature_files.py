@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from fastsiam.config.evaluate import FeaturesConfig, NeighboursConfig
 from fastsiam.distributed import Place, gather_uneven
-from fastsiam.errors import BackendError, FastSiamError, NoSplitError
+from fastsiam.errors import BackendError, DataError, FastSiamError, NoSplitError
 from fastsiam.evaluate.features import concat_batches, grouped, no_features
 from fastsiam.evaluate.knn import nearest
 from fastsiam.evaluate.subject import Subject, open_subject
@@ -119,19 +119,23 @@ def _rows(subject: Subject, loader: EvalLoader, splits: NDArray[np.str_] | None)
     """Yield the features of all ranks with their other columns, in the data set's order.
 
     The ranks take batches in turn. A batch without a readable image is left out.
+
+    Raises:
+        DataError: no image is readable.
     """
     names, classes = [
         [as_utf8(name) for name in texts] for texts in (loader.names(), loader.classes)
     ]
     place, batches = subject.place, subject.extract(loader, "images")
     empty = no_features(subject.network.features, place.device)
-    part = next(batches, empty)
+    part, has_rows = next(batches, empty), False
     for first in range(0, loader.images, subject.batch * place.world):
         batch_number = first // subject.batch + place.rank
         has_turn = len(part[2]) > 0 and int(part[2][0]) // subject.batch == batch_number
         features, *tensors = (gather_uneven(x) for x in (part if has_turn else empty))
         labels, indices = (x.tolist() for x in tensors)
         if indices:
+            has_rows = True
             columns: dict[str, list[Any]] = {
                 "name": [names[image] for image in indices],
                 "label": labels,
@@ -141,6 +145,8 @@ def _rows(subject: Subject, loader: EvalLoader, splits: NDArray[np.str_] | None)
                 columns["split"] = splits[indices].tolist()
             yield features.cpu().numpy(), columns
         part = next(batches, empty) if has_turn else part
+    if not has_rows:
+        raise DataError(f"no image of {subject.data.root} can be decoded: check the data")
 
 
 def _write_npy(rows: Iterator[Rows], out: Path, table_of_rows: Path) -> None:

@@ -89,6 +89,22 @@ def test_ranks_write_same_file_as_one_process(run: Path, tmp_path: Path) -> None
     assert "class0/008.jpg" not in {row["name"] for row in table_of(one)}
 
 
+@pytest.mark.parametrize("ending", [".npy", ".parquet"])
+def test_ranks_without_readable_images_write_no_file(
+    ending: str, run: Path, tmp_path: Path
+) -> None:
+    """All images are bad, but each rank finds fewer than the limit."""
+    folder, out = write_images(tmp_path / "own", classes=1, each=6), tmp_path / f"f{ending}"
+    for path in folder.glob("*/*"):
+        path.write_bytes(b"no image")
+    flags = ["--data", str(folder), "--device", "cpu", "--workers", "0", "--gpus", "2"]
+    flags += ["--bad-images", "replace", "--feature-batch", "2", "--out", str(out)]
+    results = fastsiam_on_ranks(2, "features", str(run), *flags, code=1)
+    for one in results:
+        assert "error: no image of" in one.stderr and "Traceback" not in one.stderr
+    assert not out.exists()
+
+
 @pytest.mark.parametrize(
     ("words", "counts"), [(["features", "--out", "f.npy"], "23 here, 24"), (["eval", "knn"], "35")]
 )
