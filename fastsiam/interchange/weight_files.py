@@ -127,7 +127,14 @@ def _as_safetensors(content: dict[str, Any]) -> bytes:
     metadata = dict(content) if "state_dict" in content else {"state_dict": content}
     state = metadata.pop("state_dict")
     texts = {k: x if isinstance(x, str) else json.dumps(x) for k, x in metadata.items()}
-    return save(state, metadata={"format": "pt"} | texts)
+    data = save(state, metadata={"format": "pt"} | texts)
+    # safetensors writes the metadata in a random order: sort, so that equal exports are equal files.
+    end = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:end])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # aligns the tensors
+    return len(text).to_bytes(8, "little") + text + data[end:]
 
 
 def _read_safetensors(path: Path) -> dict[str, Any]:

@@ -121,6 +121,15 @@ def test_truncated_files_are_rejected(ending: str, tmp_path: Path) -> None:
         assert "\n" not in str(caught.value)
 
 
+def test_equal_exports_are_equal_files(tmp_path: Path) -> None:
+    """safetensors writes its metadata in a random order."""
+    network, path, files = untrained(TINY), tmp_path / "w.safetensors", set()
+    for _ in range(8):
+        export_weights(network, format="plain", out=path, force=True)
+        files.add(path.read_bytes())
+    assert len(files) == 1
+
+
 def test_full_disk_keeps_old_file(tmp_path: Path) -> None:
     if not Path("/dev/full").exists():
         pytest.skip("needs /dev/full")
