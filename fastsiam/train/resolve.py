@@ -9,9 +9,10 @@ from typing import Any, cast
 import torch
 
 from fastsiam.config import Compile, Pipeline, TrainConfig
+from fastsiam.config.files import RunSettings
 from fastsiam.distributed import Place, from_leader, minimum_across_ranks
 from fastsiam.environment import free_bytes
-from fastsiam.errors import CheckpointError
+from fastsiam.errors import CheckpointError, DataError
 from fastsiam.methods.optim import peak_lr
 from fastsiam.model.numerics import autocast_type
 from fastsiam.pipelines import Store
@@ -33,7 +34,7 @@ class ResolvedConfig:
     """The resolved settings, images and start of a run."""
 
     asked: TrainConfig
-    """The settings as the user passed them."""
+    """The settings as the user passed them, in this command or when the run was started."""
     config: TrainConfig
     """The settings with each "auto" resolved, as saved in checkpoints and config.json."""
     place: Place
@@ -115,12 +116,30 @@ def resolve(asked: TrainConfig, run: Path, place: Place) -> ResolvedConfig:
     end = last_step(config, len(images) // config.optim.batch)
     config = with_compilation(config, start, end=end)
     return ResolvedConfig(
-        asked=asked,
+        asked=asked if beginning.folder is None else _first_asked(asked, beginning.folder),
         config=config,
         place=place,
         beginning=beginning,
         images=images,
         notes=tuple(filter(None, (pipeline_note, beginning.note, *images.notes))),
+    )
+
+
+def _first_asked(asked: TrainConfig, run: Path) -> TrainConfig:
+    """Return the settings that the user passed, of which a resumed run keeps those of its start.
+
+    ``--resume RUN`` passes on the settings that the run uses, in which each "auto" is resolved.
+    """
+    try:
+        first = RunSettings.read(run)
+    except DataError:  # a checkpoint is enough to resume a run
+        return asked
+    used, flags = first.config.to_flags(), first.asked.to_flags()
+    return TrainConfig.from_flags(
+        {
+            name: flags.get(name, value) if used.get(name) == value else value
+            for name, value in asked.to_flags().items()
+        }
     )
 
 

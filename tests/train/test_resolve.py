@@ -33,6 +33,11 @@ def test_pipeline_is_resolved_once_and_kept(small: TrainConfig, tmp_path: Path) 
     record = json.loads((run / "config.json").read_text())
     assert record["asked"]["data"]["pipeline"] == "auto"
     assert record["resolved"]["steps_per_epoch"] == 3 and record["resolved"]["last_step"] == 3
+    # Resuming by the path alone keeps what the user asked for, and what was chosen for it.
+    fastsiam("train", "--resume", str(run), "--max-steps", "4")
+    asked = json.loads((run / "config.json").read_text())["asked"]
+    assert (asked["data"]["pipeline"], asked["run"]["max_steps"]) == ("auto", 4)
+    assert resolved_pipelines(run) == ("memory", "memory")
     # A resumed run keeps its pipeline unless the user passes another one.
     result = fastsiam("train", *flags(config), "--pipeline", "torchvision", "--max-steps", "6")
     assert "take " not in result.stderr
