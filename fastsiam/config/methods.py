@@ -184,7 +184,7 @@ class FastSiamConfig(SimSiamConfig):
 
     name: ClassVar[str] = "fastsiam"
     title: ClassVar[str] = "FastSiam"
-    builder: ClassVar[str] = "fastsiam.methods.fastsiam:FastSiam"
+    builder: ClassVar[str] = "fastsiam.methods.simsiam_variants:build_fastsiam"
     paper: ClassVar[str] = (
         "Pototzky, Sultan and Schmidt-Thieme, FastSiam: Resource-Efficient Self-supervised "
         "Learning on a Single GPU, GCPR 2022"

@@ -128,7 +128,7 @@ def _as_safetensors(content: dict[str, Any]) -> bytes:
     state = metadata.pop("state_dict")
     texts = {k: x if isinstance(x, str) else json.dumps(x) for k, x in metadata.items()}
     data = save(state, metadata={"format": "pt"} | texts)
-    # safetensors writes the metadata in a random order: sort, so that equal exports are equal files.
+    # safetensors writes metadata in a random order; sorted, equal exports are equal files.
     end = 8 + int.from_bytes(data[:8], "little")
     header = json.loads(data[8:end])
     header["__metadata__"] = dict(sorted(header["__metadata__"].items()))

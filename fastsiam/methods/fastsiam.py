@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from .simsiam_variants import Comparison, SimSiamVariant
+import torch
+from torch import Tensor
+
+from fastsiam.model.losses import negative_cosine as D
+
+from .base import Output
+from .simsiam import SimSiam
 
 
-class FastSiam(SimSiamVariant):
-    """FastSiam: compares each view's prediction with the mean projection of the other views.
+class FastSiam(SimSiam):
+    """SimSiam that compares each view's prediction with the mean projection of the other views."""
 
-    With two views it is SimSiam.
-    """
-
-    def comparisons(self, views: int) -> list[Comparison]:
-        """Compare each view with all others; without ``symmetric``, only the first view."""
-        all_views = tuple(range(views))
-        predicting_views = all_views if self.config.symmetric else all_views[:1]
-        return [(view, all_views[:view] + all_views[view + 1 :]) for view in predicting_views]
+    def forward(self, views: tuple[Tensor, ...], index: Tensor) -> Output:
+        """Compute the loss of two or more views, in [-1, 1]; embeddings are the first view's z."""
+        *_, z, p = self.by_view(views, self.backbone, self.projector, self.predictor)
+        losses = []
+        for i, prediction in enumerate(p):
+            others = torch.stack(z[:i] + z[i + 1 :]).float().mean(0)
+            losses.append(D(prediction, others.detach()))
+        return Output(torch.stack(losses).mean(), z[0].detach(), {})

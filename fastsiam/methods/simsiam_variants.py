@@ -16,6 +16,7 @@ from fastsiam.model.backbones import Backbone
 from fastsiam.model.losses import negative_cosine, softmax_cross_entropy
 
 from .base import Moment, Output, ParamGroup
+from .fastsiam import FastSiam
 from .momentum import MomentumEncoder
 from .simsiam import SimSiam
 
@@ -28,7 +29,18 @@ Comparison = tuple[int, tuple[int, ...]]
 
 def build_simsiam(config: SimSiamConfig, backbone: Backbone, *, images: int = 0) -> SimSiam:
     """Build SimSiam, or a variant if the settings ask for one."""
-    standard = replace(
+    kind = SimSiam if _is_standard(config) else SimSiamVariant
+    return kind(config, backbone, images=images)
+
+
+def build_fastsiam(config: SimSiamConfig, backbone: Backbone, *, images: int = 0) -> SimSiam:
+    """Build FastSiam, or a variant if the settings ask for one."""
+    kind = FastSiam if _is_standard(config) else FastSiamVariant
+    return kind(config, backbone, images=images)
+
+
+def _is_standard(config: SimSiamConfig) -> bool:
+    return config == replace(
         config,
         predictor="trained",
         stop_gradient=True,
@@ -38,8 +50,6 @@ def build_simsiam(config: SimSiamConfig, backbone: Backbone, *, images: int = 0)
         target_average=0.0,
         encoder_momentum=0.0,
     )
-    kind = SimSiam if config == standard else SimSiamVariant
-    return kind(config, backbone, images=images)
 
 
 class SimSiamVariant(SimSiam):
@@ -160,3 +170,13 @@ class SimSiamVariant(SimSiam):
         momentum, mean = self.config.target_average, F.normalize(stacked_targets, dim=2).mean(0)
         has_average = rows.any(1, keepdim=True)
         return torch.where(has_average, momentum * rows + (1 - momentum) * mean, mean)
+
+
+class FastSiamVariant(SimSiamVariant):
+    """The same ablations of FastSiam."""
+
+    def comparisons(self, views: int) -> list[Comparison]:
+        """Compare each view with all others; without ``symmetric``, only the first view."""
+        all_views = tuple(range(views))
+        predicting_views = all_views if self.config.symmetric else all_views[:1]
+        return [(view, all_views[:view] + all_views[view + 1 :]) for view in predicting_views]
