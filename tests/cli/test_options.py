@@ -7,9 +7,12 @@ import re
 import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar, Literal, get_type_hints
+from tempfile import NamedTemporaryFile
+from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 import pytest
+from hypothesis import given, reject, settings
+from hypothesis import strategies as st
 from PIL import Image
 from typer.testing import CliRunner
 
@@ -18,7 +21,7 @@ from fastsiam.cli.options import Commands
 from fastsiam.config import METHOD_CONFIGS, BYOLConfig, SimSiamConfig, TrainConfig
 from fastsiam.config.files import merge, read_settings, to_toml
 from fastsiam.config.recipes import RECIPES
-from fastsiam.config.setting import setting
+from fastsiam.config.setting import Setting, setting, settings_of
 from fastsiam.config.train import train_settings
 from fastsiam.run import checkpoint as checkpoints
 from fastsiam.train.command import train_here
@@ -113,23 +116,65 @@ def test_command_summaries_are_not_truncated(group: tuple[str, ...]) -> None:
     assert max(map(len, commands.splitlines())) <= 80
 
 
-TRICKY_SETTINGS = {
-    "data": 'a "b"\\c\té', "mixed_with": ("a,b", " c"), "weights": (1, 2.5, 1e-9), "lr": 1e-300,
-    "mean": (1e-7, 0.2, 1 / 3), "seed": 2**40, "sync_bn": False, "tracker": "wandb,mlflow",
-    "holdout": "10%", "nodes": "1:2", "rendezvous": "node1:29500", "out": "it's",
-}  # fmt: skip
-"""Settings whose text form is easily parsed as something else."""
+TEXTS = {
+    "data": ["", 's3://a/b"', 'a "b"\\c\té'],
+    "holdout": ["", "10%"],
+    "shuffle": ["full", "window:8"],
+    "backbone": ["resnet18", "convnext_tiny", "timm/x"],
+    "rendezvous": ["", "node1:29500"],
+    "resume": ["auto", "never"],
+    "tracker": ["none", "wandb,mlflow"],
+}
+"""Values of settings that do not accept any text."""
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_settings_round_trip_through_flags_and_files(recipe: str, tmp_path: Path) -> None:
-    plain, file = RECIPES[recipe](), tmp_path / "my.toml"
-    for config in (plain, with_settings(plain, **TRICKY_SETTINGS)):
-        assert parse(*flags(config, recipe)) == (recipe, config)
-        assert TrainConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
-        file.write_text(to_toml(config, recipe=recipe), encoding="utf-8")
-        merged = merge(read_settings(file))
-        assert (merged.recipe, TrainConfig.from_flags(merged.flags)) == (recipe, config)
+def values(one: Setting) -> st.SearchStrategy[Any]:
+    """Return any value of a setting's type and range."""
+    kind, ends = one.kind, one.bounds
+    least = ends.get("at_least", ends.get("above", 0))
+    most = ends.get("at_most", ends.get("below", least + 1e6))
+    if get_origin(kind) is Literal:
+        return st.sampled_from(get_args(kind))
+    if kind is bool:
+        return st.booleans()
+    if kind is str:
+        return st.sampled_from(TEXTS[one.name]) if one.name in TEXTS else st.text()
+    if kind == tuple[str, ...]:
+        return st.lists(st.text(min_size=1), max_size=2).map(tuple)
+    if kind in (int, int | str):
+        return st.integers(int(least), int(most))
+    number = st.floats(
+        least, most, exclude_min="above" in ends, exclude_max="below" in ends, allow_nan=False
+    )
+    return number if kind is float else st.tuples(*[number] * 3)
+
+
+@st.composite
+def configs(draw: st.DrawFn) -> tuple[str, TrainConfig]:
+    """Return a recipe, and its settings with up to four changed."""
+    recipe = draw(st.sampled_from([*RECIPES]))
+    changed = RECIPES[recipe]().to_flags()
+    known = train_settings() | settings_of(METHOD_CONFIGS[changed["method"]])
+    names = sorted(changed.keys() - {"views", "method", "nodes", "weights"})
+    for name in draw(st.lists(st.sampled_from(names), max_size=4, unique=True)):
+        changed[name] = draw(values(known[name]))
+    try:
+        return recipe, TrainConfig.from_flags(changed)
+    except ValueError:  # settings that contradict each other
+        reject()
+
+
+@settings(max_examples=30, deadline=None)
+@given(configs())
+def test_settings_round_trip_through_flags_and_files(named: tuple[str, TrainConfig]) -> None:
+    recipe, config = named
+    assert parse(*flags(config, recipe)) == (recipe, config)
+    assert TrainConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+    with NamedTemporaryFile("w", suffix=".toml", encoding="utf-8") as file:
+        file.write(to_toml(config, recipe=recipe))
+        file.flush()
+        merged = merge(read_settings(Path(file.name)))
+    assert (merged.recipe, TrainConfig.from_flags(merged.flags)) == (recipe, config)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
