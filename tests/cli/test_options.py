@@ -159,9 +159,11 @@ def configs(draw: st.DrawFn) -> tuple[str, TrainConfig]:
     for name in draw(st.lists(st.sampled_from(names), max_size=4, unique=True)):
         changed[name] = draw(values(known[name]))
     try:
-        return recipe, TrainConfig.from_flags(changed)
-    except ValueError:  # settings that contradict each other
+        config = TrainConfig.from_flags(changed)
+        config.check_given(changed)
+    except ValueError:  # settings that contradict each other or have no effect
         reject()
+    return recipe, config
 
 
 @settings(max_examples=30, deadline=None)

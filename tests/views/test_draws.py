@@ -7,12 +7,15 @@ import hashlib
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torchvision.transforms import ColorJitter, RandomResizedCrop
 
 from fastsiam.config import AugmentConfig, ViewConfig
 from fastsiam.views import rng
 from fastsiam.views.draws import ViewParams, draw_views
 from tests.tiers import rest_slow
+from tests.views.cases import UNEQUAL
 
 N = 10_000
 
@@ -101,16 +104,24 @@ def test_draws_are_uncorrelated() -> None:
     assert np.abs(correlation).max() < 5 / np.sqrt(N)
 
 
-def test_draws_do_not_depend_on_batch_or_order() -> None:
-    """Draws do not depend on the batch or on its order."""
-    index, size = np.arange(64), np.stack([np.arange(64) + 20, np.arange(64)[::-1] + 30], 1)
-    expected = draw_views(AugmentConfig(), seed=3, epoch=2, index=index, size=size)
-    shuffled = np.random.default_rng(0).permutation(64)
-    again = draw_views(AugmentConfig(), seed=3, epoch=2, index=index[shuffled], size=size[shuffled])
-    alone = draw_views(AugmentConfig(), seed=3, epoch=2, index=[17], size=[size[17]])
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_draws_do_not_depend_on_batch_or_order(data: st.DataObject) -> None:
+    """An image's draws depend on seed, epoch, index, view and size, not on its neighbours."""
+    sides = st.integers(1, 5000)
+    image = st.tuples(st.integers(0, 2**40), st.tuples(sides, sides))
+    index, size = zip(*data.draw(st.lists(image, min_size=1, max_size=20)), strict=True)
+    rows = data.draw(st.lists(st.integers(0, len(index) - 1), min_size=1, max_size=30))
+    config = data.draw(st.sampled_from([AugmentConfig(), AugmentConfig.alike(views=3), UNEQUAL]))
+    key = {"seed": data.draw(st.integers(0, 2**40)), "epoch": data.draw(st.integers(0, 10**6))}
+    together = draw_views(config, index=np.array(index), size=np.array(size), **key)
+    chosen = np.array(index)[rows], np.array(size)[rows]
+    again = draw_views(config, index=chosen[0], size=chosen[1], **key)
     for name in ViewParams.__slots__:
-        np.testing.assert_array_equal(getattr(expected, name)[:, shuffled], getattr(again, name))
-        np.testing.assert_array_equal(getattr(expected, name)[:, 17:18], getattr(alone, name))
+        np.testing.assert_array_equal(getattr(together, name)[:, rows], getattr(again, name))
+    top, left, height, width = again.box.transpose(2, 0, 1)
+    assert (top >= 0).all() and (left >= 0).all() and (height > 0).all() and (width > 0).all()
+    assert (top + height <= chosen[1][:, 0]).all() and (left + width <= chosen[1][:, 1]).all()
 
 
 def test_crop_of_shares_crop_but_not_colours() -> None:

@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image
 from torchvision.transforms import functional as TF
 
@@ -113,6 +115,42 @@ def test_views_match_torchvision(case: str, pictures: list[Image.Image]) -> None
         for view, exact in zip(rounded, results[1], strict=True):
             assert view.dtype == dtype and torch.equal(view, exact.to(dtype))
             assert view.is_contiguous(memory_format=torch.channels_last)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.data())
+def test_any_settings_match_torchvision(data: st.DataObject) -> None:
+    """Any image, side and range of the settings; both implementations."""
+    side, seed = data.draw(st.integers(2, 40)), data.draw(st.integers(0, 2**32))
+    wide, share = st.floats(0, 3), st.sampled_from([0.0, 0.5, 1.0])
+    sigma = data.draw(st.floats(0.01, 6))
+    config = AugmentConfig.alike(
+        crop=side,
+        brightness=data.draw(wide),
+        contrast=data.draw(wide),
+        saturation=data.draw(wide),
+        hue=data.draw(st.floats(0, 0.5)),
+        jitter_p=data.draw(share),
+        gray_p=data.draw(share),
+        blur_p=data.draw(share),
+        blur_sigma_min=data.draw(st.floats(0.01, sigma)),
+        blur_sigma_max=sigma,
+        solarise_p=data.draw(share),
+        solarise_threshold=data.draw(st.integers(0, 255)),
+        flip_p=0.0,
+        **FULL_CROP,
+    )
+    levels = data.draw(st.sampled_from([(0, 256, 1), (0, 2, 255), (254, 256, 1)]))
+    noise = np.random.default_rng(seed).integers(*levels[:2], (2, 4, side, side, 3))
+    crops = (noise * levels[2]).astype(np.uint8)
+    params = draw_views(config, seed=seed, epoch=0, index=np.arange(4), size=[(side, side)] * 4)
+    mean, std = torch.tensor(config.mean).view(3, 1, 1), torch.tensor(config.std).view(3, 1, 1)
+    for one in (reference, cpu):
+        views = one.photometric((torch.from_numpy(crops.copy()),), params, config)
+        for view, row in np.ndindex(2, 4):
+            image = apply_view(Image.fromarray(crops[view, row]), params, view, row, config)
+            expected = torch.from_numpy(np.array(image)).permute(2, 0, 1)
+            assert torch.equal((255 * (views[view][row] * std + mean)).round(), expected.float())
 
 
 def test_ties_round_to_even() -> None:
