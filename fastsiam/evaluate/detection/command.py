@@ -109,9 +109,7 @@ def _open_data(config: DetectConfig) -> tuple[DetectionSet, DetectionSet, DataFa
         FastSiamError: the data cannot be read, or a package is missing.
     """
     if not config.data:
-        raise FastSiamError(
-            f"eval detect needs --data: the folder with {config.task}'s unpacked archives"
-        )
+        raise FastSiamError(f"eval detect needs --data: the folder with {config.task}'s data")
     train = open_detection(config.task, Path(config.data), "train")
     val = open_detection(config.task, Path(config.data), "val")
     if train.classes != val.classes:

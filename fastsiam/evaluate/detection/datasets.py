@@ -1,10 +1,13 @@
-"""Readers for the unpacked folders of PASCAL VOC and COCO."""
+"""Readers for the folders of PASCAL VOC and COCO, unpacked or in zips."""
 
 from __future__ import annotations
 
 import contextlib
 import io
+import json
+import zipfile
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -31,6 +34,12 @@ VOC_CLASSES: tuple[str, ...] = (
     "tvmonitor",
 )  # fmt: skip
 
+Entry = Path | zipfile.Path
+"""A file or folder, possibly in a zip. Threads may read a zip at once; forks may not."""
+
+_LARGEST_MEMBER = 2**30
+"""Largest file in a zip that is read, in bytes; COCO's annotations have 0.45 GB."""
+
 OWN_CLASSES = "classes.txt"
 """Optional file next to VOC2007 and VOC2012 with the class names of other data, one per line."""
 
@@ -39,7 +48,7 @@ OWN_CLASSES = "classes.txt"
 class Picture:
     """An image and its n objects, in the order of the annotations, without COCO's crowds."""
 
-    file: Path
+    file: Entry
     image_id: int
     """ID, unique within the data set."""
     height: int
@@ -87,11 +96,10 @@ class DetectionSet:
         """Decode an image as RGB.
 
         Raises:
-            DataError: the image cannot be decoded, or its size differs from its annotation.
+            DataError: the image cannot be read or decoded, or its size differs from its annotation.
         """
         picture = self.pictures[index]
-        with os_errors_as(DataError, f"cannot read {picture.file}"):
-            content = picture.file.read_bytes()
+        content = _read(picture.file)
         try:
             image = decode(content)
         except ValueError as error:
@@ -110,16 +118,17 @@ def open_detection(task: Task, data: Path, split: Literal["train", "val"]) -> De
     Args:
         task: the task that the split belongs to.
         data: the folder with ``VOCdevkit`` (or ``VOCdevkit`` itself), or with COCO's
-            ``annotations``.
+            ``annotations``; or with their zips.
         split: "train", or "val", which is VOC's test2007 or COCO's val2017.
 
     Raises:
         NoSplitError: the split does not exist; the message has the expected path.
-        DataError: an annotation cannot be read, or an image is missing; the message has its path.
+        DataError: an annotation or a zip cannot be read, or an image is missing; the message has
+            its path.
         BackendError: the task is COCO and pycocotools is not installed.
     """
     if not data.is_dir():
-        raise DataError(f"no data at {data}: pass the folder with {task}'s unpacked archives")
+        raise DataError(f"no data at {data}: pass the folder with {task}'s data")
     with os_errors_as(DataError, f"cannot open the data at {data}"):
         dataset = (
             _open_coco(data, f"{split}2017") if task == "coco" else _open_voc(task, data, split)
@@ -134,13 +143,54 @@ def open_detection(task: Task, data: Path, split: Literal["train", "val"]) -> De
     return dataset
 
 
+def _find(data: Path, name: str, archive: str) -> Entry:
+    """Return a file or folder in ``data``, or in a zip there if only the zip exists.
+
+    Raises:
+        DataError: the zip cannot be read.
+    """
+    entry, zip_path = data / name, data / archive
+    if entry.exists() or not zip_path.is_file():
+        return entry
+    with _read_errors(zip_path):
+        return zipfile.Path(zip_path) / name
+
+
+def _read(file: Entry) -> bytes:
+    """Read a file; ``zipfile`` compares the checksums of files in zips.
+
+    Raises:
+        DataError: the file cannot be read, or is corrupt.
+    """
+    with _read_errors(file):
+        if isinstance(file, zipfile.Path) and file.is_file():
+            member = file.root.getinfo(file.at)
+            # Reading a corrupt file that is large or compressed otherwise can need gigabytes.
+            if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                raise ValueError("it is compressed by another method than deflate")
+            if (size := max(member.file_size, member.compress_size)) > _LARGEST_MEMBER:
+                raise ValueError(f"{size:,} bytes are too many")
+        return file.read_bytes()
+
+
+@contextlib.contextmanager
+def _read_errors(file: Entry) -> Iterator[None]:
+    """Convert the errors of a file, which may be a zip or in a zip, to ``DataError``."""
+    try:
+        with os_errors_as(DataError, f"cannot read {file}"):
+            yield
+    except (zipfile.BadZipFile, RuntimeError, EOFError, ValueError, zlib.error) as error:
+        raise DataError(f"cannot read {file}: {why(error)}; download the zip again") from error
+
+
 def _open_voc(task: str, data: Path, split: str) -> DetectionSet:
-    root = data / "VOCdevkit" if (data / "VOCdevkit").is_dir() else data
+    root = _find(data, "VOCdevkit", "VOCdevkit.zip")
+    root = root if root.is_dir() else data
     part = "trainval" if split == "train" else "test"
     years = [2007, 2012] if (task, split) == ("voc0712", "train") else [2007]
     classes = VOC_CLASSES
     if (root / OWN_CLASSES).is_file():
-        classes = tuple((root / OWN_CLASSES).read_text(errors="replace").split("\n"))
+        classes = tuple(_read(root / OWN_CLASSES).decode(errors="replace").split("\n"))
         classes = tuple(filter(None, map(str.strip, classes)))
     pictures: list[Picture] = []
     for year in years:
@@ -149,15 +199,15 @@ def _open_voc(task: str, data: Path, split: str) -> DetectionSet:
         if not names.is_file():
             raise NoSplitError(
                 f"{data} has no {part} split of VOC {year}: looked for {names}; unpack VOC's "
-                "archives with `tar xf` first"
+                "tars with `tar xf` first"
             )
-        for line in filter(str.strip, names.read_text(errors="replace").splitlines()):
+        for line in filter(str.strip, _read(names).decode(errors="replace").splitlines()):
             pictures.append(_voc_picture(folder, line.split()[0], classes, len(pictures)))
     splits_text = " and ".join(f"{part} {year}" for year in years)
     return DetectionSet(f"VOC {splits_text} in {data}", classes, pictures)
 
 
-def _voc_picture(folder: Path, name: str, classes: tuple[str, ...], image_id: int) -> Picture:
+def _voc_picture(folder: Entry, name: str, classes: tuple[str, ...], image_id: int) -> Picture:
     """Read the annotation of one image.
 
     VOC's pixels are 1-based and its boxes include the last one: xmin 1 and xmax WIDTH is the full
@@ -166,7 +216,7 @@ def _voc_picture(folder: Path, name: str, classes: tuple[str, ...], image_id: in
     """
     path = folder / f"Annotations/{name}.xml"
     try:
-        root = ElementTree.parse(path).getroot()  # nosec B314
+        root = ElementTree.fromstring(_read(path))  # nosec B314
         height, width = (int(root.findtext(f"size/{side}", "")) for side in ("height", "width"))
         boxes, labels, difficult = [], [], []
         for element in root.findall("object"):
@@ -177,7 +227,7 @@ def _voc_picture(folder: Path, name: str, classes: tuple[str, ...], image_id: in
             x0, y0, x1, y1 = (float(element.findtext(f"bndbox/{side}", "")) for side in sides)
             boxes.append(_check_box((x0 - 1, y0 - 1, x1, y1), height, width))
             difficult.append(int(element.findtext("difficult") or 0) != 0)
-    except (OSError, ElementTree.ParseError, ValueError, LookupError) as error:
+    except (ElementTree.ParseError, ValueError, LookupError) as error:
         raise DataError(f"cannot read {path}: {why(error)}") from error
     return Picture(
         file=folder / f"JPEGImages/{name}.jpg",
@@ -191,12 +241,11 @@ def _voc_picture(folder: Path, name: str, classes: tuple[str, ...], image_id: in
 
 
 def _open_coco(data: Path, split: str) -> DetectionSet:
-    path, folder = data / f"annotations/instances_{split}.json", data / split
-    for entry in (path, folder):
+    name, archive = f"annotations/instances_{split}.json", "annotations_trainval2017.zip"
+    path, folder = _find(data, name, archive), _find(data, split, f"{split}.zip")
+    for entry, zip_name in ((path, archive), (folder, f"{split}.zip")):
         if not entry.exists():
-            raise NoSplitError(
-                f"{data} has no {split}: looked for {entry}; unpack COCO's zips with `unzip` first"
-            )
+            raise NoSplitError(f"{data} has no {split}: looked for {entry} and {zip_name}")
     try:
         from pycocotools.coco import COCO
     except ImportError as error:
@@ -205,7 +254,9 @@ def _open_coco(data: Path, split: str) -> DetectionSet:
         ) from error
     try:
         with contextlib.redirect_stdout(io.StringIO()):
-            coco = COCO(str(path))
+            coco = COCO()
+            coco.dataset = {**json.loads(_read(path))}
+            coco.createIndex()
         # COCO's category ids have gaps.
         labels = {category: label for label, category in enumerate(sorted(coco.cats))}
         pictures = [
@@ -223,7 +274,7 @@ def _open_coco(data: Path, split: str) -> DetectionSet:
 
 
 def _coco_picture(
-    folder: Path, image: dict[str, Any], rows: list[dict[str, Any]], labels: dict[int, int]
+    folder: Entry, image: dict[str, Any], rows: list[dict[str, Any]], labels: dict[int, int]
 ) -> Picture:
     """Return an image with its objects to train on, and fill in missing fields of all annotations.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -145,7 +146,7 @@ BAD_VOC: dict[str, tuple[Callable[[Path], object], str]] = {
     "missing image": (lambda p: (p / IMAGE).unlink(), r"2008_000012.jpg is missing \(1 of 1 image"),
     "missing annotation": (lambda p: (p / ANNOTATION).unlink(), "2008_000012.xml"),
     "damaged image": (lambda p: (p / IMAGE).write_bytes(b"x"), "000012.jpg cannot be decoded"),
-    "no list": (lambda p: (p / NAMES).unlink(), "looked for .*test.txt; unpack VOC's archives"),
+    "no list": (lambda p: (p / NAMES).unlink(), "looked for .*test.txt; unpack VOC's tars"),
     "empty list": (lambda p: (p / NAMES).write_text("\n"), "has no images"),
 }
 
@@ -221,6 +222,49 @@ def test_fields_required_by_pycocotools_are_filled_in(tmp_path: Path) -> None:
         assert coco_scores(opened, [detections])["AP"] == pytest.approx(100)
 
 
+def zip_with(folder: Path, *, kind: int = zipfile.ZIP_DEFLATED) -> Path:
+    """Move a VOC folder of one image into a zip."""
+    voc(folder, ("dog", 0, 1, 1, 9, 9))
+    path = folder / "VOCdevkit.zip"
+    with zipfile.ZipFile(path, "w", kind) as file:
+        for one in sorted((folder / "VOCdevkit").rglob("*.*")):
+            file.write(one, one.relative_to(folder))
+    shutil.rmtree(folder / "VOCdevkit")
+    return path
+
+
+def change_field(path: Path, name: str, offset: int, value: bytes) -> None:
+    """Change a field of a file in a zip's central directory."""
+    content = bytearray(path.read_bytes())
+    start = content.rindex(name.encode()) - 46 + offset
+    content[start : start + len(value)] = value
+    path.write_bytes(content)
+
+
+BAD_ZIPS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "cut": (lambda p: p.write_bytes(p.read_bytes()[:-30]), "VOCdevkit.zip: File is not a zip file"),
+    "no zip": (lambda p: p.write_bytes(b"x" * 100), "VOCdevkit.zip: File is not a zip file"),
+    "checksum": (lambda p: change_field(p, IMAGE, 16, b"x"), "000012.jpg: Bad CRC-32"),
+    "encrypted": (lambda p: change_field(p, IMAGE, 8, b"\1"), "000012.jpg: .* is encrypted"),
+    "too large": (lambda p: change_field(p, IMAGE, 24, b"\xff" * 3 + b"\x7f"), "2,147,483,647 byt"),
+    "damaged list": (lambda p: change_field(p, NAMES, 16, b"x"), "test.txt: Bad CRC-32"),
+    "bzip2": (lambda p: zip_with(p.parent, kind=zipfile.ZIP_BZIP2), "it is compressed by another"),
+    "missing image": (lambda p: change_field(p, IMAGE, 46, b"X"), "000012.jpg is missing"),
+    "missing annotation": (lambda p: change_field(p, ANNOTATION, 46, b"X"), "cannot read .*12.xml"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD_ZIPS)
+def test_corrupt_zip_is_named_in_one_line(case: str, tmp_path: Path) -> None:
+    break_it, message = BAD_ZIPS[case]
+    path = zip_with(tmp_path)
+    assert open_detection("voc07", tmp_path, "val").image(0).size == (60, 40)
+    break_it(path)
+    with pytest.raises(DataError, match=message) as caught:
+        open_detection("voc07", tmp_path, "val").image(0)
+    assert "\n" not in str(caught.value)
+
+
 def test_corrupt_coco_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = coco_set(tmp_path) / "annotations/instances_val2017.json"
     original = path.read_text()
@@ -236,7 +280,7 @@ def test_corrupt_coco_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         coco_set(tmp_path, annotation(1, **change))
         with pytest.raises(DataError, match=f"instances_val2017.json .*annotation 1: .*{message}"):
             open_detection("coco", tmp_path, "val")
-    with pytest.raises(NoSplitError, match=r"looked for .*train2017\.json; unpack COCO's zips"):
+    with pytest.raises(NoSplitError, match=r"looked for .*train2017\.json and annotations_t"):
         open_detection("coco", tmp_path, "train")
     with pytest.raises(DataError, match="no data at"):
         open_detection("coco", tmp_path / "nowhere", "train")

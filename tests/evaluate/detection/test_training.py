@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,13 @@ from torch import Tensor, nn
 from fastsiam.config.detect import DetectConfig
 from fastsiam.distributed import Place
 from fastsiam.errors import DataError, FastSiamError
-from fastsiam.evaluate.detection import DetectionSet, open_detection, voc_scores
+from fastsiam.evaluate.detection import (
+    DetectionSet,
+    Task,
+    coco_scores,
+    open_detection,
+    voc_scores,
+)
 from fastsiam.evaluate.detection.images import Sample, TrainingImages, draw_position
 from fastsiam.evaluate.detection.protocol import PROTOCOL, differences, schedule_of
 from fastsiam.evaluate.detection.training import DetectorTraining
@@ -116,6 +123,31 @@ def test_boxes_and_masks_are_resized_and_flipped_with_image(detection_data: Path
             inside = [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]
             assert np.allclose([int(v) for v in inside], box.numpy(), atol=2) and 1 <= label <= 4
     assert flips == {False, True}
+
+
+@pytest.mark.parametrize("task", ["voc0712", "coco"])
+def test_zips_give_the_same_losses_and_scores(
+    task: Task, detection_data: Path, tmp_path: Path
+) -> None:
+    is_coco = task == "coco"
+    if is_coco:
+        pytest.importorskip("pycocotools")
+    folder = detection_data / ("coco" if is_coco else "voc")
+    for one in folder.iterdir():
+        name = "annotations_trainval2017" if one.name == "annotations" else one.name
+        shutil.make_archive(str(tmp_path / name), "zip", folder, one.name)
+    results = []
+    for data in (folder, tmp_path):
+        train, val = (open_detection(task, data, split) for split in ("train", "val"))
+        trainer = training(classes=4, masks=is_coco)
+        heads: Any = trainer.network.roi_heads
+        heads.score_thresh = 0.0
+        losses = [float(trainer.step(i, batch)) for i, batch in enumerate(batches(train, 0, 2))]
+        trainer.compute_precise_bn(batches(train, 2, 3))
+        found = trainer.detections(val)
+        scores = coco_scores(val, found, "segm") if is_coco else voc_scores(val, found)
+        results.append((train.checksum ^ val.checksum, losses, scores))
+    assert results[0] == results[1] and results[0][2]["AP50"] > 0
 
 
 def test_images_without_objects_are_skipped(data: DetectionSet) -> None:

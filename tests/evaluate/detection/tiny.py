@@ -18,7 +18,7 @@ SIDE = 64
 
 
 def picture(
-    image_id: int, boxes: Any, labels: Any = None, *, difficult: Any = (), file: Path = Path("a")
+    image_id: int, boxes: Any, labels: Any = None, *, difficult: Any = (), file: Any = Path("a")
 ) -> Picture:
     """Build a picture; ``difficult`` are the indices of difficult boxes."""
     corners = np.array(boxes, np.float32).reshape(-1, 4)
