@@ -22,7 +22,9 @@ class DetectConfig(NetworkConfig):
         "contains their files.",
     )
     detector: Literal["c4", "fpn"] = setting(
-        "c4", "c4: the paper's design, built from torchvision's parts; fpn: torchvision's own."
+        "c4",
+        "c4: the paper's design, built from torchvision's parts; fpn: torchvision's, with 1,000 "
+        "proposals in training (its default: 2,000) and predictors initialised as in detectron2.",
     )
     trials: int = setting(
         5, "Detectors to train, with consecutive seeds (paper: 5 on VOC).", at_least=1

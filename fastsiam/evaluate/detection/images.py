@@ -129,6 +129,7 @@ class TrainingImages:
         parts = {"image": image, "boxes": F.clamp_bounding_boxes(F.resize(boxes, size))}
         if coco is not None:
             masks = np.stack([coco.annToMask(annotation) for annotation in picture.annotations])
+            # Not tv_tensors.Mask: torchvision 0.26 resizes it by NEAREST, which gives other pixels.
             nearest = InterpolationMode.NEAREST_EXACT
             parts["masks"] = F.resize_image(torch.from_numpy(masks), size, nearest)
         if draw.flip:
