@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from fastsiam.config import TrainConfig
 from fastsiam.config.detect import DetectConfig
 from fastsiam.config.setting import as_text, settings_of
 from fastsiam.config.study import StudyDetectConfig
@@ -25,6 +26,9 @@ from fastsiam.evaluate.detection.protocol import FIGURES, PAPER, protocol_of
 from fastsiam.evaluate.features import fingerprint
 from fastsiam.evaluate.subject import open_network
 from fastsiam.files import atomic_write_for_user, os_errors_as, parse_json, quoted, write_json
+from fastsiam.interchange import Input, Pretrained, weight_files
+from fastsiam.interchange.export import plain_content
+from fastsiam.methods import build_method
 from fastsiam.report.markdown import averaged, markdown
 from fastsiam.run.records import Record
 from fastsiam.study.catalogue import STUDIES
@@ -72,7 +76,10 @@ class DetectionRow:
 
 
 def detection_rows(scale: Scale, folder: Path, config: StudyDetectConfig) -> list[DetectionRow]:
-    """Return the rows of Table 5 with their networks: each variant's run with seed 0."""
+    """Return the rows of Table 5 with their networks: each variant's run with seed 0.
+
+    Without a run, "scratch" gets a file in ``folder``.
+    """
     runs = {
         run.variant: (run, study)
         for study in ("related-2x", "transfer")
@@ -87,12 +94,29 @@ def detection_rows(scale: Scale, folder: Path, config: StudyDetectConfig) -> lis
         run.check_settings()
         if run.is_trained:
             rows.append(DetectionRow(title, str(run.folder)))
+        elif title == _SCRATCH:
+            rows.append(DetectionRow(title, str(_write_untrained(run.config, folder))))
         elif run.is_diverged:
             rows.append(DetectionRow(title, "", f"the training of {run.folder} diverged"))
         else:
             command = f"{run_command(study, config)} --out {quoted(config.out)}"
             rows.append(DetectionRow(title, "", f"{run.folder} is not trained: {command}"))
     return rows
+
+
+def _write_untrained(config: TrainConfig, folder: Path) -> Path:
+    """Write the network of a run as a plain file, whose weights ``--untrained`` draws again."""
+    path = folder / "detection/untrained.safetensors"
+    network = Pretrained(
+        path=path,
+        layout="fastsiam",
+        model=config.model,
+        state=build_method(config.model).state_dict(),
+        epoch=0.0,
+        input=Input.of(config),
+    )
+    weight_files.write(path, plain_content(network, path.name))
+    return path
 
 
 def run_detection(

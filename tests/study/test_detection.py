@@ -8,10 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from fastsiam.config.detect import DetectConfig
 from fastsiam.config.study import StudyDetectConfig
 from fastsiam.errors import FastSiamError
+from fastsiam.evaluate.subject import open_network
+from fastsiam.interchange import Input
+from fastsiam.methods import build_method
 from fastsiam.run.log import read_metrics
 from fastsiam.study import detection
 from fastsiam.study.detection import (
@@ -64,6 +68,19 @@ def test_detection_rows_find_networks(trained_run: Path, tmp_path: Path) -> None
         [row for row in rows if not row.network], StudyDetectConfig(), QUICK, tmp_path
     )
     assert "| SwAV " in table(without, QUICK) and "75.5" in table(without, QUICK)
+
+
+def test_scratch_does_not_need_a_run(tmp_path: Path) -> None:
+    """Its network has the initial weights, and the preprocessing, that the run would have."""
+    rows = detection_rows(scale("demo"), tmp_path, StudyDetectConfig())
+    assert [row.title for row in rows if row.network] == ["scratch"]
+    run_config = scale("demo").settings("epochs-2x")
+    torch.manual_seed(0)
+    initial = build_method(run_config.model).get_submodule("backbone").state_dict()
+    network = open_network(Path(rows[0].network), replace(QUICK, untrained=rows[0].untrained))
+    state = network.network().state_dict()
+    assert all(torch.equal(state[name], value) for name, value in initial.items())
+    assert network.input == Input.of(run_config)
 
 
 def test_detectors_are_trained_once(
