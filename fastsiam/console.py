@@ -141,11 +141,10 @@ class Console:
             remaining: number of remaining steps.
             batch: images per step.
         """
-        seconds = remaining * batch / max(values["images_per_second"], 1e-9)
         text = (
             f"loss {values['loss']:.3f}, std {values['z_std']:.2f}, rank {values['rank']:.0f}, "
-            f"{values['images_per_second']:,.0f} images/s, data wait {values['data_wait']:.0%}, "
-            f"{duration(seconds)} left"
+            f"data wait {values['data_wait']:.0%}, "
+            f"{pace(values['images_per_second'], remaining * batch)}"
         )
         self.advance(values["step"], text, place=f" (epoch {values['epoch']:.2f})")
 
@@ -187,11 +186,10 @@ class Tally:
         if not is_shown:
             self._ends.enter_context(self._bar)
         speed = (self.done - self._first) / (now - self._began)
-        text, total_text = f"{speed:,.0f}/s", ""
+        remaining, total_text = None, ""
         if self._total is not None:
-            seconds = max(0, self._total - self.done) / max(speed, 1e-9)
-            text, total_text = f"{text}, {duration(seconds)} left", f" of {self._total:,}"
-        self._console.advance(self.done, text, place=total_text)
+            remaining, total_text = max(0, self._total - self.done), f" of {self._total:,}"
+        self._console.advance(self.done, pace(speed, remaining, unit=""), place=total_text)
 
 
 def tally(what: str, total: int | None = None) -> Tally:
@@ -211,11 +209,18 @@ def duration(seconds: float) -> str:
     return f"{hours // 24} d {hours % 24} h"
 
 
-def pace(images_per_second: float, images: float) -> str:
-    """Format the throughput and the remaining time: 1,234 images/s, 3 min left."""
-    remaining = duration(images / max(images_per_second, 1e-9))
-    digits = 1 if images_per_second < 10 else 0
-    return f"{images_per_second:,.{digits}f} images/s, {remaining} left"
+def pace(speed: float, remaining: float | None = None, *, unit: str = " images") -> str:
+    """Format a speed and, if known, the remaining time: 1,234 images/s, 3 min left.
+
+    Args:
+        speed: units per second.
+        remaining: number of remaining units, if known.
+        unit: name of the units, after a space; empty if the reader knows it.
+    """
+    text = f"{speed:{',.0f' if speed >= 10 else '.2g'}}{unit}/s"
+    if remaining is None:
+        return text
+    return f"{text}, {duration(remaining / max(speed, 1e-9))} left"
 
 
 def rounded(value: float) -> str:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from rich.console import Console as RichConsole
 
-from fastsiam.console import Console, counted, tally
+from fastsiam.console import Console, counted, pace, tally
 from fastsiam.distributed import Place, Signalled, StopSignals
 from tests.processes import Forked
 
@@ -56,6 +56,20 @@ def test_tally_logs_after_5_s_then_every_10_s(
         counter.add(150)
         assert capsys.readouterr().err == "decoding images 950 of 1,200: 50/s, 5 s left\n"
     assert counter.done == 950 and capsys.readouterr().err == ""
+
+
+def test_speeds_below_ten_have_two_digits() -> None:
+    """For example one image in 11 s, by a detector on a CPU."""
+    texts = [pace(speed, 6, unit="") for speed in (0.094, 7.46, 9.97, 1234.5)]
+    assert texts == ["0.094/s, 64 s left", "7.5/s, 1 s left", "10/s, 1 s left", "1,234/s, 0 s left"]
+    assert pace(7.0) == "7 images/s"
+
+
+def test_log_lines_state_speed_and_remaining_time(capsys: pytest.CaptureFixture[str]) -> None:
+    values = {"step": 3, "epoch": 0.5, "loss": -0.5, "z_std": 0.75, "rank": 9.0, "data_wait": 0.25}
+    Console().show(values | {"images_per_second": 2.5}, remaining=10, batch=16)
+    expected = "loss -0.500, std 0.75, rank 9, data wait 25%, 2.5 images/s, 64 s left\n"
+    assert capsys.readouterr().err.endswith(f" 3 (epoch 0.50): {expected}")
 
 
 def test_terminal_progress_bar_is_erased_at_end(monkeypatch: pytest.MonkeyPatch) -> None:

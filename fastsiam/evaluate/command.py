@@ -23,7 +23,7 @@ from fastsiam.config.evaluate import (
     LabelConfig,
     LinearConfig,
 )
-from fastsiam.console import counted, duration
+from fastsiam.console import counted, duration, pace
 from fastsiam.distributed import Place
 from fastsiam.evaluate.accuracy import Accuracy
 from fastsiam.evaluate.features import concat_batches
@@ -109,7 +109,7 @@ def evaluate_knn(
         seconds, images = time.monotonic() - began, bank.images + queries.images
         speed = {"seconds": seconds, "images_per_second": images / seconds}
         subject.console.say(
-            f"{name}: {images:,} images in {duration(seconds)}, {images / seconds:,.0f} images/s, "
+            f"{name}: {images:,} images in {duration(seconds)}, {pace(images / seconds)}, "
             "including the search"
         )
         of_epoch = {} if epoch is None else {"epoch": epoch}
