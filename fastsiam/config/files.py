@@ -67,6 +67,8 @@ class RunSettings:
     """Epoch and numbers of epochs of each ``--extend``."""
     compiled: bool | None
     """Whether the steps were compiled; None if that is not recorded."""
+    restarts: bool
+    """Whether version 0.2 extended the run with ``--extend-schedule restart``."""
 
     @classmethod
     def read(cls, run: Path) -> RunSettings:
@@ -88,6 +90,7 @@ class RunSettings:
                 branch=values.get("branch"),
                 extensions=values.get("extensions", ()),
                 compiled=values.get("compiled"),
+                restarts=bool(values["config"].get("optim", {}).get("restarts")),
             )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise DataError(f"cannot read the settings of the run, {path}: {error}") from error

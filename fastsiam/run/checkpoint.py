@@ -21,12 +21,12 @@ from torch import Tensor
 
 import fastsiam
 from fastsiam.config import TrainConfig
-from fastsiam.errors import CheckpointError, DamagedError, lacks_memory
+from fastsiam.config.files import RunSettings
+from fastsiam.errors import CheckpointError, DamagedError, DataError, lacks_memory
 from fastsiam.files import (
     atomic_write,
     is_file,
     os_errors_as,
-    parse_json,
     quoted,
     reason,
     require_local,
@@ -226,17 +226,17 @@ def load(path: Path, *, resumes: bool = False) -> Checkpoint:
         ) from error
     checkpoint = parse(path, state)
     if resumes:
-        _check_schedule(state["config"], path.parent.parent)
+        _check_schedule(path.parent.parent, state["config"].get("optim", {}).get("restarts"))
     return checkpoint
 
 
-def _check_schedule(settings: Mapping[str, Any], run: Path) -> None:
+def _check_schedule(run: Path, restarts: object) -> None:
     """Check that a run was not extended with a restarted cosine, which version 0.2 could do.
 
     Raises:
         CheckpointError: the run's learning rate follows such a schedule.
     """
-    if settings.get("optim", {}).get("restarts"):
+    if restarts:
         raise CheckpointError(
             f"{run} was extended with --extend-schedule restart, which was removed after version "
             "0.2, so it cannot be resumed; to continue training with another learning rate, branch "
@@ -258,8 +258,8 @@ def load_newest(run: Path) -> tuple[Checkpoint | None, str]:
         return None, ""
     with os_errors_as(CheckpointError, f"cannot read {path}"):
         fault = "corrupt" if is_file(path) else "missing"
-    with contextlib.suppress(OSError, ValueError, TypeError, LookupError, AttributeError):
-        _check_schedule(parse_json((run / "config.json").read_bytes())["config"], run)
+    with contextlib.suppress(DataError):
+        _check_schedule(run, RunSettings.read(run).restarts)
     try:
         return load(path, resumes=True), ""
     except CheckpointError as error:
