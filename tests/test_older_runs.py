@@ -16,6 +16,7 @@ import torch
 
 from fastsiam.config import SimSiamConfig, TrainConfig
 from fastsiam.errors import CheckpointError
+from fastsiam.evaluate.features import fingerprint
 from fastsiam.interchange import load_pretrained
 from fastsiam.run import checkpoint as checkpoints
 from fastsiam.run.log import read_metrics
@@ -103,3 +104,9 @@ def test_run_of_0_2_is_evaluated_exported_and_reported(images: Path, run: Path) 
     assert "predictor-dim" in page or "predictor_dim" in page
     pretrained = load_pretrained(run)
     assert pretrained.epoch == 2 and pretrained.network().features == 32
+
+
+def test_records_of_0_2_match_their_weights() -> None:
+    """The hash is that of version 0.2, which its records contain."""
+    expected = "sha256:78b8d6a095dc55b55c619d22f6b32cb72db7de2ff5247581e47217f26b752cf5"
+    assert fingerprint(load_pretrained(OLD_RUN).network()) == expected

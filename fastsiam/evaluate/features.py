@@ -94,7 +94,10 @@ def grouped(parts: Iterable[Part], rows: int) -> Iterator[list[Part]]:
 
 
 def fingerprint(network: nn.Module) -> str:
-    """Return a hash of all parameters and buffers, which changes if any of them does."""
+    """Return a hash of all parameters and buffers, which changes if any of them does.
+
+    It is not a checkpoint's ``digest_of``, because records of version 0.2 contain this hash.
+    """
     digest = hashlib.sha256()
     for name, value in sorted(network.state_dict().items()):
         digest.update(name.encode())
