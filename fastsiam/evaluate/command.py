@@ -273,7 +273,7 @@ def _summary(
 ) -> list[str]:
     """Format the accuracy for each base rate, and the best one, for display."""
     start = f"{'untrained network, ' * images.subject.untrained}{description}"
-    lengths = f"batch {config.batch:,}, {config.epochs} epochs{images.on_part}"
+    lengths = f"batch {config.batch:,}, {config.epochs} epochs{images.selection}"
     summary = [f"{start}: {result} (base rate {lr:g}, {lengths})" for lr, result in pairs]
     if len(pairs) > 1:
         lr, top = max(pairs, key=lambda pair: pair[1].top1)

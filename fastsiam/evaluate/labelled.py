@@ -83,12 +83,15 @@ class LabelledImages:
     def __str__(self) -> str:
         """Describe the training images for display."""
         text = f"{self.train.images:,} training images"
-        return f"{text} ({self.percent:.3g}% of them{self.on_part})" if self.part else text
+        return f"{text} ({self.percent:.3g}% of all{self.selection})" if self.part else text
 
     @property
-    def on_part(self) -> str:
-        """Suffix for messages that names the subset; empty if all images are used."""
-        return f", on {self.part}, seed {self.config.seed}" if self.part else ""
+    def selection(self) -> str:
+        """Suffix for messages with the options that select the images; empty if all are used."""
+        config, option = self.config, f"--percent {self.config.percent:g}"
+        if config.subset:
+            option = f"--subset {Path(config.subset).name}"
+        return f", {option}, seed {config.seed}" if self.part else ""
 
     def facts(self) -> TrainingDataFacts:
         """Describe these images for a record."""

@@ -107,13 +107,16 @@ def test_fine_tuning_learns_and_keeps_run_unchanged(run: Path, small: TrainConfi
     assert read_records(run)[0].kind == "finetune"
 
 
-def test_percent_selects_fixed_share_of_every_class(run: Path, tmp_path: Path) -> None:
+def test_percent_selects_fixed_share_of_every_class(
+    run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     config = replace(QUICK, percent=25, batch=4096, cached=True)
     record: Any = evaluate_linear(run, config, HERE)
     assert record.data.train == 6 and record.data.percent == 25  # 2 of each 8
     assert record.protocol["batch"] == 6
     assert len(list((run / "eval").glob("linear-cached-25percent-epoch1-*.json"))) == 1
-    assert "25percent, seed 0" in record.summary[0]
+    assert " on 6 training images (25% of all, --percent 25, seed 0): " in capfd.readouterr().err
+    assert record.summary[0].endswith(" epochs, --percent 25, seed 0)")
     evaluate_linear(run, replace(config, seed=1), HERE)  # another subset has another record
     assert len(list((run / "eval").glob("linear-cached-25percent-epoch1-*.json"))) == 2
     names = tmp_path / "mine.txt"
@@ -122,6 +125,7 @@ def test_percent_selects_fixed_share_of_every_class(run: Path, tmp_path: Path) -
     names.write_text("class0/000.jpg\nclass1/001.jpg\n\nclass2/003.jpg\nclass2/004.jpg\n")
     listed = evaluate_linear(run, replace(config, percent=100, subset=str(names)), HERE)
     assert listed.data.train == 4
+    assert " on 4 training images (16.7% of all, --subset mine.txt, " in capfd.readouterr().err
     assert len(list((run / "eval").glob("linear-cached-mine-epoch1-*.json"))) == 1
 
 
