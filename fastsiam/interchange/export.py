@@ -73,10 +73,10 @@ def _checkpoint(authors: Layout, pretrained: Pretrained) -> dict[str, Any]:
     number, replacement = authors.renamed
     for key, value in pretrained.part(*authors.parts).items():
         part, _, rest = key.partition(".")
-        weights[f"module.{authors.parts[part]}{rest}".replace(number, replacement)] = value
-    if layer := authors.zero_bias:  # a bias that is never trained, or cancelled by the next BN
-        width = len(weights[f"module.{layer}.weight"])
-        weights[f"module.{layer}.bias"] = torch.zeros(width)
+        name = f"module.{authors.parts[part]}{rest}".replace(number, replacement)
+        weights[name] = value
+        if name == f"module.{authors.zero_bias}.weight":  # never trained, or cancelled by a BN
+            weights[f"module.{authors.zero_bias}.bias"] = torch.zeros(len(value))
     arch = pretrained.model.backbone
     return {"epoch": int(pretrained.epoch or 0), "arch": arch, "state_dict": weights}
 

@@ -129,6 +129,8 @@ def test_simsiam_layout_loads_strictly(tmp_path: Path) -> None:
     assert not content["state_dict"]["module.encoder.fc.6.bias"].any()
     theirs = nn.ModuleDict({"module": Authors("resnet18", 512, 32)})
     theirs.load_state_dict(content["state_dict"])
+    heads = [name for name in content["state_dict"] if ".fc." in name or "predictor" in name]
+    assert heads == [name for name in theirs.state_dict() if name in heads]
     with torch.no_grad():
         same(theirs["module"].eval()(X), method.predictor(method.projector(method.backbone(X))))
 
