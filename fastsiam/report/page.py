@@ -17,6 +17,8 @@ class Table:
     rows: Sequence[Sequence[Any]]
     heads: Sequence[str] = ()
     title: str = ""
+    facts: str = ""
+    """Line below the title."""
 
     @classmethod
     def of(cls, values: Iterable[tuple[str, Any]], title: str = "") -> Table:

@@ -63,7 +63,7 @@ _OF_ONE_RUN = ("out", "resume", "rendezvous")
 _TITLES = {"knn": "kNN", "linear": "Linear", "finetune": "Fine-tuning", "detect": "Detection"}
 _COLUMNS = {"top1": "top-1 (%)", "top5": "top-5 (%)", "temperature": "T", "lr": "base rate"}
 """Column titles for the results of a record; other columns keep the names of their fields."""
-_PROTOCOL = ("task", "detector", "optimizer", "batch", "epochs", "cached", "trials", "differences")
+_PROTOCOL = ("task", "detector", "optimizer", "batch", "epochs", "cached", "trials")
 """Fields of a protocol that the page shows."""
 _SHOWN_IF_DIFFERENT = {
     "protocol": ("seed", "momentum", "weight_decay", "scale_min"),
@@ -280,32 +280,48 @@ def _knn_text(run: Run) -> str:
 
 
 def evaluation_tables(records: Mapping[str, Sequence[Record]]) -> list[Table]:
-    """Create a table for each kind of evaluation, with a row for each result.
+    """Create tables for each kind of evaluation, with a row for each result.
 
     Args:
         records: evaluation records, by the run's name.
+
+    Returns:
+        A table for each kind and each set of images, which the line above the table describes.
     """
     tables = []
     for kind, title in _TITLES.items():
-        rows = [
-            row
-            for run, run_records in records.items()
-            for record in run_records
-            if record.kind == kind
-            for row in _evaluated(run, record)
-        ]
-        heads = list(dict.fromkeys(name for row in rows for name in row))
-        for name in chain(*_SHOWN_IF_DIFFERENT.values()):
-            if name in heads and len({row.get(name) for row in rows}) == 1:
-                heads.remove(name)
-        if rows:
-            tables.append(Table([[row.get(x, "") for x in heads] for row in rows], heads, title))
+        groups: dict[str, list[dict[str, str]]] = {}
+        for run, run_records in records.items():
+            for record in run_records:
+                if record.kind == kind:
+                    groups.setdefault(_conditions(record), []).extend(_evaluated(run, record))
+        all_rows = list(chain(*groups.values()))
+        hidden = {
+            name
+            for name in chain(*_SHOWN_IF_DIFFERENT.values())
+            if len({row.get(name) for row in all_rows}) == 1
+        }
+        for facts, rows in groups.items():
+            heads = [name for name in dict.fromkeys(chain(*rows)) if name not in hidden]
+            cells = [[row.get(name, "") for name in heads] for row in rows]
+            tables.append(Table(cells, heads, title, facts))
     return tables
+
+
+def _conditions(record: Record) -> str:
+    """Describe an evaluation's images, and a detector's differences from the paper's protocol."""
+    data, images = record.data, record.images
+    text = (
+        f"{data.train:,} images for training{_part(data)}, {data.val:,} for validation, from "
+        f"{data.root}; shorter side {images.resize}, crop {images.crop}"
+    )
+    differences = record.protocol.get("differences")
+    return f"{text}; unlike the paper: {text_of(differences)}" if differences else text
 
 
 def _evaluated(run: str, record: Record) -> Iterator[dict[str, str]]:
     """Yield a row for each result; for detectors, the mean and standard deviation over trials."""
-    network, data, images, protocol = record.network, record.data, record.images, record.protocol
+    network, images, protocol = record.network, record.images, record.protocol
     epoch = "untrained" if network.untrained else rounded(network.epoch or 0)
     results: list[dict[str, Any]] = record.results
     if record.kind == "detect":
@@ -326,10 +342,6 @@ def _evaluated(run: str, record: Record) -> Iterator[dict[str, str]]:
             "epoch": epoch if result.get("features", "trained") == "trained" else "",
             **figures,
             **protocol_texts,
-            "images": (
-                f"{data.train:,} for training{_part(data)}, {data.val:,} for validation, from "
-                f"{data.root}; shorter side {images.resize}, crop {images.crop}"
-            ),
             "on": record.date,
         }
 

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -104,12 +105,18 @@ def test_sweep_runs_are_compared(small: TrainConfig, tmp_path: Path, one_chart: 
     *other_rows, row = (dict(zip(of_knn.heads, cells, strict=True)) for cells in of_knn.rows)
     expected = {"run": "b", "epoch": "0.67", "features": "trained", "k": "3", "T": "0.2"}
     assert (expected | {"top-1 (%)": f"{top1:.2f}"}).items() <= row.items()
-    assert "24 for training, 12 for validation, from " in row["images"]
+    assert of_knn.facts.startswith("24 images for training, 12 for validation, from ")
     assert [(x["features"], x["epoch"]) for x in other_rows] == [("pixels", ""), ("untrained", "")]
     (row,) = (dict(zip(of_linear.heads, cells, strict=True)) for cells in of_linear.rows)
     expected = {"epoch": "0.67", "base rate": "0.1", "optimizer": "lars", "epochs": "2"}
     assert expected.items() <= row.items()
-    assert "12 for training (50%), 12 for validation, from " in row["images"]
+    assert of_linear.facts.startswith("12 images for training (50%), 12 for validation, from ")
+    page = write_report(runs[1:], tmp_path / "page.html").read_text()
+    assert f'<h3>kNN</h3><p class="facts">{of_knn.facts}</p>' in page
+    halved = replace(unusual, images=replace(unusual.images, crop=8))
+    tables = evaluation_tables({"b": [record], "c": [halved]})
+    assert [table.facts[-7:] for table in tables] == ["crop 16", " crop 8"]
+    assert all("mean" in table.heads for table in tables)  # the means of the tables differ
     for run, compiled in zip(runs, (False, True), strict=True):
         settings = json.loads((run / "config.json").read_text())
         (run / "config.json").write_text(json.dumps({**settings, "compiled": compiled}))

@@ -106,7 +106,9 @@ def test_killed_detection_resumes_bit_for_bit(
     assert plain["mean"] == means and plain["deviation"] == spread
     (table,) = evaluation_tables({"run": [record]})
     assert table.title == "Detection"
-    assert "C4 of torchvision" in str(table.rows) and "backbone resnet10" in str(table.rows)
+    assert "C4 of torchvision" in str(table.rows)
+    assert "; unlike the paper: steps 3 (not 24,000), " in table.facts
+    assert "backbone resnet10 (not resnet50)" in table.facts
 
     assert Forked(killed_at, 6, run, config).wait().returncode == -signal.SIGKILL
     assert file.with_suffix(".partial").exists()
