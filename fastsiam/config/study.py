@@ -35,7 +35,9 @@ class StudyRunConfig(StudyConfig):
         "", "Images, as for train; demo generates its own. Default: $FASTSIAM_DATA, else ./data."
     )
     seeds: int = setting(
-        0, "Number of runs per row (seeds 0, 1, ...). 0: 1 at scale paper, else 3.", at_least=0
+        0,
+        "Number of runs per row (seeds 0, 1, ...). 0: 10 at scale demo, 1 at paper, else 3.",
+        at_least=0,
     )
     linear: bool = setting(
         False,

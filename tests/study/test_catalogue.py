@@ -45,6 +45,11 @@ def test_settings_of_every_variant_are_valid(name: ScaleName, tmp_path: Path) ->
         assert all(trained.count(one) == 1 for one in trained), study.name
 
 
+def test_default_number_of_seeds() -> None:
+    seeds = {name: scale(name).seeds for name in get_args(ScaleName)}
+    assert seeds == {"paper": 1, "cifar": 3, "cifar-small": 3, "demo": 10}
+
+
 def test_claims_refer_to_existing_rows() -> None:
     for study, row in ROWS:
         names = [other.variant for other in study.rows]
