@@ -64,6 +64,8 @@ class Result:
     """z_std of the untrained network; None if it was not measured."""
     centred: bool = True
     """Whether BN centres the projections, which keeps their z_std near 1 unless they collapse."""
+    dim: int | None = None
+    """Dimensions of the projections; None in records of earlier versions."""
     linear: float | None = None
     """Top-1 of the linear evaluation, in percent, if the measure is kNN; None if not evaluated."""
     images_digest: str = ""
@@ -167,6 +169,7 @@ def read_result(run: Run) -> Result | None:
         knn_curve=_column(knn, "top1"),
         initial_std=initial_spread(run.folder),
         centred=run.config.model.method.centred,
+        dim=run.config.to_flags()["dim"],
         linear=run.linear_top1 if by_knn and not diverged else None,
         images_digest=images_digest(run.folder),
     )

@@ -162,7 +162,8 @@ def _is_collapsed(one: Result) -> bool:
     assert one.z_std is not None and one.rank is not None
     first = one.z_std_curve[0] if one.initial_std is None else one.initial_std
     bound = lowest_spread(first, centred=one.centred)
-    return is_collapsed(one.z_std, one.rank, batch=one.batch, bound=bound)
+    dim = inf if one.dim is None else one.dim
+    return is_collapsed(one.z_std, one.rank, batch=one.batch, dim=dim, bound=bound)
 
 
 def _is_degenerate(one: Result) -> bool:

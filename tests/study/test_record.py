@@ -10,7 +10,15 @@ import pytest
 
 from fastsiam.errors import DataError
 from fastsiam.study.catalogue import STUDIES
-from fastsiam.study.record import Result, StudyRecord, read_record, setting, write_record
+from fastsiam.study.record import (
+    Result,
+    StudyRecord,
+    read_record,
+    read_result,
+    setting,
+    write_record,
+)
+from fastsiam.study.runs import runs_of
 from fastsiam.study.scales import scale
 from fastsiam.study.table import as_markdown, as_text, cells, reasons
 from tests.conftest import ROOT
@@ -31,6 +39,14 @@ def test_record_round_trip(table_1: StudyRecord, tmp_path: Path) -> None:
     assert read_record(path) == table_1
     lines = path.read_text().splitlines()
     assert sum("loss_curve" in line for line in lines) == 10 and len(lines) < 400
+
+
+def test_result_has_dimensions_of_projections(tmp_path: Path) -> None:
+    (run, *_) = runs_of([STUDIES["dimension"]], scale("demo"), tmp_path, seeds=[0])
+    run.folder.mkdir()
+    run.diverged_file.touch()
+    one = read_result(run)
+    assert run.variant == "eighth-dim" and one is not None and one.dim == 64
 
 
 def test_stored_records_are_judged_by_current_claims(tmp_path: Path) -> None:

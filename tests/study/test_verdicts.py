@@ -121,6 +121,13 @@ def test_verdicts_of_every_kind() -> None:
             assert verdict_of(kind, results, other).outcome == outcome, (kind, results)
 
 
+def test_rank_of_few_dimensions_is_judged_by_their_number() -> None:
+    """The effective rank of 4 dimensions cannot exceed 4; a collapse is below 2."""
+    few = tuple(replace(result(0, rank=rank), dim=4) for rank in (2.5, 1.9))
+    assert [verdict_of("stands", (one,)).outcome for one in few] == [HOLDS, NOT]
+    assert verdict_of("stands", (replace(few[0], dim=None),)).outcome == NOT
+
+
 def test_fails_needs_reference_that_learns() -> None:
     lost = (result(0, diverged=True), result(1, diverged=True))
     for reference in (row(20, 20, 20), row(20, 23, 20.1), row(15, 16, 14), lost):
