@@ -12,8 +12,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 ClaimKind = Literal[
-    "collapses", "stands", "degenerates", "works", "fails", "better", "worse", "alike", "unstable"
-]
+    "collapses", "stands", "degenerates", "works", "fails", "better", "worse", "alike",
+    "comparable", "unstable",
+]  # fmt: skip
+ORIGINAL = "original"
+"""``Claim.than`` of a claim that compares a row with ``Row.original``."""
 Changes = Mapping[str, Any]
 """Changed settings by flag name: a value, or a multiple of the recipe's value such as "2 x"."""
 Figure = str | float | None
@@ -26,7 +29,7 @@ class Claim:
 
     kind: ClaimKind
     than: str = ""
-    """Variant that the row is compared with; empty for claims that compare no rows."""
+    """Variant that the row is compared with, or ``ORIGINAL``; empty for claims without one."""
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from fastsiam.errors import DataError
 from fastsiam.files import atomic_write_for_user, os_errors_as, parse_json
 from fastsiam.run.log import initial_spread
 from fastsiam.run.records import read_records
-from fastsiam.study.catalogue import STUDIES, VARIANTS, Row, Study
+from fastsiam.study.catalogue import ORIGINAL, STUDIES, VARIANTS, Row, Study
 from fastsiam.study.runs import Run, images_digest, run_command
 from fastsiam.study.scales import Measure, Scale
 
@@ -269,7 +269,7 @@ def read_record(path: Path) -> StudyRecord:
         environments = tuple(map(dict, plain.pop("environments")))
         study = STUDIES[plain.pop("study")]
         claims = {row.variant: row.claims for row in study.rows}
-        names = {"", *(row["variant"] for row in plain["rows"])}
+        names = {"", ORIGINAL, *(row["variant"] for row in plain["rows"])}
         for row in plain["rows"]:
             row["claims"] = [x for x in claims.get(row["variant"], ()) if x.than in names]
         record: StudyRecord = checked(StudyRecord, plain | {"name": study.name}, "")

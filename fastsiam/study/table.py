@@ -7,7 +7,7 @@ from html import escape
 from typing import Any
 
 from fastsiam.report.markdown import averaged, markdown
-from fastsiam.study.catalogue import Claim
+from fastsiam.study.catalogue import ORIGINAL, Claim
 from fastsiam.study.record import RowRecord, StudyRecord
 from fastsiam.study.verdicts import judge_all
 
@@ -127,8 +127,9 @@ def _claim_text(record: StudyRecord, claim: Claim) -> str:
     """Format a claim, such as "better than 'SimCLR'"."""
     if not claim.than:
         return "does not collapse" if claim.kind == "stands" else claim.kind
-    compared_title = next(row.title for row in record.rows if row.variant == claim.than)
-    return f"{claim.kind} {'to' if claim.kind == 'alike' else 'than'} {compared_title!r}"
+    titles = {row.variant: repr(row.title) for row in record.rows} | {ORIGINAL: "the original"}
+    preposition = "to" if claim.kind in ("alike", "comparable") else "than"
+    return f"{claim.kind} {preposition} {titles[claim.than]}"
 
 
 def _machine(environment: dict[str, Any]) -> str:

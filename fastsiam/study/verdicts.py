@@ -3,7 +3,8 @@
 docs/study.md lists the criteria. **collapses**, **stands** (does not collapse) and **degenerates**
 count seeds; they cannot be told if the seeds disagree. The others use a two-sided t test of the
 mean over seeds against a bound. Comparisons of rows are paired by seed, without seeds that diverged
-in both rows, and corrected for the number of such tests in the study (Holm).
+in both rows. These and comparisons with the original, the result of the paper that introduced a
+method, are corrected for the number of such tests in the study (Holm).
 
 A seed diverged if its loss was not finite. Its top-1 accuracy counts as chance, but divergence is
 not collapse: "a model with a diverging loss, which is another pattern of failure, may also exhibit
@@ -21,8 +22,8 @@ from typing import Literal
 
 from scipy.special import stdtr, stdtrit
 
-from fastsiam.study.catalogue import Claim
-from fastsiam.study.record import Result, StudyRecord
+from fastsiam.study.catalogue import ORIGINAL, Claim, ClaimKind
+from fastsiam.study.record import Result, RowRecord, StudyRecord
 from fastsiam.train.guard import is_collapsed, lowest_spread
 
 Outcome = Literal["holds", "contradicted", "cannot be told"]
@@ -33,11 +34,16 @@ LEVEL = 0.05
 SHARE = 0.25
 """A row fails if its gain is below this fraction of the reference's gain."""
 MARGIN = 1.0
-"""Rows are alike if their top-1 differs by less than this many percentage points."""
+"""Rows are alike if their top-1 differs by less than this many percentage points.
+
+A row is comparable to the original if it is less than this below it.
+"""
 ROUGHNESS = 1.5
 """A row is unstable if its loss changes this many times as much as the reference's."""
 DEGENERATE_LOSS, DEGENERATE_STD = -0.9, 0.1
 """A run is degenerate if its loss and z_std are both below these values."""
+ORIGINAL_SCALE = ("paper", 100)
+"""Scale, and number of epochs of its base recipe, at which rows are compared with the original."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +53,7 @@ class Verdict:
     outcome: Outcome
     reason: str
     comparison: float | None = None
-    """Uncorrected p-value of a test that compares two rows; None for other verdicts."""
+    """Uncorrected p-value of a test that compares a row with another, or with the original."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +82,14 @@ def interval(values: Sequence[float]) -> Interval | None:
 def judge_all(record: StudyRecord) -> dict[str, list[tuple[Claim, Verdict]]]:
     """Judge all of the paper's claims about a study; return the verdicts by variant."""
     rows = {row.variant: row.results for row in record.rows}
+
+    def verdict_of(claim: Claim, row: RowRecord) -> Verdict:
+        if claim.than == ORIGINAL:
+            return _against_original(claim, row, record)
+        return judge(claim, row.variant, rows, reference=record.reference)
+
     verdicts = {
-        row.variant: [
-            (claim, judge(claim, row.variant, rows, reference=record.reference))
-            for claim in row.claims
-        ]
+        row.variant: [(claim, verdict_of(claim, row)) for claim in row.claims]
         for row in record.rows
     }
     tests = [one.comparison for row in verdicts.values() for _, one in row]
@@ -136,10 +145,22 @@ def judge(claim: Claim, row: str, rows: Mapping[str, Results], *, reference: str
             return _is_unstable(results, reference_results)
         case _:
             pairs = _pairs(results, rows.get(claim.than, ()))
-            differences = [one.top1 - other.top1 for one, other in pairs]
-            low = {"better": 0.0, "alike": -MARGIN}.get(claim.kind, -inf)
-            high = {"worse": 0.0, "alike": MARGIN}.get(claim.kind, inf)
-            return _by_mean(differences, "differs by {} points", low=low, high=high)
+            return _by_difference(claim.kind, [one.top1 - other.top1 for one, other in pairs])
+
+
+def _against_original(claim: Claim, row: RowRecord, record: StudyRecord) -> Verdict:
+    """Compare a row's mean over seeds with its original, which is a constant in the test."""
+    if (record.scale, record.epochs) != ORIGINAL_SCALE or not isinstance(row.original, float):
+        return Verdict(
+            "cannot be told", "no original result with this scale's images, measure and epochs"
+        )
+    return _by_difference(claim.kind, [one.top1 - row.original for one in row.results])
+
+
+def _by_difference(kind: ClaimKind, differences: Sequence[float]) -> Verdict:
+    low = {"better": 0.0, "alike": -MARGIN, "comparable": -MARGIN}.get(kind, -inf)
+    high = {"worse": 0.0, "alike": MARGIN}.get(kind, inf)
+    return _by_mean(differences, "differs by {} points", low=low, high=high)
 
 
 def _by_count(results: Results, predicate: Callable[[Result], bool], *, expected: bool) -> Verdict:

@@ -12,7 +12,7 @@ from fastsiam.config import SwAVConfig, TrainConfig
 from fastsiam.config.files import merge, read_settings
 from fastsiam.config.recipes import RECIPES
 from fastsiam.config.study import ScaleName
-from fastsiam.study.catalogue import STUDIES, ClaimKind
+from fastsiam.study.catalogue import ORIGINAL, STUDIES, ClaimKind
 from fastsiam.study.runs import runs_of
 from fastsiam.study.scales import _DATA, scale
 
@@ -56,8 +56,10 @@ def test_claims_refer_to_existing_rows() -> None:
         assert len(names) == len(set(names)) and study.reference in names
         for claim in row.claims:
             assert claim.kind in get_args(ClaimKind) and claim.than != row.variant
-            compares = claim.kind in ("better", "worse", "alike")
-            assert (claim.than in names) == compares, (row, claim)
+            compares = claim.kind in ("better", "worse", "alike", "comparable")
+            assert (claim.than in (*names, ORIGINAL)) == compares, (row, claim)
+            assert claim.kind != "comparable" or claim.than == ORIGINAL
+            assert claim.than != ORIGINAL or isinstance(row.original, float)
 
 
 def paper_settings(study: str) -> dict[str, Any]:

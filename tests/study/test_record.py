@@ -107,6 +107,17 @@ def test_reasons_contain_figures(table_1: StudyRecord) -> None:
     )
 
 
+def test_table_names_original(tmp_path: Path) -> None:
+    """The claims survive a file, and the table shows the figure that they refer to."""
+    path = tmp_path / "reproduction.json"
+    write_record(path, record("reproduction"))
+    heads, rows = cells(read_record(path))
+    assert heads[2] == "original: linear top-1, %"
+    assert [line[2] for line in rows][:2] == ["66.6", "68.3"]
+    assert rows[0][-1].endswith("better than the original: cannot be told")
+    assert rows[4][-1].endswith("comparable to the original: cannot be told")
+
+
 def test_runs_on_other_images_are_named(table_1: StudyRecord) -> None:
     def on(digest: str, results: Sequence[Result]) -> tuple[Result, ...]:
         return tuple(replace(one, images_digest=digest) for one in results)

@@ -7,7 +7,7 @@ from math import sqrt
 
 import pytest
 
-from fastsiam.study.catalogue import Claim, ClaimKind
+from fastsiam.study.catalogue import ORIGINAL, Claim, ClaimKind
 from fastsiam.study.record import Result
 from fastsiam.study.verdicts import (
     Outcome,
@@ -165,6 +165,45 @@ def test_comparisons_are_holm_corrected() -> None:
     assert judge(claim, "own", rows, reference="baseline").outcome == HOLDS
     verdict = dict(judge_all(record("batch", [smaller, *[base] * 6]))["eighth-batch"])[claim]
     assert verdict.outcome == OPEN and "corrected" in verdict.reason
+
+
+def reproduction(
+    simclr: Results, byol: Results, *, scale: str = "paper", epochs: int = 100
+) -> list[Verdict]:
+    """Judge SimCLR after 200 epochs (original: 66.6) and BYOL after 300 (72.5)."""
+    rows = [simclr, row(), row(), row(), byol, row(), row()]
+    verdicts = judge_all(replace(record("reproduction", rows), scale=scale, epochs=epochs))
+    better, comparable = Claim("better", ORIGINAL), Claim("comparable", ORIGINAL)
+    return [dict(verdicts["simclr-2x"])[better], dict(verdicts["byol-3x"])[comparable]]
+
+
+def test_reproduction_is_compared_with_original() -> None:
+    """Better: above the original. Comparable: above one point less than the original."""
+    for simclr, byol, outcome in (
+        (row(68.3, 68.4, 68.2), row(72.4, 72.5, 72.3), HOLDS),
+        (row(65.3, 65.4, 65.2), row(70.4, 70.5, 70.3), NOT),
+        (row(67.6, 66.6, 65.8), row(72.4, 71.4, 70.7), OPEN),
+        (row(68.3), row(72.4), OPEN),  # one seed
+        ((), (), OPEN),
+    ):
+        verdicts = reproduction(simclr, byol)
+        assert [one.outcome for one in verdicts] == [outcome] * 2, (simclr, byol)
+    assert reproduction(row(), row(78, 78.1, 77.9))[1].outcome == HOLDS
+
+
+def test_original_is_not_compared_with_other_images_or_epochs() -> None:
+    rows = row(68.3, 68.4, 68.2), row(72.4, 72.5, 72.3)
+    for verdict in (*reproduction(*rows, scale="cifar"), *reproduction(*rows, epochs=50)):
+        assert verdict.outcome == OPEN and verdict.comparison is None
+        assert "no original result" in verdict.reason and "corrected" not in verdict.reason
+
+
+def test_comparisons_with_original_are_holm_corrected() -> None:
+    """Only tests count: a comparison without two seeds is no test."""
+    simclr, byol = row(68.3, 68.8, 67.6), row(72.4, 71.4, 70.7)
+    alone, both = reproduction(simclr, row(72.4)), reproduction(simclr, byol)
+    assert alone[0].outcome == HOLDS and both[0].outcome == OPEN
+    assert alone[0].comparison == both[0].comparison
 
 
 def test_verdict_of_same_runs_is_independent_of_study() -> None:
