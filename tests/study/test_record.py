@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -59,6 +60,19 @@ def test_stored_records_are_judged_by_current_claims(tmp_path: Path) -> None:
         study = read_record(file)
         claims = [row.claims for row in STUDIES[study.name].rows]
         assert [row.claims for row in study.rows] == claims and len(study.seeds) in (3, 10)
+
+
+def test_page_lists_seeds_of_every_study() -> None:
+    """The table in "Not run here" names every study, with "none" where a scale has no record."""
+    page = (ROOT / "docs/study.md").read_text().partition("### Not run here\n")[2]
+    lines = re.findall(r"^\| (`.*`) \| (.*) \| (.*) \|$", page.partition("\n## ")[0], re.MULTILINE)
+    listed = {name: seeds for names, *seeds in lines for name in re.findall(r"`(.*?)`", names)}
+    assert listed.keys() == STUDIES.keys()
+    for name, seeds in listed.items():
+        for scale_name, text in zip(("demo", "cifar-small"), seeds, strict=True):
+            file = ROOT / f"bench/results/study/{scale_name}/{name}.json"
+            expected = len(read_record(file).seeds) if file.exists() else "none"
+            assert text.split(",")[0] == str(expected), (name, scale_name)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"environments": []}', '{"environments": 1}'])
