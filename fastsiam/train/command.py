@@ -34,7 +34,6 @@ from fastsiam.run.trackers import check_trackers
 from fastsiam.train import image_list
 from fastsiam.train.compile import CompilationError, without_compilation
 from fastsiam.train.knn_monitor import knn_monitor
-from fastsiam.train.loop import Trainer
 from fastsiam.train.memory import oom_error
 from fastsiam.train.resolve import ResolvedConfig, resolve
 from fastsiam.train.start import (
@@ -44,6 +43,7 @@ from fastsiam.train.start import (
     will_resume,
 )
 from fastsiam.train.step import TrainingStep
+from fastsiam.train.trainer import Trainer
 from fastsiam.views.batch import Loader
 
 _SHARED_FLAGS = ("pipeline", "bad_images", "extend", "log_every", "save_every", "max_steps")

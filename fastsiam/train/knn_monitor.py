@@ -17,7 +17,7 @@ from fastsiam.evaluate.knn import KnnResult, knn_accuracy
 from fastsiam.evaluate.subject import EvalImages
 from fastsiam.pipelines.subsets import TrainingImages
 from fastsiam.run.log import read_metrics
-from fastsiam.train.loop import Evaluate
+from fastsiam.train.trainer import Evaluate
 from fastsiam.views.batch import EvalLoader
 
 _KNN_BATCH = {"cuda": 1024, "cpu": 256}

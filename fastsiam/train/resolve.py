@@ -21,9 +21,9 @@ from fastsiam.pipelines.backends import BACKENDS, CEILING
 from fastsiam.run.checkpoint import Checkpoint
 from fastsiam.train.compile import without_compilation
 from fastsiam.train.images import RunImages, run_images
-from fastsiam.train.loop import last_step
 from fastsiam.train.memory import training_bytes
 from fastsiam.train.start import Start, start_of
+from fastsiam.train.trainer import last_step
 
 _WORTH_COMPILING = 1000
 """Minimum length of a run, in steps, to compile it by default: compiling takes a minute."""

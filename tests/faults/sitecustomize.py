@@ -49,8 +49,8 @@ def _fault(*_: object, **__: object) -> int:
 
 def _install(at: str) -> None:
     from fastsiam.distributed import StopSignals
-    from fastsiam.train.loop import Trainer
     from fastsiam.train.step import TrainingStep
+    from fastsiam.train.trainer import Trainer
 
     replace: Any = os.replace
 

@@ -24,8 +24,8 @@ from fastsiam.model.numerics import FiniteCheck, autocast_type
 from fastsiam.pipelines import build_loader
 from fastsiam.run.folder import RunFolder
 from fastsiam.train.clock import Clock
-from fastsiam.train.loop import Trainer
 from fastsiam.train.step import TrainingStep
+from fastsiam.train.trainer import Trainer
 from fastsiam.views.batch import Loader
 from tests.configs import with_settings
 from tests.methods.variants import RELATED

@@ -33,11 +33,11 @@ from fastsiam.errors import FastSiamError, TrainingError
 from fastsiam.model.numerics import FiniteCheck
 from fastsiam.run.folder import RunFolder
 from fastsiam.run.log import MetricsLog, read_metrics
-from fastsiam.train import clock, loop, metrics
+from fastsiam.train import clock, metrics, trainer
 from fastsiam.train.clock import Clock
 from fastsiam.train.guard import CollapseGuard
-from fastsiam.train.loop import Trainer
 from fastsiam.train.metrics import gram, rank_of_gram, z_std
+from fastsiam.train.trainer import Trainer
 from tests.configs import with_settings
 from tests.disks import fill, small_disk
 
@@ -208,23 +208,23 @@ def test_ranks_stop_at_step_known_to_all(
 ) -> None:
     """Ranks agree although their threads end at different times. A single process stops at once."""
     monkeypatch.setattr(metrics, "host_is_idle", lambda device: True)
-    monkeypatch.setattr(loop, "StopSignals", lambda place: None)  # the other ranks do not exist
+    monkeypatch.setattr(trainer, "StopSignals", lambda place: None)  # the other ranks do not exist
     config = with_settings(TrainConfig(), on_collapse="stop", tracker="none")
     place = Place(rank, world, torch.device("cpu"))
     step: Any = SimpleNamespace(config=config, place=place, steps_per_epoch=10, total=100, lr=0.1)
     step.method = SimpleNamespace(dim=16)
     loader: Any = SimpleNamespace()
     batch: Any = SimpleNamespace(digest=0)
-    trainer = Trainer(step, loader, folder=RunFolder(tmp_path, console=Console(quiet=True)))
+    run = Trainer(step, loader, folder=RunFolder(tmp_path, console=Console(quiet=True)))
     loss, point = torch.tensor(-0.9), torch.ones(64, 16)
-    with contextlib.closing(trainer), pytest.raises(TrainingError, match="collapsed at step 1:"):
-        trainer.metrics.note(0, batch, point)
-        trainer.metrics.log(1, loss, point)
-        assert trainer.metrics.line is not None
-        trainer.metrics.line[1].result()
-        trainer.metrics.note(1, batch, point)
+    with contextlib.closing(run), pytest.raises(TrainingError, match="collapsed at step 1:"):
+        run.metrics.note(0, batch, point)
+        run.metrics.log(1, loss, point)
+        assert run.metrics.line is not None
+        run.metrics.line[1].result()
+        run.metrics.note(1, batch, point)
         assert world == 2
-        trainer.metrics.log(2, loss, point)
+        run.metrics.log(2, loss, point)
 
 
 def test_log_drops_lines_after_resumed_step(tmp_path: Path) -> None:

@@ -20,8 +20,8 @@ from fastsiam.config import TrainConfig
 from fastsiam.errors import CheckpointError, DataError, Interrupted, TrainingError
 from fastsiam.run import checkpoint as checkpoints
 from fastsiam.run.log import read_metrics
-from fastsiam.train.loop import Trainer
 from fastsiam.train.step import TrainingStep
+from fastsiam.train.trainer import Trainer
 from fastsiam.views.batch import Batch
 from tests.configs import flags, with_settings
 from tests.conftest import small_config, write_data

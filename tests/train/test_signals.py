@@ -27,7 +27,7 @@ from fastsiam.run.log import read_metrics
 from fastsiam.run.trackers import TRACKERS
 from fastsiam.signals import ECHO
 from fastsiam.train import knn_monitor
-from fastsiam.train.loop import Trainer
+from fastsiam.train.trainer import Trainer
 from tests.configs import flags, with_settings
 from tests.conftest import ROOT
 from tests.processes import Forked, command, fork_programs, wait_until

@@ -1,4 +1,4 @@
-"""The training loop of a run, with logging, checkpoints, evaluation and error handling."""
+"""The training loop of a run, with evaluation and error handling."""
 
 from __future__ import annotations
 
@@ -6,31 +6,28 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-import torch
 from torch import nn
 
 from fastsiam.config import TrainConfig
-from fastsiam.distributed import Signalled, StopSignals, sum_across_ranks
+from fastsiam.distributed import Signalled, StopSignals
 from fastsiam.errors import (
     NOT_FINITE,
     CheckpointError,
-    DataError,
     FastSiamError,
     ImageError,
     Interrupted,
-    OtherRankError,
     TrainingError,
 )
 from fastsiam.evaluate.knn import KnnResult
 from fastsiam.files import quoted
 from fastsiam.model.numerics import FiniteCheck
-from fastsiam.run import checkpoint as checkpoints
 from fastsiam.run.checkpoint import Checkpoint
 from fastsiam.run.folder import RunFolder
 from fastsiam.run.trackers import Outcome
 from fastsiam.train.clock import Clock
 from fastsiam.train.memory import oom_error
 from fastsiam.train.metrics import StepMetrics
+from fastsiam.train.saver import Saver
 from fastsiam.train.step import TrainingStep
 from fastsiam.views.batch import Loader
 
@@ -72,17 +69,11 @@ class Trainer:
         if start is not None:
             step.load(model=start.model, optimizer=start.optimizer, scaler=start.scaler)
         self._step, self._loader, self._knn, self._console = step, loader, knn, folder.console
-        self._before_saving = before_saving
         self.done = self.first = 0 if start is None else start.step
         """Number of steps taken so far (``done``) and before this process started (``first``)."""
         self.end = last_step(config, step.steps_per_epoch)
         """Number of steps after which the run ends."""
         self._folder = folder.path
-        self.path = checkpoints.last(folder.path)
-        """Path of the last checkpoint."""
-        self._saved = None if start is None else start.step
-        self._branch = {} if start is None else start.branch
-        self._extensions = [] if start is None else start.extensions
         self._stop = StopSignals(place)
         self._clock = Clock(0.0 if start is None else start.seconds, device=place.device)
         self.finite = FiniteCheck(place.device)
@@ -90,6 +81,15 @@ class Trainer:
         """Number of steps when ``check_finite`` last found all values finite."""
         self.metrics = StepMetrics(
             step, loader, self._clock, folder=folder, start=start, end=self.end
+        )
+        self._saver = Saver(
+            step,
+            loader,
+            self._clock,
+            self.metrics,
+            folder=folder,
+            start=start,
+            before_saving=before_saving,
         )
         self._outcome: Outcome = "FAILED"
         """How the run ended, for the trackers."""
@@ -109,7 +109,7 @@ class Trainer:
             hint = (
                 "--max-steps 0 to continue" if self.done < total else "--extend N to train longer"
             )
-            position = f"{self.path} is at step {self.done:,} of {total:,}"
+            position = f"{self._saver.path} is at step {self.done:,} of {total:,}"
             self._console.say(f"nothing left to do: {position}; pass {hint}")
         progress = self._console.progress(self.end, self.done)
         with self._stop, progress, self._save_on_exit():
@@ -139,7 +139,9 @@ class Trainer:
         self._outcome = "FINISHED"
         if self.done > self.first:
             outcome = "done" if self.done == total else f"stopped by --max-steps {self.end}"
-            self._console.say(f"{outcome}: step {self.done:,} of {total:,}, saved {self.path}")
+            self._console.say(
+                f"{outcome}: step {self.done:,} of {total:,}, saved {self._saver.path}"
+            )
 
     def close(self) -> None:
         """Write the pending log line, and close the log."""
@@ -180,73 +182,24 @@ class Trainer:
         bad_step = self.finite.verdict()
         if bad_step is not None:
             raise TrainingError(
-                f"{NOT_FINITE} at step {bad_step:,}; {self._last_good}; try a lower --lr or "
+                f"{NOT_FINITE} at step {bad_step:,}; {self._saver.last_good}; try a lower --lr or "
                 "--precision fp32"
             )
         self._checked = self.done
 
     def _save(self, *, may_fail: bool = False) -> None:
-        """Save the state unless it is saved already; keep the previous checkpoint as well.
-
-        Args:
-            may_fail: whether to continue with a warning if the file cannot be written. Ending the
-                run would lose all steps since the last checkpoint. The next save may succeed.
+        """Save the state if all values are finite.
 
         Raises:
             TrainingError: as ``check_finite`` and ``StepMetrics.settle``; nothing is saved.
-            CheckpointError: the file cannot be written; the existing checkpoint is unchanged.
-            OtherRankError: rank 0 cannot write the file; raised on the other ranks.
-            DataError: all ranks together have too many bad images; the state is saved.
+            FastSiamError: as ``Saver.save``.
         """
         # Collectives come first: every rank must take part in them.
-        if self._saved != self.done:
+        if self._saver.saved != self.done:
             self.check_finite()
         self._clock.pause()
         self.metrics.settle()
-        try:
-            self._before_saving()
-        except DataError:
-            self._write_checkpoint(may_fail)
-            raise
-        self._write_checkpoint(may_fail)
-
-    def _write_checkpoint(self, may_fail: bool) -> None:
-        if self._saved == self.done:
-            return
-        self.metrics.digest.share()
-        failure: FastSiamError | None = None
-        if self._step.place.is_leader:
-            state = Checkpoint(
-                config=self._step.config,
-                step=self.done,
-                seconds=self._clock.seconds,
-                images=self._loader.images,
-                steps_per_epoch=self._step.steps_per_epoch,
-                seen=self.metrics.digest.state(),
-                weights="",  # save() computes the digest
-                branch=self._branch,
-                extensions=self._extensions,
-                **self._step.state(),
-            )
-            self.metrics.sync()
-            try:
-                checkpoints.save(self.path, state, keep=checkpoints.previous(self._folder))
-            except FastSiamError as error:
-                failure = error
-        # All ranks wait for the file: when one rank exits, a launcher kills the others.
-        if not sum_across_ranks(torch.tensor(int(failure is not None))).item():
-            self._saved = self.done
-        elif may_fail:
-            self._console.warn(f"{failure}; training continues, and {self._last_good}")
-        else:
-            raise failure or OtherRankError("rank 0 cannot save; see its own error message")
-
-    @property
-    def _last_good(self) -> str:
-        """Description of the last good checkpoint, for messages."""
-        if self._saved is None:
-            return "nothing was saved yet"
-        return f"the last good checkpoint is {self.path} (step {self._saved:,})"
+        self._saver.save(self.done, may_fail=may_fail)
 
     @contextmanager
     def _save_on_exit(self) -> Iterator[None]:
@@ -270,27 +223,31 @@ class Trainer:
             raise
         except (RuntimeError, MemoryError) as error:
             config = self._step.config
-            if memory_error := oom_error(error, config, at=self.done + 1, saved=self._last_good):
+            if memory_error := oom_error(
+                error, config, at=self.done + 1, saved=self._saver.last_good
+            ):
                 raise memory_error from error
             raise
 
     def interrupted(self, signalled: int) -> Interrupted:
         """Return the error to raise after a signal; it says what is saved and how to resume."""
         message = f"{signal.Signals(signalled).name}: stopped after step {self.done:,}"
-        is_saved = self._saved == self.done
-        message += f", saved {self.path}" if is_saved else f"; {self._last_good}"
-        if self._saved is not None:
+        is_saved = self._saver.saved == self.done
+        message += f", saved {self._saver.path}" if is_saved else f"; {self._saver.last_good}"
+        if self._saver.saved is not None:
             message += f"; pass --resume {quoted(self._folder)} to continue from there"
         return Interrupted(message, exit_code=128 + signalled)
 
     def _save_for(self, error: FastSiamError) -> None:
         """Save the run after an error that all ranks know of; add the path to the error."""
         hint = "; pass --bad-images replace to continue with another image in its place"
-        note = f"saved {self.path} at step {self.done:,}{hint * isinstance(error, ImageError)}"
+        note = (
+            f"saved {self._saver.path} at step {self.done:,}{hint * isinstance(error, ImageError)}"
+        )
         try:
             self._save()
         except FastSiamError as failure:  # the caller raises the original error
-            if self._saved != self.done:
+            if self._saver.saved != self.done:
                 note = f"step {self.done:,} could not be saved: {failure}"
         finally:
             error.add_note(note)
