@@ -9,9 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import os
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -30,6 +28,7 @@ from fastsiam.bench.expected import Found
 from fastsiam.bench.expected import table as expected_table
 from fastsiam.bench.records import read
 from fastsiam.bench.report import records_block
+from fastsiam.child_process import Child
 from fastsiam.config import RunConfig
 from fastsiam.console import Console, duration
 from fastsiam.distributed import check_devices
@@ -263,39 +262,25 @@ def perform(stage: Stage, out: Path, *, seconds: float) -> Outcome:
         variables |= {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
     else:
         variables |= {"FASTSIAM_DEBUG": "1"}  # runners print into the log
-    with log.open("w") as output:
-        print(f"$ python {' '.join(stage.arguments)}", file=output, flush=True)
-        process = subprocess.Popen(
-            [sys.executable, *stage.arguments],
-            stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
-            cwd=ROOT, env={**os.environ, **variables}, process_group=0,
-        )  # fmt: skip
-        try:
-            process.wait(max(1.0, min(left, stage.limit)))
-            is_over = False
-        except subprocess.TimeoutExpired:
-            is_over = left < stage.limit
-        finally:
-            _end(process)
+    log.write_text(f"$ python {' '.join(stage.arguments)}\n")
+    child = Child([sys.executable, *stage.arguments], log, ROOT, **variables)
+    try:
+        child.process.wait(max(1.0, min(left, stage.limit)))
+        is_over = False
+    except subprocess.TimeoutExpired:
+        is_over = left < stage.limit
+    finally:
+        child.end(_GRACE)
+    code = child.process.returncode
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
     skipped = [line for line in lines if _SKIPPED.match(line)]
-    telling = [f"exit code {process.returncode}", *filter(_TELLING.search, lines), *skipped]
-    failed = process.returncode or any(_NOT_MEASURED in line for line in lines)
+    telling = [f"exit code {code}", *filter(_TELLING.search, lines), *skipped]
+    failed = code or any(_NOT_MEASURED in line for line in lines)
     return Outcome(
         status="stopped" if is_over else "failed" if failed else "partly" if skipped else "done",
         seconds=round(time.monotonic() - start, 1),
         said=telling[-1][:300],
     )
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Terminate a process, which may save its state first, then kill its process group."""
-    process.terminate()
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(_GRACE)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
 
 
 def read_outcomes(out: Path) -> dict[str, Outcome]:

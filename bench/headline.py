@@ -20,6 +20,7 @@ import numpy as np
 
 from fastsiam.bench.config import HeadlineConfig
 from fastsiam.bench.records import circumstances
+from fastsiam.child_process import FASTSIAM, Child
 from fastsiam.config import DataConfig
 from fastsiam.config.files import RunSettings
 from fastsiam.config.recipes import RECIPES
@@ -30,7 +31,6 @@ from fastsiam.report import drawing
 from fastsiam.run.log import read_metrics
 from fastsiam.run.records import check_targets
 from fastsiam.signals import STOPS, handle_signals
-from fastsiam.study.runner import FASTSIAM, Child
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

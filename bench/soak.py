@@ -30,6 +30,7 @@ import psutil
 from fastsiam.bench.config import SoakConfig
 from fastsiam.bench.images import Images, make_images
 from fastsiam.bench.records import circumstances
+from fastsiam.child_process import FASTSIAM, Child
 from fastsiam.config import Pipeline
 from fastsiam.console import Console, duration
 from fastsiam.errors import BackendError, CheckpointError, DataError, FastSiamError
@@ -39,7 +40,6 @@ from fastsiam.report.markdown import markdown
 from fastsiam.run.log import read_metrics
 from fastsiam.run.records import check_targets
 from fastsiam.signals import handle_stop_signals
-from fastsiam.study.runner import FASTSIAM, Child
 
 _IMAGES = 96
 _PATIENCE = 180.0

@@ -1,17 +1,124 @@
-"""Set-up of a launcher's child processes: they end with it, and prefix stderr with their rank."""
+"""Child processes: start and end them, and set up those of a launcher, the ranks."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import io
 import os
+import signal
+import subprocess
 import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
-from fastsiam.signals import die_with_parent
+from fastsiam.environment import add_package_to_path
+from fastsiam.errors import NOT_FINITE, FastSiamError
+from fastsiam.files import os_errors_as
+from fastsiam.signals import signal_name
 
+FASTSIAM = sys.executable, "-m", "fastsiam"
 LAUNCHER = "FASTSIAM_LAUNCHER"
 """Environment variable with the process ID of fastsiam's launcher, for its ranks."""
+_RANKS_LINES = 20
+"""Number of last log lines to search for an error; output of other ranks may follow it."""
+_PR_SET_PDEATHSIG = 1
+"""Option of prctl(2) that signals this process when the thread that started it ends."""
+
+
+class Child:
+    """A subprocess that logs to a file.
+
+    It has its own process group, so the terminal's Ctrl-C does not reach it. If this process is
+    killed, it gets SIGTERM, which makes a run save and stop.
+
+    Args:
+        command: program and arguments.
+        log: file that the output is appended to; its folder is created.
+        folder: working directory; default: that of this process.
+        environment: environment variables in addition to this process's.
+
+    Raises:
+        FastSiamError: the log cannot be written.
+    """
+
+    def __init__(
+        self, command: Sequence[str], log: Path, folder: Path | None = None, /, **environment: str
+    ) -> None:
+        self._log = log
+        add_package_to_path()
+        with os_errors_as(FastSiamError, f"cannot write {log}"):
+            log.parent.mkdir(parents=True, exist_ok=True)
+            with log.open("ab") as output:
+                self._begin = output.tell()
+                self.process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    cwd=folder,
+                    env={**os.environ, **environment},
+                    process_group=0,
+                    preexec_fn=die_with_parent(os.getpid()),
+                )
+
+    def end(self, grace: float) -> None:
+        """Terminate the process, which may save its state, and kill its group after ``grace`` s."""
+        self.process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(grace)
+        self.kill()
+        self.process.wait()
+
+    def kill(self) -> None:
+        """Kill its process group."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+
+    def _last_lines(self) -> list[str]:
+        with os_errors_as(FastSiamError, f"cannot read {self._log}"), self._log.open("rb") as log:
+            log.seek(self._begin)
+            lines = log.read().decode(errors="replace").splitlines()
+        return [line.strip() for line in lines if line.strip()][-_RANKS_LINES:]
+
+    def divergence(self) -> str:
+        """Return the error message if a loss that is not finite ended the process; else ""."""
+        errors = [x for x in self._last_lines() if NOT_FINITE in x]
+        return errors[0] if self.process.returncode > 0 and errors else ""
+
+    def failure(self, what: str, missing: str) -> FastSiamError:
+        """Return an error for the process ``what``, which failed or ended without ``missing``."""
+        code, lines = self.process.returncode, self._last_lines()
+        if code < 0:
+            reason = f"killed by {signal_name(-code)}"
+        elif code:  # other processes of the same run may have logged lines after the error
+            errors = [line for line in lines if line.startswith("error: ")]
+            reason = [f"exit code {code}", *lines, *errors][-1].removeprefix("error: ")
+        else:
+            reason = f"it has no {missing}"
+        return FastSiamError(f"{what} failed ({reason}); see {self._log}")
+
+
+def die_with_parent(parent: int, number: signal.Signals = signal.SIGTERM) -> Callable[[], None]:
+    """Return a function that makes its process receive a signal when its parent thread ends.
+
+    It is safe to call between fork and exec, because it imports and loads nothing.
+
+    Args:
+        parent: process ID of the parent. If the parent has already ended, the signal is sent
+            immediately.
+    """
+    if sys.platform != "linux":  # other systems lack prctl
+        return lambda: None
+    prctl = ctypes.CDLL(None).prctl
+
+    def request_signal() -> None:
+        prctl(_PR_SET_PDEATHSIG, number)
+        if os.getppid() != parent:
+            os.kill(os.getpid(), number)
+
+    return request_signal
 
 
 def is_worker() -> bool:

@@ -1,13 +1,11 @@
-"""Handlers for signals that end a command, and processes that end with their parent."""
+"""Handlers for signals that end a command."""
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import multiprocessing
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
@@ -19,8 +17,6 @@ STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 ECHO = 0.25
 """Seconds for which a repeated signal is ignored: a parent program may forward a signal that the
 terminal already sent to all processes."""
-_PR_SET_PDEATHSIG = 1
-"""Option of prctl(2) that signals this process when the thread that started it ends."""
 
 
 @contextlib.contextmanager
@@ -74,27 +70,6 @@ def signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
-
-
-def die_with_parent(parent: int, number: signal.Signals = signal.SIGTERM) -> Callable[[], None]:
-    """Return a function that makes its process receive a signal when its parent thread ends.
-
-    It is safe to call between fork and exec, because it imports and loads nothing.
-
-    Args:
-        parent: process ID of the parent. If the parent has already ended, the signal is sent
-            immediately.
-    """
-    if sys.platform != "linux":  # other systems lack prctl
-        return lambda: None
-    prctl = ctypes.CDLL(None).prctl
-
-    def request_signal() -> None:
-        prctl(_PR_SET_PDEATHSIG, number)
-        if os.getppid() != parent:
-            os.kill(os.getpid(), number)
-
-    return request_signal
 
 
 def exit_immediately(number: int) -> NoReturn:

@@ -136,6 +136,8 @@ def set_up_worker(environment: dict[str, str], _number: int = 0) -> None:
     for number in _LEFT_TO_PARENT:
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: signal.alarm(_GRACE_SECONDS))
+    # ``child_process.die_with_parent`` does not fit: the kernel would signal the worker as soon as
+    # the thread that started it ends, and takes the fork server as the parent.
     threading.Thread(target=_die_with_parent, name="fastsiam-parent", daemon=True).start()
     os.environ.update(environment)
     gc.freeze()  # collecting inherited graphs of DALI would wait forever

@@ -14,7 +14,7 @@ HOME = {"pipelines": "fastsiam.pipelines", "bench": "fastsiam.bench"}
 LAYERS = (
     "__main__", "cli", "bench", "study", "demo", "train", "evaluate", "report", "pipelines",
     "interchange", "methods", "model", "views", "distributed", "run", "bad_image_list", "config",
-    "environment", "kernels", "console", "child_process", "files", "signals", "trace",
+    "child_process", "environment", "kernels", "console", "files", "signals", "trace",
     "errors", "__init__",
 )  # fmt: skip
 """Layers, from top to bottom: folders and top-level modules."""
@@ -29,7 +29,7 @@ PIPELINE_IMPORTER_MODULES = {
 its loader as an argument."""
 PIPELINE_IMPORTS = {
     "pipelines", "views", "config", "kernels", "console", "bad_image_list",
-    "environment", "errors", "files", "signals", "trace", "__init__",
+    "child_process", "environment", "errors", "files", "signals", "trace", "__init__",
 }  # fmt: skip
 """Layers that the pipelines may import, so that they work in any training loop."""
 TORCH_FREE = {"__init__", "__main__", "cli", "study", "config", "errors"}

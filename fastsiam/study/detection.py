@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from fastsiam.child_process import FASTSIAM, Child
 from fastsiam.config import TrainConfig
 from fastsiam.config.detect import DetectConfig
 from fastsiam.config.setting import as_text, settings_of
@@ -32,7 +33,6 @@ from fastsiam.methods import build_method
 from fastsiam.report.markdown import averaged, markdown
 from fastsiam.run.records import Record
 from fastsiam.study.catalogue import STUDIES
-from fastsiam.study.runner import FASTSIAM, Child
 from fastsiam.study.runs import run_command, runs_of
 from fastsiam.study.scales import Scale
 

@@ -5,11 +5,8 @@ Settings, images and the machine are checked before the first run starts.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,79 +14,20 @@ from dataclasses import replace
 from itertools import cycle, islice
 from pathlib import Path
 
+from fastsiam.child_process import FASTSIAM, Child
 from fastsiam.config import DataConfig
 from fastsiam.config.study import StudyRunConfig
 from fastsiam.console import Console, duration
-from fastsiam.environment import add_package_to_path
-from fastsiam.errors import NOT_FINITE, DataError, FastSiamError, Interrupted
-from fastsiam.files import atomic_write_for_user, os_errors_as
+from fastsiam.errors import DataError, FastSiamError, Interrupted
+from fastsiam.files import atomic_write_for_user
 from fastsiam.kernels import cores
-from fastsiam.signals import die_with_parent, handle_stop_signals, signal_name
+from fastsiam.signals import handle_stop_signals, signal_name
 from fastsiam.study.record import Result, read_result
 from fastsiam.study.runs import Run, images_digest
 from fastsiam.study.scales import Scale
 
-FASTSIAM = sys.executable, "-m", "fastsiam"
 _TICK = 0.1
 """Seconds between two polls of the processes."""
-_RANKS_LINES = 20
-"""Number of last log lines to search for an error; output of other ranks may follow it."""
-
-
-class Child:
-    """A fastsiam subprocess that logs to a file.
-
-    It has its own process group, so the terminal's Ctrl-C does not reach it. If this process is
-    killed, it gets SIGTERM, which makes it save and stop.
-
-    Args:
-        command: program and arguments.
-        log: file that the output is appended to; its folder is created.
-        environment: environment variables in addition to this process's.
-
-    Raises:
-        FastSiamError: the log cannot be written.
-    """
-
-    def __init__(self, command: Sequence[str], log: Path, **environment: str) -> None:
-        self._log = log
-        add_package_to_path()
-        with os_errors_as(FastSiamError, f"cannot write {log}"):
-            log.parent.mkdir(parents=True, exist_ok=True)
-            with log.open("ab") as output:
-                self._begin = output.tell()
-                self.process = subprocess.Popen(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    env={**os.environ, **environment},
-                    process_group=0,
-                    preexec_fn=die_with_parent(os.getpid()),
-                )
-
-    def _last_lines(self) -> list[str]:
-        with os_errors_as(FastSiamError, f"cannot read {self._log}"), self._log.open("rb") as log:
-            log.seek(self._begin)
-            lines = log.read().decode(errors="replace").splitlines()
-        return [line.strip() for line in lines if line.strip()][-_RANKS_LINES:]
-
-    def divergence(self) -> str:
-        """Return the error message if a loss that is not finite ended the process; else ""."""
-        errors = [x for x in self._last_lines() if NOT_FINITE in x]
-        return errors[0] if self.process.returncode > 0 and errors else ""
-
-    def failure(self, what: str, missing: str) -> FastSiamError:
-        """Return an error for the process ``what``, which failed or ended without ``missing``."""
-        code, lines = self.process.returncode, self._last_lines()
-        if code < 0:
-            reason = f"killed by {signal_name(-code)}"
-        elif code:  # other processes of the same run may have logged lines after the error
-            errors = [line for line in lines if line.startswith("error: ")]
-            reason = [f"exit code {code}", *lines, *errors][-1].removeprefix("error: ")
-        else:
-            reason = f"it has no {missing}"
-        return FastSiamError(f"{what} failed ({reason}); see {self._log}")
 
 
 def images(scale: Scale, config: StudyRunConfig) -> str:
@@ -240,8 +178,7 @@ class _Scheduler:
     def kill(self, _: int = signal.SIGKILL) -> None:
         """Kill the active runs without saving."""
         for child in self._active.values():
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(child.process.pid, signal.SIGKILL)
+            child.kill()
 
     def _advance(self, work: Iterator[Child]) -> None:
         """Start the next process; store an error, to raise it once all active runs have ended."""

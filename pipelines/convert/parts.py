@@ -14,13 +14,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from fastsiam.child_process import FASTSIAM, die_with_parent
 from fastsiam.config import ConvertConfig
 from fastsiam.environment import add_package_to_path
 from fastsiam.errors import DataError, FastSiamError
 from fastsiam.files import quoted
 from fastsiam.pipelines.convert import Kind, default_output, find_source
 from fastsiam.pipelines.convert.command import stoppable
-from fastsiam.signals import die_with_parent
 
 _RETRIES = 2
 """How often dask retries a part whose process was killed. If workers die, another limit applies:
@@ -125,7 +125,7 @@ async def _check_scheduler(distributed: Any, address: str) -> None:
 
 def _command(words: Sequence[str], number: int, count: int) -> tuple[str, ...]:
     part_options = ("--scheduler", "", "--parts", "0", "--part", f"{number}/{count}")
-    return (sys.executable, "-m", "fastsiam", *words, *part_options)
+    return (*FASTSIAM, *words, *part_options)
 
 
 def run_part(command: Sequence[str], folder: str) -> str:
@@ -141,6 +141,7 @@ def run_part(command: Sequence[str], folder: str) -> str:
     Raises:
         RuntimeError: a signal ended the subprocess; dask retries the part.
     """
+    # Not a ``Child``: Ctrl-C to a local cluster must reach the process, and dask gets its output.
     process = subprocess.run(
         command,
         cwd=folder,

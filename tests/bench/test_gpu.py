@@ -151,13 +151,23 @@ def test_signal_ends_stage_and_its_children(tmp_path: Path) -> None:
     assert not psutil.wait_procs([child], timeout=30)[1]
 
 
-def _run_one_for_ever(out: Path, pid: Path) -> None:
-    """Run a campaign of one stage that, like its child process, ignores SIGTERM."""
-    child = f"import os, time; open({str(pid)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
-    code = (
-        "import signal, subprocess, sys; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
-        f"print('begun'); subprocess.run([sys.executable, '-c', {child!r}])"
-    )
+def test_stage_ends_with_killed_campaign(tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    process = Forked(_run_one_for_ever, tmp_path, pid, False)
+    stage = psutil.Process(int(wait_for_text(pid, process)))
+    process.send(signal.SIGKILL)
+    assert process.wait(60).returncode == -signal.SIGKILL
+    assert not psutil.wait_procs([stage], timeout=30)[1]
+
+
+def _run_one_for_ever(out: Path, pid: Path, ignores_sigterm: bool = True) -> None:
+    """Run a campaign of one stage, which can ignore SIGTERM, like its child process."""
+    code = f"import os, time; open({str(pid)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
+    if ignores_sigterm:
+        code = (
+            "import signal, subprocess, sys; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+            f"print('begun'); subprocess.run([sys.executable, '-c', {code!r}])"
+        )
     vars(campaign).update(stages=lambda *_, **__: [build_stage("one", code)], _GRACE=3.0)
     campaign.run(GpuConfig(out=str(out), device="cpu"))
 
