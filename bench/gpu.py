@@ -44,7 +44,7 @@ from fastsiam.kernels.cores import cores
 from fastsiam.pipelines.backends import BACKENDS
 from fastsiam.report.markdown import markdown
 from fastsiam.run.log import read_metrics
-from fastsiam.signals import handle_stop_signals
+from fastsiam.signals import exit_after_signal, handle_stop_signals
 
 ROOT = Path(__file__).resolve().parents[1]
 """Root of the checkout, if this module is part of one."""
@@ -220,7 +220,7 @@ def run(config: GpuConfig) -> Path:
             raise DataError(f"--again {name}: unknown stage; known stages: {', '.join(names)}")
         if name in outcomes:
             outcomes[name] = replace(outcomes[name], status="stopped")
-    with handle_stop_signals(lambda number: sys.exit(128 + number), again=lambda _: None):
+    with handle_stop_signals(exit_after_signal, again=lambda _: None):
         for stage in in_turn(table, outcomes):
             left = deadline - time.monotonic()
             if left < stage.seconds + _GRACE:

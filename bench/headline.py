@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,12 +24,12 @@ from fastsiam.config import DataConfig
 from fastsiam.config.files import RunSettings
 from fastsiam.config.recipes import RECIPES
 from fastsiam.console import Console, duration
-from fastsiam.errors import FastSiamError
+from fastsiam.errors import SIGNALLED, FastSiamError
 from fastsiam.files import atomic_write_for_user, parse_json, write_json
 from fastsiam.report import drawing
 from fastsiam.run.log import read_metrics
 from fastsiam.run.records import check_targets
-from fastsiam.signals import STOPS, handle_signals
+from fastsiam.signals import STOPS, exit_after_signal, handle_signals
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -159,7 +158,7 @@ class Training:
         finally:
             process.terminate()  # after an error; otherwise it has ended
             process.wait()
-        if process.returncode not in (0, 128 + signal.SIGUSR1) and not signals:
+        if process.returncode not in (0, SIGNALLED + signal.SIGUSR1) and not signals:
             raise child.failure(f"training of {self.method}", "evaluation")
 
 
@@ -181,7 +180,7 @@ def run(config: HeadlineConfig) -> dict[str, Any]:
             if not one.is_done and time.monotonic() < until:
                 one.train(until, signals)
             if signals:
-                sys.exit(128 + signals[0])
+                exit_after_signal(signals[0])
             console.say(_progress(one))
     others = (Training(method, config) for method in _RECIPES if method not in config.only)
     record = _record(config, [*trainings, *(one for one in others if one.curve)])

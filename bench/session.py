@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 import signal
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,7 +28,7 @@ from fastsiam.errors import BackendError
 from fastsiam.pipelines.backends import BACKENDS, BASELINE
 from fastsiam.pipelines.workers import count as count_workers
 from fastsiam.run.records import check_targets
-from fastsiam.signals import exit_immediately, handle_stop_signals
+from fastsiam.signals import exit_after_signal, exit_immediately, handle_stop_signals
 
 _REPEATS, _FEW_REPEATS = 5, 3
 """Default number of repeats; ``all`` uses the smaller one."""
@@ -181,7 +180,7 @@ def session(config: BenchConfig) -> Iterator[Session]:
     gpu = config.device != "cpu" and torch.cuda.is_available()
     with (
         handle_stop_signals(
-            lambda number: sys.exit(128 + number),
+            exit_after_signal,
             again=exit_immediately,
             numbers=[signal.SIGTERM, signal.SIGHUP],
         ),

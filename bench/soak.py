@@ -15,7 +15,6 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -33,13 +32,13 @@ from fastsiam.bench.records import circumstances
 from fastsiam.child_process import FASTSIAM, Child
 from fastsiam.config import Pipeline
 from fastsiam.console import Console, duration
-from fastsiam.errors import BackendError, CheckpointError, DataError, FastSiamError
+from fastsiam.errors import SIGNALLED, BackendError, CheckpointError, DataError, FastSiamError
 from fastsiam.files import os_errors_as, parse_json, write_json
 from fastsiam.pipelines.backends import BACKENDS, CEILING
 from fastsiam.report.markdown import markdown
 from fastsiam.run.log import read_metrics
 from fastsiam.run.records import check_targets
-from fastsiam.signals import handle_stop_signals
+from fastsiam.signals import exit_after_signal, handle_stop_signals
 
 _IMAGES = 96
 _PATIENCE = 180.0
@@ -99,7 +98,7 @@ class Run:
             code = self._process.wait(seconds)
         except subprocess.TimeoutExpired:
             return None
-        return 128 - code if code < 0 else code
+        return SIGNALLED - code if code < 0 else code
 
     @property
     def lines(self) -> list[dict[str, Any]]:
@@ -341,7 +340,7 @@ def soak(config: SoakConfig) -> Path:
         )
     with (
         # A second signal is ignored: killing the runs and deleting their folder is quick.
-        handle_stop_signals(lambda number: sys.exit(128 + number), again=lambda _: None),
+        handle_stop_signals(exit_after_signal, again=lambda _: None),
         tempfile.TemporaryDirectory(prefix="fastsiam-soak-") as folder,
     ):
         work = Soak(config, Path(folder), start + 60 * config.minutes)

@@ -8,7 +8,7 @@ def main() -> None:
     try:
         from fastsiam.cli import main
     except KeyboardInterrupt:
-        sys.exit(130)
+        sys.exit(130)  # SIGNALLED + SIGINT, without further imports
     main()
 
 

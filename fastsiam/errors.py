@@ -88,12 +88,12 @@ class Interrupted(FastSiamError):
 
     Args:
         message: one line that says how to resume.
-        exit_code: 128 + the signal's number.
+        number: number of the signal.
     """
 
-    def __init__(self, message: str, *, exit_code: int) -> None:
+    def __init__(self, message: str, number: int) -> None:
         super().__init__(message)
-        self.exit_code = exit_code
+        self.exit_code = SIGNALLED + number
 
 
 _NO_MEMORY = (

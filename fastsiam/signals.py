@@ -1,4 +1,4 @@
-"""Handlers for signals that end a command."""
+"""Handlers for signals that end a command, and its exit code."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 from typing import NoReturn
+
+from fastsiam.errors import SIGNALLED
 
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that end a command early: Ctrl-C, termination by a scheduler, a closed terminal."""
@@ -72,6 +75,11 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
+def exit_after_signal(number: int) -> NoReturn:
+    """Exit after the usual cleanup, with the exit code of a signal."""
+    sys.exit(SIGNALLED + number)
+
+
 def exit_immediately(number: int) -> NoReturn:
     """Kill the worker processes and exit immediately, with the exit code of a signal.
 
@@ -79,4 +87,4 @@ def exit_immediately(number: int) -> NoReturn:
     """
     for worker in multiprocessing.active_children():
         worker.kill()
-    os._exit(128 + number)
+    os._exit(SIGNALLED + number)

@@ -11,6 +11,7 @@ import io
 import logging
 import os
 import re
+import signal
 import sys
 import time
 import traceback
@@ -23,7 +24,7 @@ import fastsiam
 from fastsiam.child_process import begin, is_worker
 from fastsiam.cli import bench, convert, evaluate, export, inspect, study, train
 from fastsiam.cli.options import Commands
-from fastsiam.errors import ERROR, RANK_LOST, FastSiamError, Interrupted, OtherRankError
+from fastsiam.errors import ERROR, RANK_LOST, SIGNALLED, FastSiamError, Interrupted, OtherRankError
 from fastsiam.files import reason
 
 _EXIT_DELAY = 0.5
@@ -163,7 +164,7 @@ class _LogFormatter(logging.Formatter):
 
 def _exit_immediately(error: BaseException) -> NoReturn:
     """Exit without cleanup, with the exit code that the interpreter would have used."""
-    code: object = 130 if isinstance(error, KeyboardInterrupt) else 1
+    code: object = SIGNALLED + signal.SIGINT if isinstance(error, KeyboardInterrupt) else ERROR
     try:
         if isinstance(error, SystemExit):
             code = error.code or 0

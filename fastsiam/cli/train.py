@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -30,9 +31,9 @@ def train(recipe: str, config: TrainConfig) -> None:
         if ranks > 1 and not distributed.is_worker():
             sys.exit(command.train_on_ranks(config, recipe, sys.argv[1:]))
         command.train_here(config, recipe)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt:  # during imports, or before the trainer handles signals
         raise Interrupted(
-            "SIGINT: stopped before the first step; there is nothing to save", exit_code=130
+            "SIGINT: stopped before the first step; there is nothing to save", signal.SIGINT
         ) from None
 
 

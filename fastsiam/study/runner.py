@@ -160,7 +160,7 @@ class _Scheduler:
             raise Interrupted(
                 f"{signal_name(self._signal)}: stopped, runs left: {self._left:,}; run the same "
                 "command to continue",
-                exit_code=128 + self._signal,
+                self._signal,
             )
         if self._failure:
             raise self._failure

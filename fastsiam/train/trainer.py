@@ -236,7 +236,7 @@ class Trainer:
         message += f", saved {self._saver.path}" if is_saved else f"; {self._saver.last_good}"
         if self._saver.saved is not None:
             message += f"; pass --resume {quoted(self._folder)} to continue from there"
-        return Interrupted(message, exit_code=128 + signalled)
+        return Interrupted(message, signalled)
 
     def _save_for(self, error: FastSiamError) -> None:
         """Save the run after an error that all ranks know of; add the path to the error."""

@@ -86,7 +86,7 @@ def stoppable(then: str) -> Iterator[None]:
     """
 
     def stop(number: int) -> NoReturn:
-        raise Interrupted(f"stopped; {then}", exit_code=128 + number)
+        raise Interrupted(f"stopped; {then}", number)
 
     with handle_stop_signals(stop, again=exit_immediately):
         yield

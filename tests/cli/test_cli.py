@@ -207,7 +207,7 @@ def test_exceptions_map_to_message_and_exit_code(
     for error, code, line in (
         (with_note, 1, "error: no such thing (saved last.pt at step 7)\n"),
         (FastSiamError("no /a\nb\x1b[1m/é"), 1, "error: no /a\\nb\\x1b[1m/é\n"),
-        (Interrupted("SIGTERM: stopped", exit_code=143), 143, "SIGTERM: stopped\n"),
+        (Interrupted("SIGTERM: stopped", 15), 143, "SIGTERM: stopped\n"),
     ):
         monkeypatch.setattr(cli, "app", Mock(side_effect=error))
         with pytest.raises(SystemExit) as exit:

@@ -29,7 +29,7 @@ def test_signal_during_worker_start_kills_workers(monkeypatch: pytest.MonkeyPatc
     """It ends the command without an error of the pool, and workers are killed."""
 
     before = multiprocessing.active_children()
-    start = Mock(side_effect=Interrupted("stopped", exit_code=130))
+    start = Mock(side_effect=Interrupted("stopped", signal.SIGINT))
     monkeypatch.setattr("concurrent.futures.process._ExecutorManagerThread.start", start)
     with pytest.raises(Interrupted), process_pool(2, _twice) as run:
         list(run([1]))
