@@ -25,7 +25,7 @@ from fastsiam.config.files import RunSettings
 from fastsiam.config.recipes import RECIPES
 from fastsiam.console import Console, duration
 from fastsiam.errors import SIGNALLED, FastSiamError
-from fastsiam.files import atomic_write_for_user, parse_json, write_json
+from fastsiam.files import atomic_write_for_user, write_json
 from fastsiam.report import drawing
 from fastsiam.run.log import read_metrics
 from fastsiam.run.records import check_targets
@@ -212,9 +212,9 @@ def _record(config: HeadlineConfig, trainings: list[Training]) -> dict[str, Any]
         for line in read_metrics(one.folder):
             if line["kind"] == "knn":
                 run["knn"] = {name: line[name] for name in ("k", "temperature", "bank")}
-        if (path := one.folder / "config.json").exists():
-            settings = parse_json(path.read_text("utf-8"))
-            run |= {"config": settings["config"], "environment": settings["environment"]}
+        if (one.folder / "config.json").exists():
+            settings = RunSettings.read(one.folder)
+            run |= {"config": settings.config.to_dict(), "environment": settings.environment}
         runs.append(run | {"seconds_to_goal": one.seconds_to_goal, "curve": one.curve})
     return {
         "case": "headline",

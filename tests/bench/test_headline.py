@@ -16,7 +16,7 @@ from fastsiam.bench.config import HeadlineConfig
 from fastsiam.bench.headline import PICTURE, RECORD, Training, run
 from fastsiam.config.recipes import RECIPES
 from fastsiam.environment import environment
-from fastsiam.errors import FastSiamError
+from fastsiam.errors import DataError, FastSiamError
 from fastsiam.run import checkpoint as checkpoints
 from tests.bench.sample_records import wait_for_text
 from tests.configs import with_settings
@@ -61,20 +61,43 @@ def _train_for_ever(heard: Path, out: Path) -> None:
 )
 def test_run_with_other_settings_is_rejected(change: dict[str, Any], tmp_path: Path) -> None:
     """Otherwise a finished run would be reported under settings it was not trained with."""
-    config = HeadlineConfig(data="images", out=str(tmp_path), epochs=2, width=4, only=("simsiam",))
-    folder = Training("simsiam", config).folder
-    folder.mkdir()
-    trained = with_settings(RECIPES["cifar10"](), seed=0, epochs=2, width=4, data="images")
-    settings = {"recipe": "cifar10", "config": trained.to_dict(), "environment": environment()}
-    (folder / "config.json").write_text(json.dumps(settings))
-    line = {"kind": "knn", "step": 2, "epoch": 2, "top1": 50.0}
-    (folder / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    config = _finished_run(tmp_path)
     training = Training("simsiam", config)
     assert training.is_done
     training.check_continues()
     ((name, value),) = change.items()
     with pytest.raises(FastSiamError, match=f"was trained with --{name} .*{value}: pass the same"):
         run(replace(config, **change))
+
+
+def _finished_run(out: Path) -> HeadlineConfig:
+    """Write the files of a finished run of SimSiam; return the settings of its command."""
+    config = HeadlineConfig(data="images", out=str(out), epochs=2, width=4, only=("simsiam",))
+    folder = Training("simsiam", config).folder
+    folder.mkdir()
+    trained = with_settings(RECIPES["cifar10"](), seed=0, epochs=2, width=4, data="images")
+    settings = {"recipe": "cifar10", "config": trained.to_dict(), "environment": environment()}
+    (folder / "config.json").write_text(json.dumps(settings))
+    line = {"kind": "knn", "step": 2, "epoch": 2, "top1": 50.0}
+    line |= {"k": 200, "temperature": 0.1, "bank": 50}
+    (folder / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    return config
+
+
+def test_record_has_settings_of_run(tmp_path: Path) -> None:
+    """A corrupt config.json, even of the other method's run, is an error of one line."""
+    config = _finished_run(tmp_path)
+    run(config)
+    (record,) = json.loads((tmp_path / RECORD).read_text())["runs"]
+    file = tmp_path / "simsiam" / "config.json"
+    settings = json.loads(file.read_text())
+    assert (record["config"], record["environment"]) == (
+        settings["config"],
+        settings["environment"],
+    )
+    file.write_text("{")
+    with pytest.raises(DataError, match="cannot read the settings of the run"):
+        run(replace(config, only=("fastsiam",), minutes=1e-9))
 
 
 def test_seconds_of_evaluation_between_log_lines_are_interpolated(tmp_path: Path) -> None:
@@ -109,7 +132,7 @@ def test_call_stops_in_time_and_next_resumes(tmp_path: Path) -> None:
     stopped = checkpoints.load(Training("fastsiam", first).folder)
     assert 0 < stopped.step < 3 * stopped.steps_per_epoch
     record = run(replace(config, minutes=5, goal=1))
-    assert record == json.loads((Path(config.out) / RECORD).read_text())
+    assert json.loads(json.dumps(record)) == json.loads((Path(config.out) / RECORD).read_text())
     assert [one["method"] for one in record["runs"]] == ["fastsiam", "simsiam"]
     for one in record["runs"]:
         assert one["seconds_to_goal"] == 0  # an untrained network is above 1%
