@@ -10,7 +10,6 @@ import contextlib
 import json
 import math
 import re
-import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -265,10 +264,7 @@ def perform(stage: Stage, out: Path, *, seconds: float) -> Outcome:
     log.write_text(f"$ python {' '.join(stage.arguments)}\n")
     child = Child([sys.executable, *stage.arguments], log, ROOT, **variables)
     try:
-        child.process.wait(max(1.0, min(left, stage.limit)))
-        is_over = False
-    except subprocess.TimeoutExpired:
-        is_over = left < stage.limit
+        is_over = child.wait(max(1.0, min(left, stage.limit))) is None and left < stage.limit
     finally:
         child.end(_GRACE)
     code = child.process.returncode

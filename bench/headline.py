@@ -140,7 +140,6 @@ class Training:
         Raises:
             FastSiamError: the run failed; the message has its error and its log.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
         lines_before = len(read_metrics(self.folder))  # after kill -9, the run drops some of them
         # A second signal would end the run before it saves: it gets only the one sent below.
         child = Child(self.command, self.folder / "headline.log")

@@ -180,9 +180,7 @@ def session(config: BenchConfig) -> Iterator[Session]:
     gpu = config.device != "cpu" and torch.cuda.is_available()
     with (
         handle_stop_signals(
-            exit_after_signal,
-            again=exit_immediately,
-            numbers=[signal.SIGTERM, signal.SIGHUP],
+            exit_after_signal, again=exit_immediately, numbers=[signal.SIGTERM, signal.SIGHUP]
         ),
         tempfile.TemporaryDirectory(prefix="fastsiam-bench-") as folder,
     ):

@@ -14,7 +14,6 @@ import contextlib
 import os
 import random
 import signal
-import subprocess
 import tempfile
 import time
 from collections import Counter
@@ -32,7 +31,7 @@ from fastsiam.bench.records import circumstances
 from fastsiam.child_process import FASTSIAM, Child
 from fastsiam.config import Pipeline
 from fastsiam.console import Console, duration
-from fastsiam.errors import SIGNALLED, BackendError, CheckpointError, DataError, FastSiamError
+from fastsiam.errors import BackendError, CheckpointError, DataError, FastSiamError
 from fastsiam.files import os_errors_as, parse_json, write_json
 from fastsiam.pipelines.backends import BACKENDS, CEILING
 from fastsiam.report.markdown import markdown
@@ -67,7 +66,8 @@ class Run:
     starts: int = 0
     left: list[str] = field(default_factory=list)
     """Processes and files that it left behind."""
-    _process: subprocess.Popen[bytes] = field(init=False)
+    child: Child = field(init=False)
+    """The process of the last start."""
 
     @property
     def command(self) -> list[str]:
@@ -87,18 +87,9 @@ class Run:
 
     def start(self) -> None:
         """Start the command."""
-        self.out.parent.mkdir(parents=True, exist_ok=True)
         variables = {"FASTSIAM_SOAK": str(self.out), "OMP_NUM_THREADS": "1"}
-        self._process = Child(self.command, self.out.with_suffix(".log"), **variables).process
+        self.child = Child(self.command, self.out.with_suffix(".log"), **variables)
         self.starts += 1
-
-    def wait(self, seconds: float | None = None) -> int | None:
-        """Wait for the end; return the exit code (128 + a signal), or None after a timeout."""
-        try:
-            code = self._process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            return None
-        return SIGNALLED - code if code < 0 else code
 
     @property
     def lines(self) -> list[dict[str, Any]]:
@@ -120,7 +111,7 @@ class Run:
         Raises:
             psutil.NoSuchProcess: one of them has just ended.
         """
-        launcher = psutil.Process(self._process.pid)
+        launcher = psutil.Process(self.child.process.pid)
         if whom == "launcher":
             return [launcher]
         ranks = [one for one in launcher.children() if "LOCAL_RANK" in one.environ()]
@@ -177,7 +168,7 @@ class Fault(NamedTuple):
         """
         if self.target == "checkpoint":
             run.kill()
-            run.wait(_PATIENCE)
+            run.child.wait(_PATIENCE)
             _flip_a_bit(run.out, chance)
         elif self.target == "all":
             os.killpg(run.targets("launcher")[0].pid, self.number)
@@ -279,7 +270,7 @@ class Soak:
         while True:
             run.start()
             last: Fault | None = None
-            while run.wait(chance.uniform(1, 2 * self.config.every)) is None:
+            while run.child.wait(chance.uniform(1, 2 * self.config.every)) is None:
                 if fault_names and time.monotonic() > self.deadline:
                     break
                 fault = next(self._faults)
@@ -289,7 +280,7 @@ class Soak:
                     continue
                 last = fault
                 fault_names.append(fault.name)
-                if fault.code is not None and run.wait(_PATIENCE) is None:
+                if fault.code is not None and run.child.wait(_PATIENCE) is None:
                     self._note(run, f"still at work {_PATIENCE:.0f} s after {fault.name}")
                     run.kill()
             code = self._finish(run, last)
@@ -298,7 +289,7 @@ class Soak:
 
     def _finish(self, run: Run, fault: Fault | None) -> int:
         """Wait for a run's end; note an unexpected exit code, and what is left behind."""
-        code, cause = run.wait(), fault.name if fault else "no fault"
+        code, cause = run.child.wait(), fault.name if fault else "no fault"
         assert code is not None
         if code not in (0, fault.code if fault else 0):
             self._note(run, f"exit code {code} after {cause}")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fastsiam.environment import add_package_to_path
-from fastsiam.errors import NOT_FINITE, FastSiamError
+from fastsiam.errors import NOT_FINITE, SIGNALLED, FastSiamError
 from fastsiam.files import os_errors_as
 from fastsiam.signals import signal_name
 
@@ -63,11 +63,18 @@ class Child:
                     preexec_fn=die_with_parent(os.getpid()),
                 )
 
+    def wait(self, seconds: float | None = None) -> int | None:
+        """Wait for its end; return the exit code (128 + a signal), or None after a timeout."""
+        try:
+            code = self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return None
+        return SIGNALLED - code if code < 0 else code
+
     def end(self, grace: float) -> None:
         """Terminate the process, which may save its state, and kill its group after ``grace`` s."""
         self.process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(grace)
+        self.wait(grace)
         self.kill()
         self.process.wait()
 

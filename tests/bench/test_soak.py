@@ -121,7 +121,7 @@ def test_faults_are_injected_equally_often(tmp_path: Path, monkeypatch: pytest.M
     run: Any = SimpleNamespace(
         start=lambda: None,
         kill=lambda: None,
-        wait=lambda _: None if len(tried) < 3 * len(FAULTS) else 0,
+        child=SimpleNamespace(wait=lambda _: None if len(tried) < 3 * len(FAULTS) else 0),
     )
     work = Soak(SoakConfig(seed=4), tmp_path, math.inf)
     monkeypatch.setattr(work, "_finish", lambda *_: 0)
