@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from fastsiam.bad_image_list import format_list, parse_list
 from fastsiam.config import AugmentConfig, DataConfig
 
+from .builders import build_loader
+
 if TYPE_CHECKING:  # loads torch
     import torch
     from torch import Tensor
@@ -191,8 +193,6 @@ class ViewLoader:
 
     def _open_loader(self) -> Loader:
         from torch import distributed
-
-        from . import build_loader
 
         is_distributed = distributed.is_available() and distributed.is_initialized()
         process, was_distributed = self._opened_in
