@@ -139,3 +139,14 @@ def test_generated_images_open_as_data_sets(tmp_path: Path) -> None:
     images = [store.decode(index) for index in range(len(store))]
     assert {image.size for image in images} == {(400, 300)}
     assert len({image.tobytes() for image in images}) == len(images) == 6
+
+
+def test_landscapes_prints_its_usage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["landscapes.py", "--help"])
+    with pytest.raises(SystemExit, match="0"):
+        runpy.run_path(str(ROOT / "docs/examples/landscapes.py"), run_name="__main__")
+    assert capsys.readouterr().out.startswith("usage: landscapes.py [-h] out")
+    assert not list(tmp_path.iterdir())

@@ -7,7 +7,7 @@ fastsiam views --data landscapes --pipeline native --views 8 --crop 112 --images
 Each has a sky, a sun that is reflected in a lake, and mountains that fade with distance.
 """
 
-import sys
+import argparse
 from pathlib import Path
 
 import numpy as np
@@ -72,4 +72,8 @@ def outline(generator: np.random.Generator, peaks: int) -> np.ndarray:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("out", help="folder for the six JPEGs")
+    main(parser.parse_args().out)
