@@ -22,7 +22,7 @@ import typer
 
 import fastsiam
 from fastsiam.child_process import begin, is_worker
-from fastsiam.cli import bench, convert, evaluate, export, inspect, study, train
+from fastsiam.cli import bench, convert, evaluate, export, inspection, study, train
 from fastsiam.cli.options import Commands
 from fastsiam.errors import ERROR, RANK_LOST, SIGNALLED, FastSiamError, Interrupted, OtherRankError
 from fastsiam.files import reason
@@ -40,7 +40,7 @@ app = Commands(
     rich_markup_mode=None,  # rich truncates option names at 80 columns
     help="SimSiam pre-training at the speed of the hardware.",
 )
-for _commands in (train, evaluate, export, inspect):
+for _commands in (train, evaluate, export, inspection):
     app.add_typer(_commands.app)
 app.add_typer(convert.app, name="convert")
 app.add_typer(evaluate.measures, name="eval")
