@@ -1,48 +1,66 @@
-"""Import rules by folder: a layer imports only the layers below it."""
+"""Rules for imports between rooms, and the claims of docs/develop/architecture.md about them.
+
+A room is a folder with its subfolders. The small modules next to the folders are the room "base",
+except for those in ``ROOMS``.
+"""
 
 from __future__ import annotations
 
 import ast
 import importlib
+import re
 from collections.abc import Iterator
 from functools import cache
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-HOME = {"pipelines": "fastsiam.pipelines", "bench": "fastsiam.bench"}
+PAGE = ROOT / "docs/develop/architecture.md"
 
-LAYERS = (
-    "__main__", "cli", "bench", "study", "demo", "train", "evaluate", "report", "pipelines",
-    "interchange", "methods", "model", "views", "distributed", "run", "bad_image_list", "config",
-    "child_process", "environment", "kernels", "console", "files", "signals", "trace",
-    "errors", "__init__",
-)  # fmt: skip
-"""Layers, from top to bottom: folders and top-level modules."""
+ROOMS = {
+    "__main__": "cli",
+    "demo": "demo",
+    "environment": "kernels",
+    "child_process": "kernels",
+    "bad_image_list": "pipelines",
+}
+"""Rooms of modules next to the folders, other than "base"."""
 
 PIPELINE_IMPORTERS = {"cli", "bench", "demo", "evaluate", "pipelines"}
-"""Layers that may import the pipelines."""
+"""Rooms that may import the pipelines."""
 PIPELINE_IMPORTER_MODULES = {
     "train": {"command", "image_list", "images", "knn_monitor", "resolve", "verify"},
     "report": {"views"},
 }
-"""Modules that may import the pipelines, by layer that otherwise may not: the training loop takes
+"""Modules that may import the pipelines, by room that otherwise may not: the training loop takes
 its loader as an argument."""
-PIPELINE_IMPORTS = {
-    "pipelines", "views", "config", "kernels", "console", "bad_image_list",
-    "child_process", "environment", "errors", "files", "signals", "trace", "__init__",
-}  # fmt: skip
-"""Layers that the pipelines may import, so that they work in any training loop."""
-TORCH_FREE = {"__init__", "__main__", "cli", "study", "config", "errors"}
-"""Layers that import torch only inside functions, to keep ``--help`` fast."""
+PIPELINE_IMPORTS = {"pipelines", "views", "config", "kernels", "base"}
+"""Rooms that the pipelines may import, so that they work in any training loop."""
+TORCH_FREE = {"cli", "study", "config", "base"}
+"""Rooms that import torch only inside functions, to keep ``--help`` fast."""
 
 
-def modules() -> Iterator[tuple[str, Path]]:
-    """Yield each module's layer and file."""
+def _modules() -> dict[str, Path]:
+    """Return the files of all modules by their full names."""
+    modules = {}
     for folder in ("fastsiam", "pipelines", "bench"):
         for path in sorted((ROOT / folder).rglob("*.py")):
             parts = path.relative_to(ROOT).with_suffix("").parts
-            if parts[:2] not in {("fastsiam", "pipelines"), ("fastsiam", "bench")}:
-                yield (parts[0] if parts[0] in HOME else parts[1]), path
+            if parts[:2] in {("fastsiam", "pipelines"), ("fastsiam", "bench")}:
+                continue  # links to the other two folders
+            name = ".".join(parts if folder == "fastsiam" else ("fastsiam", *parts))
+            modules[name.removesuffix(".__init__")] = path
+    return modules
+
+
+MODULES = _modules()
+
+
+def room_of(module: str) -> str:
+    """Return the room of a module."""
+    _, first, *_ = *module.split("."), ""
+    is_folder = MODULES.get(f"fastsiam.{first}", Path()).name == "__init__.py"
+    return first if is_folder else ROOMS.get(first, "base")
 
 
 @cache
@@ -50,56 +68,119 @@ def parse_module(path: Path) -> ast.Module:
     return ast.parse(path.read_text())
 
 
-def imports(path: Path, *, top_level: bool = False) -> Iterator[str]:
-    """Yield the names that a file imports, except for relative imports."""
-    for node in parse_module(path).body if top_level else ast.walk(parse_module(path)):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        if isinstance(node, ast.ImportFrom) and node.level == 0 and node.module == "fastsiam":
-            yield from (f"fastsiam.{alias.name}" for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
-            yield node.module
+def nodes(node: ast.AST, *, types: bool) -> Iterator[ast.AST]:
+    """Yield a node and all nodes below it, without ``if TYPE_CHECKING`` unless ``types``."""
+    if types or not (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"):
+        yield node
+        for child in ast.iter_child_nodes(node):
+            yield from nodes(child, types=types)
 
 
-def imported_layers(path: Path) -> set[str]:
-    names = [name.split(".") for name in imports(path)]
-    folders = {
-        parts[1] if len(parts) > 1 else "__init__" for parts in names if parts[0] == "fastsiam"
-    }
-    return {name if name in LAYERS else "__init__" for name in folders}  # fastsiam.__version__
+@cache
+def imported(module: str, *, types: bool = True) -> set[str]:
+    """Return the modules of fastsiam that a module imports, at the top or inside functions.
+
+    Args:
+        types: whether imports for type checkers count.
+    """
+    path, names = MODULES[module], set[str]()
+    package = module.split(".") if path.name == "__init__.py" else module.split(".")[:-1]
+    for node in nodes(parse_module(path), types=types):
+        start: list[str] = []
+        if not isinstance(node, ast.Import | ast.ImportFrom):
+            continue
+        if isinstance(node, ast.ImportFrom):
+            start = package[: len(package) + 1 - node.level] if node.level else []
+            start = [*start, *(node.module or "").split(".")] if node.module else start
+        for alias in node.names:
+            parts = [*start, *alias.name.split(".")]
+            while parts and ".".join(parts) not in MODULES:
+                parts.pop()
+            names.add(".".join(parts))
+    return names - {"", module}
 
 
-def test_layers_import_only_lower_layers() -> None:
-    """Only the top layers import the pipelines. Only the command line imports bench."""
-    assert {layer for layer, _ in modules()} == set(LAYERS)
-    for layer, path in modules():
-        imported = imported_layers(path)
-        for one in imported:
-            assert LAYERS.index(layer) <= LAYERS.index(one), f"{path} imports {one}"
-        if layer not in PIPELINE_IMPORTERS and path.stem not in PIPELINE_IMPORTER_MODULES.get(
-            layer, ()
+def imported_rooms() -> dict[str, set[str]]:
+    """Return the other rooms that each room imports."""
+    rooms: dict[str, set[str]] = {room_of(module): set() for module in MODULES}
+    for module in MODULES:
+        rooms[room_of(module)] |= {room_of(one) for one in imported(module)} - {room_of(module)}
+    return rooms
+
+
+def test_modules_do_not_import_each_other_in_a_circle() -> None:
+    """Imports inside functions count, too."""
+    TopologicalSorter({module: imported(module, types=False) for module in MODULES}).prepare()
+
+
+def test_floors_are_those_of_the_page() -> None:
+    """A room imports only rooms on lower floors.
+
+    The picture leaves out an arrow to a room that another arrow's room imports, too.
+    """
+    rooms, lines, floor = imported_rooms(), list[str](), 0
+    below: dict[str, set[str]] = {}
+    """All rooms below each room."""
+    order = TopologicalSorter(rooms)
+    order.prepare()
+    while ready := sorted(order.get_ready()):
+        floor += 1
+        for room in reversed(ready):
+            below[room] = rooms[room].union(*(below[one] for one in rooms[room]))
+            direct = rooms[room].difference(*(below[one] for one in rooms[room]))
+            arrow = f" -> {', '.join(sorted(direct))}" if direct else ""
+            lines.insert(0, f"{floor:2}  {room:11}{arrow}".rstrip())
+        order.done(*ready)
+    page = PAGE.read_text()
+    assert re.findall(r"^ ?\d+  \w.*$", page, re.MULTILINE) == lines, "\n".join(lines)
+    assert f"The {len(rooms)} rooms are on {floor} floors" in page
+
+
+def test_only_some_modules_import_the_pipelines_and_bench() -> None:
+    """Only the command line imports bench."""
+    for module, path in MODULES.items():
+        room, names = room_of(module), imported(module)
+        if room not in PIPELINE_IMPORTERS and path.stem not in PIPELINE_IMPORTER_MODULES.get(
+            room, ()
         ):
-            assert "pipelines" not in imported, path
-        assert layer != "pipelines" or imported <= PIPELINE_IMPORTS, path
-        assert layer in {"cli", "bench"} or "bench" not in imported, path
+            assert not [name for name in names if name.startswith("fastsiam.pipelines")], path
+        rooms = {room_of(name) for name in names}
+        assert room != "pipelines" or rooms <= PIPELINE_IMPORTS, path
+        assert room in {"cli", "bench"} or "bench" not in rooms, path
 
 
 def test_relative_imports_stay_in_top_level_folder() -> None:
-    for _, path in modules():
+    for path in MODULES.values():
         inner = len(path.relative_to(ROOT).parts) - (2 if ROOT / "fastsiam" in path.parents else 1)
         for node in ast.walk(parse_module(path)):
             if isinstance(node, ast.ImportFrom):
                 assert node.level <= inner, f"{path}:{node.lineno}"
 
 
+def test_functions_named_on_the_page_exist() -> None:
+    """The page names them as "`file`: `function`, `Class.method`"."""
+    steps = re.findall(r"`([\w/]+\.(?:py|cpp))`: (`[\w.]+`(?:, `[\w.]+`)*)", PAGE.read_text())
+    assert len(steps) > 40
+    for file, functions in steps:
+        text = (ROOT / file).read_text()
+        for name in re.findall(r"[\w.]+", functions):
+            patterns = [rf"\b(def|class|\w+_t|bool) {part}\b" for part in name.split(".")]
+            assert all(re.search(pattern, text) for pattern in patterns), f"{file}: {name}"
+
+
 def test_torch_dali_and_ffcv_imports_are_confined() -> None:
     """Only back-end modules import ``ffcv`` and ``nvidia.dali`` at the top level."""
-    for layer, path in modules():
-        named = {name.split(".")[0] for name in imports(path, top_level=True)}
+    for module, path in MODULES.items():
+        room, named = room_of(module), set[str]()
+        for node in parse_module(path).body:
+            if isinstance(node, ast.Import):
+                named |= {alias.name.split(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.level == 0:
+                named.add((node.module or "").split(".")[0])
         if named & {"nvidia", "ffcv"}:
-            top = path.relative_to(ROOT / "pipelines").parts[0] if layer == "pipelines" else ""
+            top = path.relative_to(ROOT / "pipelines").parts[0] if room == "pipelines" else ""
             assert top.startswith(("dali", "ffcv")), path
-        assert layer not in TORCH_FREE or not named & {"torch", "torchvision", "matplotlib"}, path
+        assert room not in TORCH_FREE or not named & {"torch", "torchvision", "matplotlib"}, path
 
 
 def test_exported_names_exist() -> None:

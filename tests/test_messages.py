@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from fastsiam.files import quoted
-from tests.test_architecture import modules, parse_module
+from tests.test_architecture import MODULES, parse_module
 
 _BEFORE_PATH = re.compile(
     r"(--(cache|config|data|images|init|json|list|out|pretrained|resume|run|source)[ =]"
@@ -38,7 +38,9 @@ def find_unquoted_paths(tree: ast.Module) -> Iterator[str]:
 
 def test_paths_in_commands_are_quoted() -> None:
     errors = [
-        f"{path}, {one}" for _, path in modules() for one in find_unquoted_paths(parse_module(path))
+        f"{path}, {one}"
+        for path in MODULES.values()
+        for one in find_unquoted_paths(parse_module(path))
     ]
     assert not errors, "\n".join(["not quoted (fastsiam.files.quoted):", *errors])
 

@@ -16,7 +16,7 @@ import pytest
 from fastsiam.environment import add_package_to_path
 from fastsiam.kernels import build, library
 from tests.conftest import ROOT
-from tests.test_architecture import modules
+from tests.test_architecture import MODULES
 
 
 def test_wheel_contains_modules_kernels_and_licence(tmp_path: Path) -> None:
@@ -38,7 +38,7 @@ def test_wheel_contains_modules_kernels_and_licence(tmp_path: Path) -> None:
     (wheel,) = tmp_path.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.split("/")[0].split("-")[0] for name in names} == {"fastsiam"}
-    packaged = (path.relative_to(ROOT).as_posix() for _, path in modules())
+    packaged = (path.relative_to(ROOT).as_posix() for path in MODULES.values())
     for name in (
         *(path.removeprefix("fastsiam/") for path in packaged),
         "py.typed",
