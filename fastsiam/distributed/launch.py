@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import ipaddress
 import logging
 import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 import psutil
+import torch
 from torch.distributed import DistError
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.elastic.rendezvous.api import (
     RendezvousClosedError,
+    RendezvousConnectionError,
     RendezvousError,
     RendezvousTimeoutError,
 )
@@ -32,6 +36,8 @@ from fastsiam.signals import STOPS, handle_signals, signal_name
 _FORWARDED = (*STOPS, signal.SIGQUIT, signal.SIGUSR1)
 """Signals that the launcher forwards to its ranks, which save and exit."""
 _LOGGERS = ("agent.server.api", "multiprocessing.api", "rendezvous.dynamic_rendezvous")
+_FATAL = 3
+"""torch's highest log level. The exceptions contain the messages of the lower levels."""
 _KILL_HINTS: dict[int, str] = {
     signal.SIGKILL: ", perhaps because memory ran out",
     signal.SIGABRT: ", perhaps by NCCL after --rank-timeout; see the messages above",
@@ -56,6 +62,7 @@ def launch(arguments: Sequence[str], config: NodesConfig, *, max_restarts: int =
         logging.getLogger(f"torch.distributed.elastic.{name}").setLevel(logging.CRITICAL)
     if max_restarts:  # otherwise the failed rank is only reported after the last restart
         logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(logging.ERROR)
+    _silence_torch()
     add_package_to_path()
     os.environ[LAUNCHER] = str(os.getpid())
     try:
@@ -98,6 +105,8 @@ def _settings(config: NodesConfig, max_restarts: int) -> LaunchConfig:
         os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
         if is_own(host):
             host = "localhost"  # torch compares names to decide which machine serves the store
+        else:
+            wait_for_host(host, port, config.rendezvous_timeout)
     # Without this, torch kills ranks that are still saving 30 s after a signal. torch 2.11 always
     # does.
     shutdown_timeout = round(config.rank_timeout) + 60
@@ -123,6 +132,38 @@ def _settings(config: NodesConfig, max_restarts: int) -> LaunchConfig:
         local_addr=address,
         signals_to_handle=",".join(signals),
     )
+
+
+def _silence_torch() -> None:
+    """Hide the C++ stack traces that this process's torch prints when a connection fails.
+
+    torch reads ``TORCH_CPP_LOG_LEVEL`` on import, and ranks would inherit it.
+    """
+    if "TORCH_CPP_LOG_LEVEL" not in os.environ:
+        with contextlib.suppress(OSError, ValueError):  # a torch that was built with glog
+            library = ctypes.CDLL(torch._C.__file__)
+            ctypes.c_int.in_dll(library, "FLAGS_caffe2_log_level").value = _FATAL
+
+
+def wait_for_host(host: str, port: int, timeout: float) -> None:
+    """Wait until a host accepts connections on a port.
+
+    torch would wait for up to twice the timeout.
+
+    Raises:
+        RendezvousConnectionError: no connection within ``timeout`` seconds.
+    """
+    end = time.monotonic() + timeout
+    while True:
+        left = max(0.1, end - time.monotonic())
+        try:
+            # TCP would retry at ever longer intervals.
+            socket.create_connection((host, port), min(5.0, left)).close()
+            return
+        except OSError as error:
+            if time.monotonic() >= end:
+                raise RendezvousConnectionError from error
+        time.sleep(min(1.0, left))
 
 
 def _raise_signal(number: int, _: object) -> NoReturn:
@@ -160,6 +201,8 @@ def _fail(message: str, code: int) -> int:
 
 def is_own(host: str) -> bool:
     """Return whether a host name or address belongs to this machine."""
+    if host in (socket.gethostname(), socket.getfqdn()):
+        return True  # the name may resolve to the outer address of a translating router
     with contextlib.suppress(OSError):
         for family, _, _, _, address in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM):
             with contextlib.suppress(OSError), socket.create_server(address, family=family):

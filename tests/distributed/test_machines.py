@@ -8,22 +8,34 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 import pytest
+from torch.distributed import DistError, TCPStore
+from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError
 
 from fastsiam.config import TrainConfig
 from fastsiam.config.run import NodesConfig
-from fastsiam.distributed.launch import _settings, address_towards, interface_of, is_own
+from fastsiam.distributed.launch import (
+    _settings,
+    _silence_torch,
+    address_towards,
+    interface_of,
+    is_own,
+    wait_for_host,
+)
 from fastsiam.errors import RANK_LOST
 from tests.configs import flags, with_settings
 from tests.conftest import ROOT
@@ -103,8 +115,38 @@ def test_missing_machine_is_one_line_error(config: TrainConfig) -> None:
     )
     elsewhere = with_settings(config, rendezvous="192.0.2.1:29500")  # RFC 5737: reserved
     result = fastsiam("train", *flags(elsewhere), code=RANK_LOST)
-    assert "error: no connection to --rendezvous 192.0.2.1:29500 (" in result.stderr
-    assert "Traceback" not in result.stderr
+    assert re.fullmatch(
+        r"error: no connection to --rendezvous 192\.0\.2\.1:29500 \([^()]+\); check that .*\n",
+        result.stderr,
+    ), result.stderr
+
+
+def test_host_is_awaited_until_timeout() -> None:
+    """torch would try for twice the timeout."""
+    with socket.socket() as host:
+        host.bind(("127.0.0.1", 0))  # refuses connections until it listens
+        address, before = host.getsockname(), time.monotonic()
+        with pytest.raises(RendezvousConnectionError):
+            wait_for_host(*address, 2)
+        assert 2 <= time.monotonic() - before < 4
+        Timer(1, host.listen).start()
+        wait_for_host(*address, 60)
+
+
+def _connect_in_vain() -> None:
+    _silence_torch()
+    with contextlib.suppress(DistError):
+        TCPStore("127.0.0.1", free_port(), is_master=False, timeout=timedelta(seconds=1))
+
+
+@pytest.mark.parametrize(
+    ("level", "is_silent"), [({}, True), ({"TORCH_CPP_LOG_LEVEL": "1"}, False)]
+)
+def test_launcher_prints_stack_traces_of_torch_only_on_request(
+    level: Mapping[str, str], is_silent: bool
+) -> None:
+    result = Forked(_connect_in_vain, environment=level).wait(60)
+    assert ("frame #" not in result.stderr) == is_silent, result.stderr
 
 
 def test_different_settings_or_images_are_rejected(small: TrainConfig, tmp_path: Path) -> None:
@@ -248,11 +290,13 @@ def test_run_continues_after_network_cable_is_pulled(
     assert len(history(tmp_path / "run")) == 12
 
 
-def test_local_addresses_are_recognised() -> None:
+def test_local_addresses_are_recognised(monkeypatch: pytest.MonkeyPatch) -> None:
     assert address_towards("127.0.0.1") == "127.0.0.1"
     assert interface_of("127.0.0.1") == "lo" and interface_of("192.0.2.1") == ""
     assert is_own("localhost") and is_own(socket.gethostname())
     assert not is_own("192.0.2.1") and not is_own("nowhere.invalid")  # RFC 5737, RFC 2606
+    monkeypatch.setattr(socket, "gethostname", lambda: "nowhere.invalid")
+    assert is_own("nowhere.invalid")
 
 
 def test_shutdown_timeout_follows_rank_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
