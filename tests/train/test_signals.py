@@ -30,7 +30,7 @@ from fastsiam.train import knn_monitor
 from fastsiam.train.trainer import Trainer
 from tests.configs import flags, with_settings
 from tests.conftest import ROOT
-from tests.processes import Forked, command, fork_programs, wait_until
+from tests.processes import Forked, command, fastsiam, fork_programs, wait_until
 from tests.tiers import slow
 from tests.train.runs import history, train_run, verify_run
 
@@ -222,4 +222,7 @@ def test_training_runs_under_torchrun(small: TrainConfig, tmp_path: Path) -> Non
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     line = [*torchrun, "--nproc-per-node", "2", "-m", "fastsiam", "train", *flags(config)]
     subprocess.run(line, cwd=ROOT, check=True, capture_output=True, timeout=120)
+    other = with_settings(config, gpus=2, out=str(tmp_path / "other"))
+    fastsiam("train", *flags(other))
     assert len(history(tmp_path / "run")) == 3
+    assert history(tmp_path / "run") == history(tmp_path / "other")
