@@ -30,7 +30,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from fastsiam.child_process import LAUNCHER
 from fastsiam.config.run import NodesConfig
 from fastsiam.environment import add_package_to_path
-from fastsiam.errors import ERROR, RANK_LOST, SIGNALLED
+from fastsiam.errors import RANK_LOST, SIGNALLED
 from fastsiam.signals import STOPS, handle_signals, signal_name
 
 _FORWARDED = (*STOPS, signal.SIGQUIT, signal.SIGUSR1)
@@ -56,7 +56,7 @@ def launch(arguments: Sequence[str], config: NodesConfig, *, max_restarts: int =
 
     Returns:
         Exit code: 0; that of the rank that failed first; 128 + the number of the signal that ended
-        that rank or this process; or 75 if a machine was lost or did not join.
+        that rank or this process; or 75 if a machine was lost, did not join or ended the run.
     """
     for name in _LOGGERS:
         logging.getLogger(f"torch.distributed.elastic.{name}").setLevel(logging.CRITICAL)
@@ -74,7 +74,7 @@ def launch(arguments: Sequence[str], config: NodesConfig, *, max_restarts: int =
     except SignalException as stop:
         return SIGNALLED + int(stop.sigval)
     except RendezvousClosedError:
-        return _fail("another machine ended the run; see its messages", ERROR)
+        return _fail("another machine ended the run; see its messages", RANK_LOST)
     except RendezvousTimeoutError:
         return _fail(
             f"fewer than {config.min_nodes} machines joined --rendezvous {config.rendezvous} "

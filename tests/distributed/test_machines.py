@@ -21,13 +21,18 @@ from functools import partial
 from pathlib import Path
 from threading import Timer
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from torch.distributed import DistError, TCPStore
-from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError
+from torch.distributed.elastic.rendezvous.api import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+)
 
 from fastsiam.config import TrainConfig
 from fastsiam.config.run import NodesConfig
+from fastsiam.distributed import launch
 from fastsiam.distributed.launch import (
     _settings,
     _silence_torch,
@@ -131,6 +136,18 @@ def test_host_is_awaited_until_timeout() -> None:
         assert 2 <= time.monotonic() - before < 4
         Timer(1, host.listen).start()
         wait_for_host(*address, 60)
+
+
+def _launch_in_vain() -> None:
+    launch.elastic_launch = Mock(return_value=Mock(side_effect=RendezvousClosedError))  # type: ignore[misc]
+    sys.exit(launch.launch([], NodesConfig()))
+
+
+def test_run_ended_by_another_machine_counts_as_lost_rank() -> None:
+    """For example by one that gave up waiting for others a moment earlier."""
+    result = Forked(_launch_in_vain).wait(60)
+    assert result.stderr == "error: another machine ended the run; see its messages\n"
+    assert result.returncode == RANK_LOST
 
 
 def _connect_in_vain() -> None:
