@@ -27,6 +27,16 @@ _PR_SET_PDEATHSIG = 1
 """Option of prctl(2) that signals this process when the thread that started it ends."""
 
 
+def own_program() -> list[str]:
+    """Return the arguments with which Python starts this program again.
+
+    That is ``fastsiam``, or the script of a user who registers a method and runs the command line.
+    """
+    script = Path(sys.argv[0])
+    is_users = script.suffix == ".py" and script.name != "__main__.py"
+    return [str(script.absolute())] if is_users else ["-m", "fastsiam"]
+
+
 class Child:
     """A subprocess that logs to a file.
 

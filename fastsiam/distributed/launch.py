@@ -27,7 +27,7 @@ from torch.distributed.elastic.rendezvous.api import (
 )
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from fastsiam.child_process import LAUNCHER
+from fastsiam.child_process import LAUNCHER, own_program
 from fastsiam.config.run import NodesConfig
 from fastsiam.environment import add_package_to_path
 from fastsiam.errors import RANK_LOST, SIGNALLED
@@ -45,7 +45,7 @@ _KILL_HINTS: dict[int, str] = {
 
 
 def launch(arguments: Sequence[str], config: NodesConfig, *, max_restarts: int = 0) -> int:
-    """Run ``fastsiam ARGUMENTS`` in one process per rank of this machine, and wait for them.
+    """Run this program with ``arguments`` in one process per rank of this machine, and wait.
 
     With several machines, each must call this with the same arguments.
 
@@ -68,7 +68,7 @@ def launch(arguments: Sequence[str], config: NodesConfig, *, max_restarts: int =
     try:
         with handle_signals(_FORWARDED, _raise_signal):  # torch handles them only while ranks run
             settings = _settings(config, max_restarts)
-            elastic_launch(settings, sys.executable)("-m", "fastsiam", *arguments)
+            elastic_launch(settings, sys.executable)(*own_program(), *arguments)
     except ChildFailedError as error:
         return _exit_code(error.failures)
     except SignalException as stop:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import fastsiam
+from fastsiam.child_process import own_program
 from fastsiam.config import TrainConfig
 from fastsiam.config.files import Settings, merge
 from fastsiam.config.run import SlurmConfig
@@ -67,7 +68,8 @@ def slurm_script(
         resumed: settings of the run passed to ``--resume``, if any.
     """
     is_multi_node = config.run.max_nodes > 1
-    words = [sys.executable, "-m", "fastsiam", "train", *_arguments(recipe, config, job, resumed)]
+    arguments = _arguments(recipe, config, job, resumed)
+    words = [sys.executable, *own_program(), "train", *arguments]
     command = shlex.join(words) + ' --resume "$start"' * bool(resumed) + ' --out "$out"'
     if config.run.resume == "never":
         command += " ${SLURM_RESTART_COUNT:+--resume auto}"  # if the job was requeued

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +22,7 @@ from fastsiam.interchange import load_pretrained
 from fastsiam.methods import Output
 from fastsiam.run import checkpoint as checkpoints
 from tests.configs import with_settings
+from tests.conftest import ROOT
 from tests.methods.barlow_twins import BarlowTwins, BarlowTwinsConfig
 from tests.methods.linear import batch_of, build
 from tests.train.runs import assert_same_runs, train_run, train_until_kill
@@ -77,3 +81,47 @@ def test_user_method_resumes_after_kill_and_exports(
         checkpoints.load(reference)
     with pytest.raises(DataError, match=message):
         RunSettings.read(reference)
+
+
+SCRIPT = """
+from fastsiam.config import METHOD_CONFIGS
+from tests.methods.barlow_twins import BarlowTwinsConfig
+
+METHOD_CONFIGS["barlow-twins"] = BarlowTwinsConfig
+
+from fastsiam.cli import main
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.mark.slow
+def test_user_script_trains_and_resumes_on_two_ranks(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ranks run the script, which registers the method. Two ranks resume as one whole run."""
+    monkeypatch.setitem(METHOD_CONFIGS, BarlowTwinsConfig.name, BarlowTwinsConfig)
+    script = tmp_path / "run.py"
+    script.write_text(SCRIPT)
+
+    def run(*arguments: object) -> str:
+        words = [sys.executable, str(script), *map(str, arguments)]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        result = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=600)
+        assert result.returncode == 0, result.stderr
+        return result.stdout + result.stderr
+
+    settings = ["--recipe", "cifar10", "--method", "barlow-twins", "--data", images, "--batch", 8]
+    settings += ["--backbone", "resnet10", "--width", 4, "--crop", 16, "--epochs", 2, "--dim", 16]
+    settings += ["--device", "cpu", "--gpus", 2, "--workers", 1, "--tracker", "none"]
+    settings += ["--knn-every", 0, "--log-every", 1, "--compile", "off"]
+    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
+    run("train", *settings, "--out", whole)
+    run("train", *settings, "--out", resumed, "--max-steps", 2)
+    output = run("train", "--resume", resumed, "--max-steps", 0)
+    assert "Barlow Twins" in output and "resuming after step 2" in output
+    assert_same_runs(resumed, whole)
+    weights = tmp_path / "plain.pt"
+    run("export", resumed, "--format", "plain", "--out", weights)
+    assert load_pretrained(weights).part("backbone")
