@@ -12,13 +12,14 @@ import sys
 import threading
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
 
 from fastsiam.config import ConvertConfig
 from fastsiam.errors import FastSiamError
-from fastsiam.pipelines.convert import parts
+from fastsiam.pipelines.convert import parts, writer
 from fastsiam.pipelines.store import open_store
 from tests.conftest import write_images
 from tests.conversions import run
@@ -60,30 +61,76 @@ def test_parts_option_writes_same_files_as_part_option(images: Path, tmp_path: P
     assert len(open_store(out, "train")) == 23 and len([*out.iterdir()]) == 6
 
 
-@pytest.mark.parametrize(("whom", "times"), rest_slow([("os.getppid()", 1), ("os.getpid()", 9)]))
-def test_dask_retries_killed_part(
-    whom: str,
-    times: int,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+def test_scheduler_option_uses_running_workers(images: Path, tmp_path: Path) -> None:
+    import distributed
+
+    by_hand, out = tmp_path / "by-hand", tmp_path / "out"
+    for number in (1, 2):
+        run("folder", images, by_hand, part=f"{number}/2", workers=1)
+    start_cluster: Any = distributed.LocalCluster  # it has no types
+    options = {"dashboard_address": None, "silence_logs": logging.CRITICAL}
+    with start_cluster(n_workers=2, threads_per_worker=1, **options) as cluster:
+        arguments = ["convert", "folder", "--source", str(images), "--out", str(out)]
+        address = cluster.scheduler_address
+        result = fastsiam(*arguments, "--parts", "2", "--scheduler", address)
+        assert cluster.scheduler.task_prefixes["run_part"].state_counts["memory"] == 2
+    assert f"connecting to the dask scheduler at {address}" in result.stderr
+    assert dict(folder_members(out)) == dict(folder_members(by_hand))
+
+
+KILL_WORKER = """
+import itertools, os, pathlib, signal, sys, time
+from fastsiam.cli import main
+from fastsiam.pipelines.convert import writer
+
+writer.BLOCK_BYTES = 4096
+record, line, numbers = pathlib.Path(sys.argv.pop(1)), writer.Block.line, itertools.count()
+
+def kill_at_second_block(block):
+    if next(numbers) == 1 and not record.exists():
+        record.write_text(str(os.getppid()))
+        os.kill(os.getppid(), signal.SIGKILL)
+        time.sleep(600)
+    return line(block)
+
+writer.Block.line = kill_at_second_block
+main()
+"""
+"""``fastsiam`` that kills its parent when its second block is written, before the journal lists it.
+The parent's process ID is written to a file; if it exists, nothing is killed."""
+
+
+def test_parts_of_killed_dask_worker_equal_those_of_one_process(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its dask worker is killed at the first try, or its own process at every try."""
-    tried = tmp_path / "tried"
-    script = (
-        f"import os, pathlib, time; tried = pathlib.Path({str(tried)!r})\n"
-        f"with tried.open('a') as file: file.write('x')\n"
-        f"if len(tried.read_text()) <= {times}: os.kill({whom}, 9); time.sleep(600)\n"
+    """A dask worker is killed in the middle of its part, which another worker resumes."""
+    by_hand, out, record = tmp_path / "by-hand", tmp_path / "out", tmp_path / "killed"
+    monkeypatch.setattr(writer, "BLOCK_BYTES", 4096)
+    for number in (1, 2):
+        (train, _) = run("folder", images, by_hand, part=f"{number}/2", workers=1)
+        assert len(train.about["blocks"]) > 2
+    command_of = parts._command
+    monkeypatch.setattr(
+        parts,
+        "_command",
+        lambda *part: (sys.executable, "-c", KILL_WORKER, str(record), *command_of(*part)[3:]),
     )
+    config = ConvertConfig(source=str(images), out=str(out), parts=2)
+    parts.convert_parts("folder", config, ["convert", "folder"])
+    assert int(record.read_text()) != os.getpid()
+    assert dict(folder_members(out)) == dict(folder_members(by_hand))
+
+
+@pytest.mark.slow
+def test_dask_retries_part_whose_process_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries = tmp_path / "tries"
+    script = f"import os; open({str(tries)!r}, 'a').write('x'); os.kill(os.getpid(), 9)"
     monkeypatch.setattr(parts, "_command", lambda *_: (sys.executable, "-c", script))
     failed = parts.run_by_dask(ConvertConfig(parts=1), [])
-    stderr = capfd.readouterr().err
-    if times == 1:
-        assert not failed and "part 1 of 1 is done" in stderr
-        assert tried.read_text() == "xx"
-    else:
-        assert failed[1] == "its process was killed (exit code -9)"
-        assert tried.read_text() == "x" * (1 + parts._RETRIES)
+    assert failed[1] == "its process was killed (exit code -9)"
+    assert tries.read_text() == "x" * (1 + parts._RETRIES)
 
 
 @pytest.mark.parametrize("number", rest_slow([signal.SIGINT, signal.SIGTERM]))
