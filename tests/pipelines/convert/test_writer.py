@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import base64
 import errno
+import hashlib
 import json
 import os
 import re
 import resource
 import sys
 from pathlib import Path
+from typing import IO, Any
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from fastsiam import cli
 from fastsiam.errors import DataError
@@ -18,7 +23,7 @@ from fastsiam.pipelines.store import BetonStore, open_store
 from tests.conftest import write_images
 from tests.conversions import find_problems, run, stub_raising
 from tests.processes import Forked, fastsiam
-from tests.sources import encoded, jpeg, picture
+from tests.sources import encoded, jpeg, picture, put
 
 
 def test_existing_file_is_never_overwritten(images: Path, tmp_path: Path) -> None:
@@ -127,3 +132,53 @@ def test_folder_in_place_of_file_is_error(name: str, images: Path, tmp_path: Pat
     with pytest.raises(DataError, match=r"^cannot write .*: Is a directory; check the path"):
         run("folder", images, tmp_path / "out")
     assert not (tmp_path / "out" / "manifest.json.tmp").exists()
+
+
+SMALL_JPEG = base64.b64decode(
+    """
+    /9j/4AAQSkZJRgABAQAAAQABAAD/2wBDAFA3PEY8MlBGQUZaVVBfeMiCeG5uePWvuZHI////////////////////////
+    ////////////////////////////2wBDAVVaWnhpeOuCguv/////////////////////////////////////////////
+    ////////////////////////////wAARCAAQABgDASIAAhEBAxEB/8QAFwAAAwEAAAAAAAAAAAAAAAAAAAMEAv/EABYQ
+    AQEBAAAAAAAAAAAAAAAAAAADQv/EABUBAQEAAAAAAAAAAAAAAAAAAAEC/8QAGhEAAgIDAAAAAAAAAAAAAAAAAAEDEhEx
+    Yf/aAAwDAQACEQMRAD8AwVbJgUo+i5MrRMFINCLH/9k=
+    """
+)
+"""24 x 16 pixels. Its bytes are fixed here, because encoders differ between versions of libjpeg."""
+
+
+@pytest.mark.parametrize(
+    ("ending", "options", "digest"),
+    [
+        ("jpg", {}, "eb75d07872c7927cc500d04ce5034b4c6cb4372e75bbb1b18f9813b58d926f63"),
+        ("ppm", {"raw": True}, "b1457005e0bbe52197c4f0475219c1021925e4db64266a18a5d12e8e3f0e49a7"),
+    ],
+)
+def test_bytes_of_converted_file_are_pinned(
+    ending: str,
+    options: dict[str, bool],
+    digest: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A change of these bytes is a change of the format: earlier files must remain readable.
+
+    The version, the address of the source and the modification times are held fixed. The annex's
+    arrays are written without the .npz archive, whose bytes depend on zlib, Python and NumPy.
+    """
+
+    def write_arrays(file: IO[bytes], **arrays: NDArray[Any]) -> None:
+        for name, array in arrays.items():
+            file.write(f"{name} {array.dtype.str}\n".encode() + array.tobytes())
+
+    for number, label in enumerate("aab"):
+        data = {
+            "jpg": SMALL_JPEG[:2] + b"\xff\xfe\0\x03" + bytes([number]) + SMALL_JPEG[2:],
+            "ppm": b"P6 5 4 255\n" + bytes(range(number, number + 60)),
+        }
+        image = put(tmp_path / "images" / label / f"{number}.{ending}", data[ending])
+        os.utime(image, (10**9, 10**9))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("fastsiam.__version__", "0")
+    monkeypatch.setattr(np, "savez_compressed", write_arrays)
+    (conversion,) = run("folder", "images", Path("out"), **options)
+    assert hashlib.sha256(conversion.path.read_bytes()).hexdigest() == digest
