@@ -93,6 +93,7 @@ def locked(path: Path) -> Iterator[IO[bytes]]:
     """
     with path.open("a+b") as journal:
         try:
+            # Not by filelock: version 3.30, which is supported, empties the file that it locks.
             fcntl.flock(journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise DataError(
