@@ -63,6 +63,9 @@ def chunks(version: str, size: int, start: int, stop: int) -> list[Chunk]:
 class Cache:
     """Chunks of remote objects, kept in a folder. A pickled cache opens the same folder.
 
+    A process marks a chunk that it fetches by a claim file rather than by a lock, because a claim
+    expires: a process that is stopped then delays others for 30 s, and not until it ends.
+
     Args:
         folder: created if it does not exist; the chunks are in a subfolder.
         gigabytes: maximum size of all chunks, in units of 10^9 bytes. Each concurrent process may
