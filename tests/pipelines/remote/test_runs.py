@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from fastsiam.config import TrainConfig
+from fastsiam.pipelines.remote import cache
 from fastsiam.run import checkpoint as checkpoints
 from tests.configs import flags, with_settings
 from tests.object_storage import KEY, SECRET, environment, faulty_proxy, reconnect, upload
@@ -50,22 +51,34 @@ def faults_in(log: Path) -> set[str]:
     return set(log.read_text().split())
 
 
-@pytest.mark.parametrize("workers", rest_slow([2, 0]))
+LOADERS = [("torchvision", 2, 0), ("native", 2, 0), ("native", 2, 70), ("torchvision", 0, 0)]
+"""Pipeline, workers and kB of the cache, which is smaller than the data; 0 means no cache."""
+
+
+@pytest.mark.parametrize(("pipeline", "workers", "kilobytes"), rest_slow(LOADERS, fast=3))
 def test_run_over_faulty_connection_equals_local_run(
+    pipeline: str,
     workers: int,
+    kilobytes: int,
     s3: str,
     bad_line: dict[str, str],
     shards: Path,
     small: TrainConfig,
     tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The run is killed in its second epoch, and resumed."""
-    config = with_settings(small, pipeline="torchvision", workers=workers, epochs=3, save_every=2)
+    monkeypatch.setattr(cache, "CHUNK", 2**12)
+    config = with_settings(small, pipeline=pipeline, workers=workers, epochs=3, save_every=2)
+    config = with_settings(config, shuffle="window:8" if kilobytes else "full")
     expected = history(train_run(config, data=shards, out=tmp_path / "here"))
-    config = with_settings(config, data=upload(s3, shards, f"bad-line-{workers}"))
+    config = with_settings(config, data=upload(s3, shards, f"bad-line-{pipeline}-{workers}"))
+    if kilobytes:
+        config = with_settings(config, cache=tmp_path / "chunks", cache_gb=kilobytes / 1e6)
     assert checkpoints.load(train_until_kill(config, 5)).step == 4
     assert len(expected) == 9 and history(train_run(config)) == expected
-    assert {"errors", "cuts"} <= faults_in(tmp_path / "log")
+    assert set(BAD_LINE) <= faults_in(tmp_path / "log")
+    assert bool(kilobytes) == (tmp_path / "chunks").exists()
 
 
 @pytest.mark.slow
