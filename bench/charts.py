@@ -13,7 +13,7 @@ from fastsiam.bench.records import UNSTEADY, Record
 from fastsiam.bench.tables import caption, number
 from fastsiam.pipelines.backends import BASELINE
 from fastsiam.report import drawing
-from fastsiam.report.drawing import INK, note, shown
+from fastsiam.report.drawing import INK, escape, note
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -140,7 +140,7 @@ def _legend(records: Sequence[Record]) -> str:
     text += f"; dashed: {', '.join(ceilings)}" if ceilings else ""
     if any(one.unsteady for one in records):
         text += f"; hatched: unsteady, more than ±{UNSTEADY:.0%}"
-    return "\n".join(map(shown, textwrap.wrap(text, 84)))
+    return "\n".join(map(escape, textwrap.wrap(text, 84)))
 
 
 def _colour(one: Record) -> str:
@@ -157,4 +157,4 @@ def _colour(one: Record) -> str:
 
 def _tick(name: str) -> str:
     """Wrap a name for an axis label, to two lines at most."""
-    return shown(textwrap.fill(name, 32, max_lines=2, placeholder=" ..."))
+    return escape(textwrap.fill(name, 32, max_lines=2, placeholder=" ..."))

@@ -47,7 +47,7 @@ class Images:
     about: str
     """Description for display."""
 
-    def stored(self, form: Stored) -> Path:
+    def convert_to(self, form: Stored) -> Path:
         """Return a folder with the images converted to some form, created on first use."""
         out = self.folder.with_name(f"{self.folder.name}-{form}")
         if out.exists():
@@ -61,7 +61,7 @@ class Images:
             convert("folder", config, Console(quiet=True))
         return out
 
-    def encoded(self, quality: int) -> Images:
+    def encode(self, quality: int) -> Images:
         """Return the images re-encoded as JPEGs of some quality; they are created on first use."""
         target = self.folder.with_name(f"{self.folder.name}-q{quality}")
         if not target.exists():

@@ -218,7 +218,7 @@ COMPOSED: dict[str, type[LightlyMethod]] = {
 """The methods that can be built from lightly's components, by name."""
 
 
-def composed(config: TrainConfig, *, steps_per_epoch: int) -> LightlyMethod:
+def compose(config: TrainConfig, *, steps_per_epoch: int) -> LightlyMethod:
     """Build a run's method from lightly's components; the caller seeds torch first.
 
     Raises:
@@ -273,7 +273,7 @@ class Step:
         channels_last = config.numerics.channels_last and not config.numerics.bn_images
         self.layout = torch.channels_last if channels_last else torch.contiguous_format
         self.device, self._optim, self._steps_per_epoch = device, config.optim, steps_per_epoch
-        model = composed(config, steps_per_epoch=steps_per_epoch)
+        model = compose(config, steps_per_epoch=steps_per_epoch)
         self.model = model.to(device).to(memory_format=self.layout).train()
         has_constant_rate = getattr(config.model.method, "predictor_lr", "") == "constant"
         decaying, constant = list[nn.Parameter](), list[nn.Parameter]()

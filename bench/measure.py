@@ -20,7 +20,7 @@ import psutil
 from fastsiam.bench.records import Sample
 
 
-def timed(run: Callable[[], object]) -> Sample:
+def time_task(run: Callable[[], object]) -> Sample:
     """Run a function in this process and time it until its GPU work has finished."""
     wait_for_gpu()
     cpu, wall = cpu_seconds(), time.perf_counter()

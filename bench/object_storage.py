@@ -21,7 +21,7 @@ BUCKET = "bench"
 
 
 @contextlib.contextmanager
-def served(folder: Path, seconds: float) -> Iterator[int]:
+def serve(folder: Path, seconds: float) -> Iterator[int]:
     """Serve the files of a folder, with each response delayed by ``seconds``; yield the port."""
     handler = type("Handler", (_Objects,), {"folder": folder, "seconds": seconds})
     with _Server(("127.0.0.1", 0), handler) as server:

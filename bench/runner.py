@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from fastsiam.bench.measure import empty_gpu_cache, gpu_memory, timed
+from fastsiam.bench.measure import empty_gpu_cache, gpu_memory, time_task
 from fastsiam.bench.records import Record, Row, Sample, Timing
 from fastsiam.errors import FastSiamError
 from fastsiam.kernels.cores import limit_torch_threads
@@ -279,7 +279,7 @@ def _build(name: str, build: Build) -> dict[str, int]:
 
 def _run(task: str) -> Sample:
     _tasks[task].before()
-    return timed(_tasks[task].run)
+    return time_task(_tasks[task].run)
 
 
 def _facts(task: str) -> dict[str, Any]:

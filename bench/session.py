@@ -113,7 +113,7 @@ class Session:
         """Return the settings with which a pipeline reads images in some form."""
         if form == ORIGINAL and BACKENDS[pipeline].needs_beton:
             form = "beton"
-        path = images.folder if form == ORIGINAL else images.stored(form)
+        path = images.folder if form == ORIGINAL else images.convert_to(form)
         return DataConfig(data=str(path), pipeline=pipeline, workers=self.workers)
 
     def loading(self, images: Images, pipeline: Pipeline, form: Stored = ORIGINAL) -> Loading:

@@ -312,7 +312,7 @@ class Soak:
         if not images.folder.exists():
             make_images(images.folder / "train", _IMAGES)
             make_images(images.folder / "val", _IMAGES // 4)
-        return images.stored("beton") if BACKENDS[pipeline].needs_beton else images.folder
+        return images.convert_to("beton") if BACKENDS[pipeline].needs_beton else images.folder
 
 
 def soak(config: SoakConfig) -> Path:

@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from fastsiam.config.setting import checked
+from fastsiam.config.setting import convert_value
 from fastsiam.errors import CheckpointError
-from fastsiam.files import parse_json, quoted
+from fastsiam.files import parse_json, quote
 
 FILE = "bad_images.jsonl"
 """Name of the list: JSON lines with the fields of ``BadImage``."""
@@ -46,7 +46,7 @@ def read_bad_images(run: Path) -> list[BadImage]:
     except (OSError, ValueError) as error:
         raise CheckpointError(
             f"cannot read the bad-image list {path} ({error}); restore it, or run "
-            f"`rm {quoted(path)}` to rebuild it"
+            f"`rm {quote(path)}` to rebuild it"
         ) from error
 
 
@@ -62,6 +62,6 @@ def parse_list(text: str) -> list[BadImage]:
         ValueError: the text is not a list of bad images.
     """
     try:
-        return [checked(BadImage, parse_json(x), "image") for x in text.splitlines()]
+        return [convert_value(BadImage, parse_json(x), "image") for x in text.splitlines()]
     except TypeError as error:
         raise ValueError(f"fields are missing: {error}") from error

@@ -223,12 +223,12 @@ def pace(speed: float, remaining: float | None = None, *, unit: str = " images")
     return f"{text}, {duration(remaining / max(speed, 1e-9))} left"
 
 
-def rounded(value: float) -> str:
+def format_number(value: float) -> str:
     """Format a number with at most two decimals: 24, 7.17."""
     return f"{value:.2f}".rstrip("0").rstrip(".")
 
 
-def counted(number: float, what: str) -> str:
+def format_count(number: float, what: str) -> str:
     """Format a count with its noun: 1 epoch, 7.17 epochs, 1,200 epochs."""
     text = f"{number:,.2f}".rstrip("0").rstrip(".")
     return f"{text} {what}{'' if text == '1' else 's'}"

@@ -176,7 +176,7 @@ def as_utf8(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def quoted(path: object) -> str:
+def quote(path: object) -> str:
     """Quote a path or another word for a shell command in a message."""
     return shlex.quote(str(path))
 
@@ -321,11 +321,11 @@ def others_can_write(folder: Path) -> str:
         if status.st_mode & stat.S_ISVTX and place not in (folder, real):
             continue
         if status.st_mode & stat.S_IWOTH:
-            return f"everybody can write to {place} (`chmod o-w {quoted(place)}`)"
+            return f"everybody can write to {place} (`chmod o-w {quote(place)}`)"
         if status.st_mode & stat.S_IWGRP and not _is_private_group(status.st_gid):
             return (
                 f"the group {_group(status.st_gid)} can write to {place} "
-                f"(`chmod g-w {quoted(place)}`)"
+                f"(`chmod g-w {quote(place)}`)"
             )
     return ""
 

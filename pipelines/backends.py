@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from fastsiam.config import DataConfig, Pipeline
 from fastsiam.errors import BackendError, DataError
-from fastsiam.files import quoted, why
+from fastsiam.files import quote, why
 
 from .store import Store
 from .store.base import warn_once
@@ -109,7 +109,7 @@ class Backend:
             if store.sets is None:
                 advice += (
                     ", or create one with fastsiam convert folder --source "
-                    f"{quoted(store.origin or store.root)} --out DIR and train with --data DIR"
+                    f"{quote(store.origin or store.root)} --out DIR and train with --data DIR"
                 )
             raise DataError(
                 f"--pipeline {self.name} reads one .beton file on a local disk, not {store}: "

@@ -13,7 +13,7 @@ from torch import Tensor
 from fastsiam.config import AugmentConfig
 from fastsiam.errors import ImageError
 from fastsiam.views.batch import EvalBatch, to_device
-from fastsiam.views.photometric import normalized
+from fastsiam.views.photometric import normalize
 
 from .bad_images import check_number
 from .store import Store
@@ -72,7 +72,7 @@ class CentralCrops:
     def __iter__(self) -> Iterator[EvalBatch]:
         """Iterate over this rank's images once."""
         for index, crops in self._crops():
-            image = normalized(crops, self._augment)
+            image = normalize(crops, self._augment)
             yield EvalBatch(
                 image=image.to(self._dtype, memory_format=torch.channels_last),
                 label=to_device(self._store.labels[index], self._device),

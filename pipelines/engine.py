@@ -239,7 +239,7 @@ class PendingBatch:
             DataError: an image cannot be read or decoded; the message names the first one.
         """
         run_all(self._running)
-        if len(rows := self._job.refused()):
+        if len(rows := self._job.rejected_rows()):
             self._for_pillow.extend(rows.tolist())
             workers = min(self._engine.workers, len(rows))
             run_all(submit_all(self._engine.threads, self._decode_by_pillow, workers))

@@ -91,7 +91,7 @@ class Headers:
         self.read(np.array([index]))
         return int(self._height[index]), int(self._width[index])
 
-    def decoded(self, index: int) -> NDArray[np.uint8]:
+    def decode_image(self, index: int) -> NDArray[np.uint8]:
         """Read and decode a complete image: (H, W, 3) uint8, bit-identical to Pillow's pixels.
 
         Raises:

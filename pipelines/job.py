@@ -176,7 +176,7 @@ class Job:
         """Make each thread stop after the image that it is working on."""
         self._next_turn[0] = self.count
 
-    def refused(self) -> NDArray[np.int64]:
+    def rejected_rows(self) -> NDArray[np.int64]:
         """Return the rows of images that compiled code rejected; call it after all threads end."""
         note_stages(_STAGES, self._times, self._threads)
         return np.flatnonzero(self._rejections)
@@ -206,7 +206,7 @@ def stages_of(params: ViewParams, config: AugmentConfig, dtype: torch.dtype) -> 
 def run_in_threads(job: Job) -> None:
     """Run a job of decoded images in as many threads as torch uses."""
     in_threads(job.run, job.count)
-    job.refused()
+    job.rejected_rows()
 
 
 def crop_views(

@@ -126,7 +126,7 @@ class Pixels:
     def _load(self, index: int) -> ImageError | None:
         """Decode an image and copy it into its place; return the error of a bad image."""
         try:
-            pixels = self._headers.decoded(index)
+            pixels = self._headers.decode_image(index)
             height, width, _ = pixels.shape
             if width * height != self.size[index].prod():
                 raise self._store.cannot_decode(index, "it is not as large as its header said")

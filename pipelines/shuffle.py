@@ -117,7 +117,7 @@ class Mixture:
         result: list[int] = shares.tolist()
         return result
 
-    def described(self, names: Sequence[str]) -> str:
+    def describe(self, names: Sequence[str]) -> str:
         """Describe in one line the share of each data set, and how often its images are used."""
         counts = np.bincount(self.sets, minlength=len(names)).tolist()
         parts = []

@@ -36,7 +36,7 @@ from fastsiam.views.draws import (
     ViewParams,
     draw_views,
 )
-from fastsiam.views.photometric import normalized
+from fastsiam.views.photometric import normalize
 from fastsiam.views.photometric.operations import split_by_view
 
 from .loaders import Augmented, LoaderSpec, StoreLoader, current_gpu
@@ -124,7 +124,7 @@ class _Views(Dataset[Augmented | FastSiamError]):
                     for row, image in enumerate(images):
                         view[row] = apply_view(image, params, number, row, self._augment)
             params_parts.append(params)
-        return index, ViewParams.joined(params_parts), crops
+        return index, ViewParams.concatenate(params_parts), crops
 
 
 class _Tasks:
@@ -181,7 +181,7 @@ class TorchvisionLoader(StoreLoader):
                 side_crops.to(self._device, non_blocking=True).flatten(0, 1) for side_crops in crops
             ]
             uint8_views = split_by_view(device_crops, self._augment)
-            views = (normalized(view, self._augment, dtype=self._dtype) for view in uint8_views)
+            views = (normalize(view, self._augment, dtype=self._dtype) for view in uint8_views)
             yield index, params, tuple(views)
 
     def _items(self) -> Iterator[Augmented]:

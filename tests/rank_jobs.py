@@ -51,7 +51,7 @@ from fastsiam.model.numerics import with_resolved_precision
 from fastsiam.pipelines.automatic import Choice
 from fastsiam.pipelines.store import FolderStore
 from fastsiam.train import resolve
-from fastsiam.train.command import prepared_step
+from fastsiam.train.command import prepare_step
 from fastsiam.train.step import TrainingStep
 from fastsiam.views.batch import Batch
 from tests.configs import RecordingConsole, make_model_config, make_resolved_config, with_settings
@@ -194,7 +194,7 @@ def one_without_compiler(rank: int, world: int) -> dict[str, Any]:
     place = Place(rank, world, torch.device("cpu"))
     config = with_settings(CONFIG, compile="on")
     console = RecordingConsole()
-    step = prepared_step(make_resolved_config(config, place), make_method(), console)[1]
+    step = prepare_step(make_resolved_config(config, place), make_method(), console)[1]
     loss, _ = step(global_batch().chunks(world)[rank], at=0)
     (line,) = console.warnings
     return {"line": line, "compile": step.config.step.compile, "loss": loss}

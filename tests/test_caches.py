@@ -16,7 +16,7 @@ from fastsiam.config import TrainConfig
 from fastsiam.errors import BackendError
 from fastsiam.files import check_private_folder, others_can_write
 from fastsiam.kernels import build, library
-from fastsiam.train.compile import compiling
+from fastsiam.train.compile import compile_settings
 
 OTHER = 12345
 """A user ID and group ID that are not in use."""
@@ -85,7 +85,7 @@ def test_compiling_without_user_name_uses_uid(
         monkeypatch.setenv(name, "")
     monkeypatch.setattr(pwd, "getpwuid", Mock(side_effect=KeyError("no such user")))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(cache))
-    with compiling(small):
+    with compile_settings(small):
         assert getpass.getuser() == f"uid_{os.getuid()}"
 
 
@@ -93,10 +93,10 @@ def test_world_writable_inductor_cache_is_rejected(
     cache: Path, small: TrainConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(cache))
-    with compiling(small):
+    with compile_settings(small):
         pass
     cache.chmod(0o777)
-    with pytest.raises(BackendError, match="TORCHINDUCTOR_CACHE_DIR"), compiling(small):
+    with pytest.raises(BackendError, match="TORCHINDUCTOR_CACHE_DIR"), compile_settings(small):
         pytest.fail("the block was entered")
 
 

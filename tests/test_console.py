@@ -13,7 +13,7 @@ import pytest
 import torch
 from rich.console import Console as RichConsole
 
-from fastsiam.console import Console, counted, pace, tally
+from fastsiam.console import Console, format_count, pace, tally
 from fastsiam.distributed import Place, Signalled, StopSignals
 from tests.processes import Forked
 
@@ -154,5 +154,5 @@ def test_console_prints_names_verbatim(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_counted_uses_singular_for_one() -> None:
-    texts = [counted(number, "epoch") for number in (1, 1.0, 0, 1.5, 24)]
+    texts = [format_count(number, "epoch") for number in (1, 1.0, 0, 1.5, 24)]
     assert texts == ["1 epoch", "1 epoch", "0 epochs", "1.5 epochs", "24 epochs"]

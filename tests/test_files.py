@@ -18,7 +18,7 @@ from fastsiam.bench.headline import run as run_headline
 from fastsiam.bench.report import write_report
 from fastsiam.errors import DataError, FastSiamError
 from fastsiam.files import atomic_write, atomic_write_for_user, os_errors_as
-from fastsiam.run.folder import created
+from fastsiam.run.folder import create_folder
 from fastsiam.run.records import check_targets
 from tests.conversions import run
 from tests.disks import small_disk
@@ -77,7 +77,7 @@ def test_os_error_becomes_data_error_with_advice(number: int, advice: str) -> No
 @pytest.mark.parametrize(
     "write",
     [
-        lambda path, _: created(path).__enter__(),
+        lambda path, _: create_folder(path).__enter__(),
         lambda path, _: atomic_write_for_user(path).__enter__(),
         lambda path, _: check_targets(path),
         lambda path, _: run_headline(HeadlineConfig(out=str(path))),

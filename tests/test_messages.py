@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from fastsiam.files import quoted
+from fastsiam.files import quote
 from tests.test_architecture import MODULES, parse_module
 
 _BEFORE_PATH = re.compile(
@@ -46,6 +46,6 @@ def test_paths_in_commands_are_quoted() -> None:
 
 
 def test_quoting_and_detection_of_unquoted_paths() -> None:
-    assert quoted("/data/a") == "/data/a" and quoted("/my data/it's") == "'/my data/it'\"'\"'s'"
+    assert quote("/data/a") == "/data/a" and quote("/my data/it's") == "'/my data/it'\"'\"'s'"
     source = 'x = f"convert it: fastsiam convert folder " f"--source {root}"'
     assert len(list(find_unquoted_paths(ast.parse(source)))) == 1

@@ -26,7 +26,7 @@ import torch
 from fastsiam import trace
 from fastsiam.bench.cases.step import step_of, training_setup
 from fastsiam.bench.images import Images, users_store
-from fastsiam.bench.measure import timed
+from fastsiam.bench.measure import time_task
 from fastsiam.bench.records import Record, Row, Timing
 from fastsiam.bench.runner import Runner, Task
 from fastsiam.bench.session import Session
@@ -189,7 +189,7 @@ def build_profile(*, config: TrainConfig, steps: int, folder: str) -> Task:
         for batch in islice(feed, WARM_UP):
             take(batch)
         with torch.profiler.profile(activities=activities) as profiler:
-            facts["sample"] = timed(partial(take_steps, feed))
+            facts["sample"] = time_task(partial(take_steps, feed))
         profiler.export_chrome_trace(f"{folder}/torch.json")
         facts["operations"] = profiler.key_averages().table(
             sort_by="self_device_time_total" if on_gpu else "self_cpu_time_total",

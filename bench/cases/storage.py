@@ -47,7 +47,7 @@ def measure(session: Session) -> list[Record]:
             convert_for_litdata(files, folder / "shards" / "litdata")
         places: dict[str, tuple[int, bool]] = {LOCAL: (0, False)}  # port, whether the cache is cold
         for latency in session.config.latencies:
-            port = stack.enter_context(object_storage.served(folder / "shards", latency / 1000))
+            port = stack.enter_context(object_storage.serve(folder / "shards", latency / 1000))
             for state in ("cold", "warm"):
                 places[f"S3, {latency} ms, {state} cache"] = port, state == "cold"
 

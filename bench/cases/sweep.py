@@ -72,7 +72,7 @@ def _loading(session: Session, over: Over, value: int, pipeline: Pipeline) -> Lo
     images = session.images(max(batch, session.loaded_batch))
     count = images.count // batch * batch
     if over == "quality":
-        images = images.encoded(value)
+        images = images.encode(value)
     loading = session.loading(images, pipeline)
     data_changes: dict[Over, dict[str, Any]] = {
         "workers": {"workers": value},

@@ -16,13 +16,13 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from fastsiam.console import rounded
+from fastsiam.console import format_number
 from fastsiam.errors import DataError, FastSiamError
 from fastsiam.files import os_errors_as, parse_json, require_local
 
 from .methods import METHOD_CONFIGS, SimSiamConfig
 from .recipes import CHANGES, RECIPES
-from .setting import check_name, checked, require, settings_of
+from .setting import check_name, convert_value, require, settings_of
 from .train import REMOVED, TrainConfig, all_settings, changes_text, train_settings
 
 _OF_ONE_RUN = "out", "resume", "extend"
@@ -106,11 +106,12 @@ class RunSettings:
             changes = {name: (x["from"], x["to"]) for name, x in origin["changed"].items()}
             lines.append(
                 f"branch of {origin['run'] if full_paths else Path(origin['run']).name} after step "
-                f"{origin['step']:,} (epoch {rounded(origin['epoch'])}): "
+                f"{origin['step']:,} (epoch {format_number(origin['epoch'])}): "
                 f"{changes_text(changes, between=', ') or 'the same settings'}"
             )
         return lines + [
-            f"extended from {one['from']} to {one['to']} epochs after epoch {rounded(one['epoch'])}"
+            f"extended from {one['from']} to {one['to']} epochs after epoch "
+            f"{format_number(one['epoch'])}"
             for one in self.extensions
         ]
 
@@ -119,8 +120,8 @@ def _machine(environment: dict[str, Any]) -> dict[str, Any]:
     """Return a run's ``environment`` after checking the entries that reports and tables use."""
     kinds = {"gpus": tuple[str, ...], "cpu": str, "cores": int, "fastsiam": str}
     for name, kind in kinds.items():
-        checked(kind, environment[name], name)
-    checked(str, environment["packages"]["torch"], "packages.torch")
+        convert_value(kind, environment[name], name)
+    convert_value(str, environment["packages"]["torch"], "packages.torch")
     return environment
 
 

@@ -25,7 +25,7 @@ class MethodConfig(Config):
     builder: ClassVar[str]
     """``module:name`` of its builder, called with these settings, a backbone and ``images``."""
 
-    def described(self) -> dict[str, str]:
+    def describe(self) -> dict[str, str]:
         """Return the settings as text by name, for display."""
         return {name.replace("_", " "): str(value) for name, value in self.to_flags().items()}
 

@@ -63,9 +63,9 @@ class Setting:
         """Its range as text, such as "at least 0 and below 1"."""
         return " and ".join(f"{x.replace('_', ' ')} {end}" for x, end in self.bounds.items())
 
-    def checked(self, value: Any) -> Any:
+    def convert_value(self, value: Any) -> Any:
         """Convert a value to the setting's type; raise ``ValueError`` if it is not allowed."""
-        value = checked(self.kind, value, self.flag)
+        value = convert_value(self.kind, value, self.flag)
         for number in value if isinstance(value, tuple) else () if value is None else (value,):
             if not all(_COMPARISONS[name](number, end) for name, end in self.bounds.items()):
                 raise ValueError(f"{self.flag} must be {self.range}, not {number}")
@@ -110,7 +110,7 @@ class Config:
     def __post_init__(self) -> None:
         for one in settings_of(type(self)).values():
             if not one.nested:
-                object.__setattr__(self, one.name, one.checked(getattr(self, one.name)))
+                object.__setattr__(self, one.name, one.convert_value(getattr(self, one.name)))
         self.check()
 
     def check(self) -> None:
@@ -165,7 +165,7 @@ def title(documented: object) -> str:
     return " ".join(first.split()).partition(". ")[0].rstrip(".")
 
 
-def checked(kind: Any, value: Any, name: str) -> Any:
+def convert_value(kind: Any, value: Any, name: str) -> Any:
     """Convert a plain value, from a file or the command line, to a type.
 
     Text is parsed if the type is a number, a bool or a tuple. Lists become tuples, and mappings
@@ -181,7 +181,7 @@ def checked(kind: Any, value: Any, name: str) -> Any:
     if origin in (Union, UnionType):
         for one in items:
             with contextlib.suppress(ValueError):
-                return checked(one, value, name)
+                return convert_value(one, value, name)
     elif origin is Literal:
         for item in items:
             if value == item or value == str(item):
@@ -193,7 +193,7 @@ def checked(kind: Any, value: Any, name: str) -> Any:
             kinds = items[:1] * len(value) if items[-1] is Ellipsis else items
             if len(kinds) == len(value):
                 pairs = zip(kinds, value, strict=True)
-                return tuple(checked(one, item, name) for one, item in pairs)
+                return tuple(convert_value(one, item, name) for one, item in pairs)
     elif is_dataclass(kind):
         if isinstance(value, kind):  # type: ignore[arg-type]
             return value
@@ -212,7 +212,7 @@ def _dataclass_of(kind: Any, values: Mapping[Any, Any], prefix: str) -> Any:
     known_names = [f"{prefix}{one.name}" for one in fields(kind)]
     for name in values:
         check_name("setting", f"{prefix}{name}", known_names)
-    return kind(**{k: checked(hints[k], v, f"{prefix}{k}") for k, v in values.items()})
+    return kind(**{k: convert_value(hints[k], v, f"{prefix}{k}") for k, v in values.items()})
 
 
 def _description(kind: Any) -> str:

@@ -10,7 +10,7 @@ from .data import DataConfig
 from .methods import METHOD_CONFIGS, SimSiamConfig
 from .model import ModelConfig
 from .run import RunConfig
-from .setting import Config, Setting, as_text, checked, require, setting, settings_of
+from .setting import Config, Setting, as_text, convert_value, require, setting, settings_of
 from .views import AugmentConfig, ViewConfig, usual_resize
 
 Precision = Literal["auto", "bf16", "fp16", "fp32"]
@@ -300,19 +300,19 @@ class TrainConfig(Config):
             ValueError: a section or a field is unknown, or a value is not allowed.
         """
         known_sections = {}
-        for section, values in checked(dict, sections, "").items():
-            values = checked(dict, values, section)
+        for section, values in convert_value(dict, sections, "").items():
+            values = convert_value(dict, values, section)
             known_sections[section] = {name: x for name, x in values.items() if name not in REMOVED}
         if model := known_sections.get("model"):
             require("method" in model, "it was written by fastsiam 0.1, which is too old")
-            method = dict(checked(dict, model["method"], "model.method"))
+            method = dict(convert_value(dict, model["method"], "model.method"))
             if (name := str(method.pop("name", ""))) not in METHOD_CONFIGS:
                 raise ValueError(
                     f"unknown method {name!r}; start the program that registers it instead of "
                     "fastsiam (docs/develop/add-a-method.md)"
                 )
-            model["method"] = checked(METHOD_CONFIGS[name], method, "model.method")
-        config: TrainConfig = checked(cls, known_sections, "")
+            model["method"] = convert_value(METHOD_CONFIGS[name], method, "model.method")
+        config: TrainConfig = convert_value(cls, known_sections, "")
         return config
 
 

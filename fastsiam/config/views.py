@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
-from .setting import Config, checked, require, setting, settings_of
+from .setting import Config, convert_value, require, setting, settings_of
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -128,7 +128,7 @@ class AugmentConfig(Config):
     def from_flags(cls, flags: Mapping[str, Any]) -> Self:
         """Build it from values by name. View settings have one value, or one per view."""
         views = settings_of(ViewConfig)
-        count = checked(int, flags.get("views", 2), "views")
+        count = convert_value(int, flags.get("views", 2), "views")
         columns = {x: _of_each_view(x, flags[x], count) for x in views if x in flags}
         view_flags = [{name: values[i] for name, values in columns.items()} for i in range(count)]
         other_flags = {name: flags[name] for name in ("mean", "std") if name in flags}

@@ -23,7 +23,7 @@ from fastsiam.config.evaluate import (
     LabelConfig,
     LinearConfig,
 )
-from fastsiam.console import counted, duration, pace
+from fastsiam.console import duration, format_count, pace
 from fastsiam.distributed import Place
 from fastsiam.evaluate.accuracy import Accuracy
 from fastsiam.evaluate.features import concat_batches
@@ -99,7 +99,7 @@ def evaluate_knn(
     summary: list[str] = []
     for kind, variant in subjects.items():
         epoch = subject.pretrained.epoch if kind == "trained" else None
-        name = f"after {counted(epoch, 'epoch')}" if epoch is not None else _NAMES[kind]
+        name = f"after {format_count(epoch, 'epoch')}" if epoch is not None else _NAMES[kind]
         began = time.monotonic()
         query_features, labels, _ = concat_batches(variant.extract(queries, "queries"))
         bank_parts = ((part, label) for part, label, _ in variant.extract(bank, "bank: images"))

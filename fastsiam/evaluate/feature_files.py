@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from fastsiam.config.evaluate import FeaturesConfig, NeighboursConfig
 from fastsiam.distributed import Place, gather_uneven
 from fastsiam.errors import BackendError, DataError, FastSiamError, NoSplitError
-from fastsiam.evaluate.features import concat_batches, grouped, no_features
+from fastsiam.evaluate.features import concat_batches, group_batches, no_features
 from fastsiam.evaluate.knn import nearest
 from fastsiam.evaluate.subject import Subject, open_subject
 from fastsiam.files import as_utf8, atomic_write, os_errors_as
@@ -177,7 +177,7 @@ def _write_parquet(rows: Iterator[Rows], out: Path) -> None:
 
     with atomic_write(out) as temporary, ExitStack() as stack:
         writer = None
-        for group in grouped(rows, _GROUP_ROWS):
+        for group in group_batches(rows, _GROUP_ROWS):
             features = np.concatenate([part for part, _ in group])
             columns: dict[str, Any] = {
                 name: [value for _, part in group for value in part[name]] for name in group[0][1]

@@ -41,7 +41,7 @@ def feature_batches(
     network.eval()
     try:
         for batch in batches:
-            yield frozen(network, batch.image, dtype=dtype), batch.label, batch.index
+            yield frozen_output(network, batch.image, dtype=dtype), batch.label, batch.index
         if batch is None:
             width: Any = network.features
             yield no_features(width, device)
@@ -50,7 +50,7 @@ def feature_batches(
 
 
 @torch.no_grad()
-def frozen(network: nn.Module, image: Tensor, *, dtype: torch.dtype) -> Tensor:
+def frozen_output(network: nn.Module, image: Tensor, *, dtype: torch.dtype) -> Tensor:
     """Return a network's output for a batch of images as float32, without a gradient.
 
     cuDNN's benchmark mode is off. An evaluation has up to four batch shapes, because the last batch
@@ -77,7 +77,7 @@ def concat_batches(parts: Iterable[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
     return tuple(x[0] if len(x) == 1 else torch.cat(x) for x in columns)  # cat copies
 
 
-def grouped(parts: Iterable[Part], rows: int) -> Iterator[list[Part]]:
+def group_batches(parts: Iterable[Part], rows: int) -> Iterator[list[Part]]:
     """Collect batches, whose features come first, in groups of at least ``rows`` rows.
 
     The last group may be smaller. A caller frees the batches by clearing the list.

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from fastsiam.distributed import gather_uneven, sum_across_ranks
 from fastsiam.errors import DataError
 from fastsiam.evaluate.accuracy import Accuracy
-from fastsiam.evaluate.features import concat_batches, grouped
+from fastsiam.evaluate.features import concat_batches, group_batches
 
 _BLOCK = 65536
 """Maximum number of rows of the bank that are compared at a time."""
@@ -84,13 +84,13 @@ def nearest(
         (m, up to ``most``) cosines in descending order, the tags of these rows, and the bank's
         number of rows.
     """
-    queries, total = normalized(queries), 0
+    queries, total = normalize(queries), 0
     similarity = queries.new_empty(len(queries), 0)
     tag = torch.empty(len(queries), 0, dtype=torch.int64, device=queries.device)
     precision = torch.get_float32_matmul_precision()
     for rows, tags in _blocks(bank, max(1, min(_BLOCK, _BLOCK_BYTES // (4 * queries.shape[1])))):
         total += len(rows)
-        rows, tags = normalized(rows.to(queries.device)), tags.to(queries.device)
+        rows, tags = normalize(rows.to(queries.device)), tags.to(queries.device)
         count = min(most, similarity.shape[1] + len(rows))
         chunk = max(1, _CHUNK_BYTES // max(1, 4 * len(rows)))
         best: list[tuple[Tensor, Tensor]] = []
@@ -110,7 +110,7 @@ def nearest(
 
 def _blocks(parts: Iterable[tuple[Tensor, Tensor]], size: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Regroup parts of any size, features and tags, into blocks of at most ``size`` rows."""
-    for group in grouped(parts, size):
+    for group in group_batches(parts, size):
         columns = concat_batches(group)
         group.clear()  # free the parts before the block is used
         yield from zip(*(x.split(size) for x in columns), strict=True)
@@ -169,6 +169,6 @@ def knn_accuracy(
     ]
 
 
-def normalized(features: Tensor) -> Tensor:
+def normalize(features: Tensor) -> Tensor:
     """Normalise rows of any floating type to length 1, in float32."""
     return F.normalize(features.float(), dim=1)

@@ -21,7 +21,7 @@ from fastsiam.bad_image_list import BadImage
 from fastsiam.config.evaluate import LabelConfig
 from fastsiam.distributed import complete, minimum_across_ranks
 from fastsiam.errors import FastSiamError
-from fastsiam.evaluate.features import concat_batches, frozen
+from fastsiam.evaluate.features import concat_batches, frozen_output
 from fastsiam.evaluate.subject import Subject
 from fastsiam.pipelines import BadImages, Order, build_loader, choose, open_split, read_list
 from fastsiam.run.records import TrainingDataFacts
@@ -103,7 +103,7 @@ class LabelledImages:
             chosen_crc32=None if positions is None else f"{zlib.crc32(positions.tobytes()):08x}",
         )
 
-    def augmented(self, batch: int) -> Loader:
+    def open_augmented(self, batch: int) -> Loader:
         """Open the training images in global batches, augmented by random crops and flips only."""
         subject, config, place = self.subject, self.config, self.subject.place
         return build_loader(
@@ -120,7 +120,7 @@ class LabelledImages:
 
 def augmented_images(images: LabelledImages, epochs: range) -> Batches:
     """Yield the batches of a range of epochs as augmented images (n, 3, S, S)."""
-    with closing(images.augmented(images.batch)) as loader:
+    with closing(images.open_augmented(images.batch)) as loader:
         for epoch in epochs:
             yield from ((batch.view1, batch.label) for batch in loader.epoch(epoch))
 
@@ -136,12 +136,12 @@ def augmented_features(images: LabelledImages, epochs: range) -> Batches:
     limit = min(share, subject.batch)
     part = next((n for n in range(limit, limit // 2, -1) if share % n == 0), share)
     parts = share // part
-    with closing(images.augmented(images.batch // parts)) as loader:
+    with closing(images.open_augmented(images.batch // parts)) as loader:
         for epoch in epochs:
             views = loader.epoch(epoch)
             for _ in range(images.steps):
                 features, labels = concat_batches(
-                    (frozen(subject.network, image, dtype=subject.dtype), label)
+                    (frozen_output(subject.network, image, dtype=subject.dtype), label)
                     for batch in islice(views, parts)
                     for image, label in zip(
                         *(x.split(subject.batch) for x in (batch.view1, batch.label)), strict=True

@@ -26,9 +26,9 @@ from fastsiam.errors import DataError, FastSiamError, NoLabelsError, NoSplitErro
 from fastsiam.evaluate.features import feature_batches, fingerprint
 from fastsiam.evaluate.record_files import RecordFiles
 from fastsiam.interchange import Pretrained, load_pretrained
-from fastsiam.interchange.pretrained import listed
+from fastsiam.interchange.pretrained import format_keys
 from fastsiam.model.backbones import Backbone, check_crop
-from fastsiam.model.numerics import autocast_type, keep_freed_memory, resolved_precision
+from fastsiam.model.numerics import autocast_type, keep_freed_memory, resolve_precision
 from fastsiam.pipelines import build_eval_loader, has_validation, open_split
 from fastsiam.pipelines.automatic import choose_pipeline
 from fastsiam.pipelines.backends import BACKENDS
@@ -118,7 +118,7 @@ class EvalImages:
                 "training": sorted({*train.classes} - {*val.classes}),
                 "validation": sorted({*val.classes} - {*train.classes}),
             }
-            only = [f"{listed(names)} only in {x}" for x, names in unshared.items() if names]
+            only = [f"{format_keys(names)} only in {x}" for x, names in unshared.items() if names]
             raise DataError(
                 f"the training and validation images under {root} have different classes: "
                 f"{'; '.join(only) or 'the same names in a different order'}"
@@ -370,7 +370,7 @@ def _data_settings(trained_on: DataConfig, config: EvalConfig, place: Place) -> 
 def autocast_of(config: NetworkConfig, own: TrainConfig, place: Place) -> torch.dtype:
     """Return the autocast type: the requested one, or the run's; the same on all ranks."""
     precision = own.numerics.precision if config.precision == "run" else config.precision
-    dtype = autocast_type(resolved_precision(precision, place.device), place.device)
+    dtype = autocast_type(resolve_precision(precision, place.device), place.device)
     # A run on a GPU may have used fp16, which is not supported on CPUs.
     return torch.float32 if dtype == torch.float16 and place.device.type == "cpu" else dtype
 

@@ -26,7 +26,7 @@ from fastsiam.config.evaluate import FinetuneConfig, LinearConfig
 from fastsiam.console import pace
 from fastsiam.distributed import Place, bn_group, data_parallel, mean_across_ranks
 from fastsiam.evaluate.accuracy import Accuracy
-from fastsiam.evaluate.features import frozen
+from fastsiam.evaluate.features import frozen_output
 from fastsiam.evaluate.record_files import RecordFiles
 from fastsiam.methods.optim import Lars, cosine, init_momentum_buffers
 from fastsiam.model.batch_norm import use_view_batch_norm
@@ -215,7 +215,7 @@ class SupervisedTraining(Training):
         self.network.eval()
         accuracies = [Accuracy(self._classes, self._device) for _ in self.rates]
         for inputs, labels in batches:
-            scores = frozen(self.network, inputs, dtype=self._dtype)
+            scores = frozen_output(self.network, inputs, dtype=self._dtype)
             for accuracy, head_scores in zip(accuracies, scores.unbind(1), strict=True):
                 accuracy.add(head_scores, labels)
         return [accuracy.over_ranks() for accuracy in accuracies]

@@ -17,9 +17,9 @@ import torchvision
 import fastsiam
 from fastsiam.config import DataConfig
 from fastsiam.config.files import RunSettings
-from fastsiam.console import rounded
+from fastsiam.console import format_number
 from fastsiam.environment import commit
-from fastsiam.files import as_utf8, quoted, value_errors_as_data_error
+from fastsiam.files import as_utf8, quote, value_errors_as_data_error
 from fastsiam.model.backbones import skeleton
 from fastsiam.run.log import read_metrics
 from fastsiam.run.records import Record, TrainingDataFacts
@@ -61,7 +61,7 @@ def _template(name: str, **settings: bool) -> Template:
 
     loader = PackageLoader("fastsiam.interchange", "")
     environment = Environment(loader=loader, **settings)  # type: ignore[arg-type]  # nosec B701
-    environment.filters |= {"cell": _cell, "literal": _literal, "rounded": rounded}
+    environment.filters |= {"cell": _cell, "literal": _literal, "rounded": format_number}
     return environment.get_template(name)
 
 
@@ -86,7 +86,7 @@ def model_card(pretrained: Pretrained, *, format: str, file: str, results: Seque
         depth=arch.removeprefix("resnet"),
         format=format,
         file=file,
-        quoted=quoted(file),
+        quote=quote(file),
         code="" if format == "detectron2" else snippet(pretrained, format, file),
         program=AUTHORS[format].program.format(arch=arch) if format in AUTHORS else "",
         data=data,

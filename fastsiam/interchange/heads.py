@@ -55,7 +55,7 @@ def build_parts(backbone: Backbone, weights: Mapping[str, Tensor]) -> nn.Sequent
     return nn.Sequential(OrderedDict(parts))
 
 
-def numbered(names: Mapping[str, str], state: Mapping[str, Tensor]) -> dict[str, str]:
+def renumber(names: Mapping[str, str], state: Mapping[str, Tensor]) -> dict[str, str]:
     """Renumber the layers of heads like fastsiam: layer i is at 3i, its BN at 3i + 1.
 
     Other programs do not reserve a number for a BN that is missing.

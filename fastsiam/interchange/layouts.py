@@ -26,7 +26,7 @@ from torch import Tensor
 
 from fastsiam.config import MethodConfig, MoCoV2Config, SimSiamConfig, Stem, SwAVConfig
 
-from .heads import Head, numbered
+from .heads import Head, renumber
 
 _WRAPPERS = ("module.", "model.")
 """Prefixes that DistributedDataParallel and AveragedModel, and LightningModules, add to keys."""
@@ -211,7 +211,7 @@ def translate(
         new_names = {
             k: _to_torchvision(name, is_numbered, is_lightly) for k, name in new_names.items()
         }
-    names = numbered(new_names, state)
+    names = renumber(new_names, state)
     _check_unambiguous(names, state)
     return layout, names
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fastsiam.config import BackboneConfig, MethodConfig, ModelConfig, TrainConfig
 from fastsiam.config.views import IMAGENET_MEAN, IMAGENET_STD, usual_resize
-from fastsiam.console import counted
+from fastsiam.console import format_count
 from fastsiam.errors import CheckpointError, as_one_line
 from fastsiam.methods import build_method
 from fastsiam.model.backbones import Backbone, LibraryNetwork, build_backbone
@@ -161,8 +161,8 @@ class Pretrained:
         stem = "" if self.model.stem == "imagenet" else f" ({self.model.stem} stem)"
         if self.stem_assumed:
             stem = f" (stem assumed: {self.model.stem})"
-        epochs = "" if self.epoch is None else f", {counted(self.epoch, 'epoch')}"
-        unused = f"; left out: {listed(self.unused_keys)}" if self.unused_keys else ""
+        epochs = "" if self.epoch is None else f", {format_count(self.epoch, 'epoch')}"
+        unused = f"; left out: {format_keys(self.unused_keys)}" if self.unused_keys else ""
         name = title(self.model.backbone)
         layout = descriptions.get(self.layout, self.layout)
         return f"{name}{stem} of {layout}{epochs}, from {self.path}{unused}"
@@ -173,7 +173,7 @@ def title(backbone: str) -> str:
     return re.sub(r"^resnet(\d+)$", r"ResNet-\1", backbone)
 
 
-def listed(keys: Iterable[str]) -> str:
+def format_keys(keys: Iterable[str]) -> str:
     """Format a list of keys for a message: the first few, then how many more."""
     keys = list(keys)
     more = f" and {len(keys) - _MOST_KEYS} more" if len(keys) > _MOST_KEYS else ""

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torchvision.models.resnet import BasicBlock, Bottleneck
 
 from fastsiam.config import BackboneConfig, Stem
-from fastsiam.config.setting import checked
+from fastsiam.config.setting import convert_value
 from fastsiam.errors import CheckpointError
 from fastsiam.methods import method_skeleton
 from fastsiam.model.backbones import BLOCKS, classifier_keys, skeleton
@@ -23,7 +23,7 @@ from fastsiam.run.checkpoint import Checkpoint
 from . import weight_files
 from .heads import build_parts, fold_biases
 from .layouts import AUTHORS, translate, unwrap
-from .pretrained import Input, Pretrained, listed
+from .pretrained import Input, Pretrained, format_keys
 
 _MOST_EPOCHS = 1e9
 """Upper bound of a plausible number of epochs."""
@@ -85,8 +85,8 @@ def _parse_plain(content: dict[str, Any], path: Path) -> Pretrained:
         metadata, weights = content["fastsiam"], content["state_dict"]
         model = BackboneConfig(**metadata["backbone"])
         network = _skeleton(model, {})
-        epoch = checked(float | None, metadata["epoch"], "epoch")
-        preprocessing = checked(Input | None, metadata["input"], "input")
+        epoch = convert_value(float | None, metadata["epoch"], "epoch")
+        preprocessing = convert_value(Input | None, metadata["input"], "input")
         state = {f"backbone.{key}": value for key, value in weights.items()}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(
@@ -115,7 +115,7 @@ def _parse_other(
     backbone = options["backbone"] or _resnet(weights)
     if not backbone:
         raise CheckpointError(
-            f"cannot tell which network {path} holds ({listed(origin.values())}): "
+            f"cannot tell which network {path} holds ({format_keys(origin.values())}): "
             "name it with --backbone, such as convnext_tiny or timm/NAME"
         )
     try:
@@ -224,7 +224,9 @@ def _check_weights(
         backbone = network.get_submodule("backbone")
         kind = type(getattr(backbone, "network", backbone)).__name__
         descriptions = [
-            f"{len(keys)} {problem} ({listed(keys)})" for problem, keys in problems.items() if keys
+            f"{len(keys)} {problem} ({format_keys(keys)})"
+            for problem, keys in problems.items()
+            if keys
         ]
         raise CheckpointError(
             f"the weights in {path} do not match {kind}: "
@@ -237,7 +239,7 @@ def _check_weights(
     backbone_keys = (key for key in state if key.startswith("backbone."))
     if bad_keys := [origin[key] for key in backbone_keys if not state[key].isfinite().all()]:
         raise CheckpointError(
-            f"{path} holds weights that are not finite ({listed(bad_keys)}): training had "
+            f"{path} holds weights that are not finite ({format_keys(bad_keys)}): training had "
             "diverged, or the file is corrupt; use an earlier checkpoint"
         )
     return state

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastsiam.errors import BackendError
-from fastsiam.files import check_private_folder, quoted
+from fastsiam.files import check_private_folder, quote
 from fastsiam.kernels import build
 from fastsiam.kernels.cores import cpu_info
 
@@ -176,7 +176,7 @@ def _load(kind: str) -> Any:
     except OSError as error:
         raise BackendError(
             f"cannot load the kernels ({error}): they are corrupt or built for another system; run "
-            f"`rm {quoted(path.parent / build.STAMP)}` and start again to compile them"
+            f"`rm {quote(path.parent / build.STAMP)}` and start again to compile them"
         ) from error
     for name, (result, arguments) in _FUNCTIONS.items():
         function = getattr(library, f"fastsiam_{name}")

@@ -37,7 +37,7 @@ def autocast_type(precision: Precision, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if torch.cpu._is_amx_tile_supported() else torch.float32
 
 
-def resolved_precision(precision: Precision, device: torch.device) -> Precision:
+def resolve_precision(precision: Precision, device: torch.device) -> Precision:
     """Return a precision that all ranks support, on any mix of hardware; every rank calls this."""
     dtype = autocast_type(precision, device)
     names = from_all(next(name for name, value in _TYPES.items() if value == dtype))
@@ -67,7 +67,7 @@ def with_resolved_precision(
     # On a CPU, a checkpoint's fp16 would fail a later check.
     if precision == "auto" and (saved_precision != "fp16" or device.type == "cuda"):
         precision = saved_precision
-    precision = resolved_precision(precision, device)
+    precision = resolve_precision(precision, device)
     return replace(config, numerics=replace(config.numerics, precision=precision))
 
 

@@ -38,11 +38,11 @@ def canvas(title: str, small: str, height: float) -> Figure:
     figure = Figure(figsize=(_WIDTH, height), dpi=_DPI, facecolor="white")
     figure.set_layout_engine("constrained", rect=(0, 0, 1, 1 - head / height))
     top = 1 - 0.08 / height
-    figure.text(0.012, top, shown(title), va="top", fontsize=11, fontweight="bold", color=INK)
+    figure.text(0.012, top, escape(title), va="top", fontsize=11, fontweight="bold", color=INK)
     figure.text(
         0.012,
         top - 0.22 / height,
-        "\n".join(map(shown, lines)),
+        "\n".join(map(escape, lines)),
         va="top",
         fontsize=6,
         color=QUIET,
@@ -64,7 +64,7 @@ def plain(axes: Axes) -> Axes:
 def note(axes: Axes, x: float, y: float, text: str, *, gap: int = 5, va: str = "center") -> None:
     """Write text to the right of a point, such as the end of a bar, ``gap`` points away."""
     axes.annotate(
-        shown(text),
+        escape(text),
         (x, y),
         xytext=(gap, 0),
         textcoords="offset points",
@@ -76,7 +76,7 @@ def note(axes: Axes, x: float, y: float, text: str, *, gap: int = 5, va: str = "
     )
 
 
-def shown(text: str) -> str:
+def escape(text: str) -> str:
     """Escape text for matplotlib, which parses text between dollar signs as mathematics."""
     return as_utf8(text).replace("$", r"\$")
 

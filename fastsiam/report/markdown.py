@@ -20,7 +20,7 @@ def markdown(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {line} |" for line in padded)
 
 
-def averaged(values: Sequence[float | None], digits: int) -> str:
+def format_mean(values: Sequence[float | None], digits: int) -> str:
     """Format the mean ± standard deviation of the values that are not None; "-" without any."""
     numbers = [value for value in values if value is not None]
     if not numbers:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fastsiam.config import AugmentConfig
 from fastsiam.errors import FastSiamError, as_one_line
-from fastsiam.files import atomic_write_for_user, quoted
+from fastsiam.files import atomic_write_for_user, quote
 
 Captioned = tuple[Image.Image, str, bool | None]
 """A picture, its caption, and whether that is good news (True), bad news (False) or neither."""
@@ -31,7 +31,7 @@ def check_picture(path: Path) -> None:
     """
     Image.init()
     if Image.registered_extensions().get(path.suffix.lower()) not in Image.SAVE:
-        raise ValueError(f"--out {quoted(path)} has no extension of a picture format; use .png")
+        raise ValueError(f"--out {quote(path)} has no extension of a picture format; use .png")
 
 
 def check_outside(path: Path, places: Iterable[object]) -> None:
@@ -43,7 +43,7 @@ def check_outside(path: Path, places: Iterable[object]) -> None:
     for place in places:
         if isinstance(place, Path) and path.resolve().is_relative_to(place.resolve()):
             raise FastSiamError(
-                f"--out {quoted(path)} is in the folder of images {quoted(place)}, and would be "
+                f"--out {quote(path)} is in the folder of images {quote(place)}, and would be "
                 "one of them: choose another folder"
             )
 

@@ -12,13 +12,13 @@ from typing import Any
 
 from fastsiam.bad_image_list import read_bad_images
 from fastsiam.config.files import RunSettings
-from fastsiam.console import rounded
+from fastsiam.console import format_number
 from fastsiam.errors import DataError
 from fastsiam.files import atomic_write_for_user, value_errors_as_data_error
 from fastsiam.interchange.card import preprocessing
 from fastsiam.interchange.pretrained import Input
-from fastsiam.report.drawing import shown
-from fastsiam.report.markdown import averaged
+from fastsiam.report.drawing import escape
+from fastsiam.report.markdown import format_mean
 from fastsiam.report.page import Figure, Section, Table, flat, render, text_of
 from fastsiam.run.log import read_metrics
 from fastsiam.run.records import DataFacts, Record, TrainingDataFacts, read_records
@@ -173,7 +173,7 @@ def _chart(runs: Sequence[Run], field: str, limits: tuple[float | None, float | 
             axes.plot(
                 [line["epoch"] for line in lines],
                 [line[field] for line in lines],
-                label=shown(f" {run.name}"),  # matplotlib hides labels that begin with "_"
+                label=escape(f" {run.name}"),  # matplotlib hides labels that begin with "_"
                 linewidth=1.4,
                 marker="o" if field == "top1" or len(lines) == 1 else None,
                 markersize=3.5,
@@ -260,7 +260,7 @@ def _knn_text(run: Run) -> str:
         return f"(k {line['k']}, T {line['temperature']:g}, bank {line['bank']:,})"
 
     def top1(line: Mapping[str, Any]) -> str:
-        epoch_text = f" at epoch {rounded(line['epoch'])}" if "epoch" in line else ""
+        epoch_text = f" at epoch {format_number(line['epoch'])}" if "epoch" in line else ""
         return f"{line['top1']:.2f}{epoch_text}"
 
     parts = []
@@ -294,7 +294,7 @@ def evaluation_tables(records: Mapping[str, Sequence[Record]]) -> list[Table]:
         for run, run_records in records.items():
             for record in run_records:
                 if record.kind == kind:
-                    groups.setdefault(_conditions(record), []).extend(_evaluated(run, record))
+                    groups.setdefault(_conditions(record), []).extend(_rows_of(run, record))
         all_rows = list(chain(*groups.values()))
         hidden = {
             name
@@ -319,14 +319,14 @@ def _conditions(record: Record) -> str:
     return f"{text}; unlike the paper: {text_of(differences)}" if differences else text
 
 
-def _evaluated(run: str, record: Record) -> Iterator[dict[str, str]]:
+def _rows_of(run: str, record: Record) -> Iterator[dict[str, str]]:
     """Yield a row for each result; for detectors, the mean and standard deviation over trials."""
     network, images, protocol = record.network, record.images, record.protocol
-    epoch = "untrained" if network.untrained else rounded(network.epoch or 0)
+    epoch = "untrained" if network.untrained else format_number(network.epoch or 0)
     results: list[dict[str, Any]] = record.results
     if record.kind == "detect":
         means, _ = record.over_trials
-        results = [{name: averaged([x[name] for x in results], 1) for name in means}]
+        results = [{name: format_mean([x[name] for x in results], 1) for name in means}]
     protocol_texts = {name: text_of(protocol[name]) for name in _PROTOCOL if protocol.get(name)}
     for facts, source in ((protocol, "protocol"), (asdict(images), "images")):
         shown = ((name, facts.get(name)) for name in _SHOWN_IF_DIFFERENT[source])
@@ -361,7 +361,7 @@ def _part(data: DataFacts) -> str:
 def _alarms(runs: Sequence[Run]) -> list[str]:
     """List the warnings that all runs logged about their machines."""
     return [
-        f"{f'{run.name}, ' if len(runs) > 1 else ''}epoch {rounded(line['epoch'])}: "
+        f"{f'{run.name}, ' if len(runs) > 1 else ''}epoch {format_number(line['epoch'])}: "
         f"{line.get('text')}"
         for run in runs
         for line in run.lines("alarm")

@@ -27,7 +27,7 @@ from fastsiam.files import (
     atomic_write,
     is_file,
     os_errors_as,
-    quoted,
+    quote,
     reason,
     require_local,
 )
@@ -181,13 +181,13 @@ def locate(path: Path) -> Path:
         file = last(path) if path.is_dir() else path
         is_present = is_file(file)
     if not is_present and path.is_dir() and not (path / "config.json").is_file():
-        advice = f"; pass {quoted(path.parent)}" if (path / "last.pt").is_file() else ""
+        advice = f"; pass {quote(path.parent)}" if (path / "last.pt").is_file() else ""
         raise CheckpointError(
             f"{path} is not a run folder: it has neither config.json nor {file.relative_to(path)}"
             f"{advice}"
         )
     if not is_present:
-        advice = f"; start this run with --out {quoted(path)}" if file != path else ""
+        advice = f"; start this run with --out {quote(path)}" if file != path else ""
         if weights := sorted([*path.glob("*.safetensors"), *path.glob("*.bin")]):
             advice = f"; pass the file with weights, such as {weights[0]}"
         raise CheckpointError(f"no checkpoint at {file}{advice}")
@@ -240,7 +240,7 @@ def _check_schedule(run: Path, restarts: object) -> None:
         raise CheckpointError(
             f"{run} was extended with --extend-schedule restart, which was removed after version "
             "0.2, so it cannot be resumed; to continue training with another learning rate, branch "
-            f"off: --resume {quoted(run)} --out OTHER --lr RATE"
+            f"off: --resume {quote(run)} --out OTHER --lr RATE"
         )
 
 

@@ -24,7 +24,7 @@ PATIENCE = 15.0
 
 
 @contextlib.contextmanager
-def created(path: Path) -> Iterator[None]:
+def create_folder(path: Path) -> Iterator[None]:
     """Create a run's folder and its parents; on exit, remove those that are new and empty.
 
     A run that fails before it writes anything leaves no folder behind.
@@ -85,7 +85,7 @@ class RunFolder:
         self.console = console or Console()
 
     @contextlib.contextmanager
-    def locked(self, *, patience: float = 0.0) -> Iterator[None]:
+    def lock(self, *, patience: float = 0.0) -> Iterator[None]:
         """Lock the folder inside a ``with`` block; wait for it at most ``patience`` seconds.
 
         Raises:

@@ -10,7 +10,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from fastsiam.console import counted
+from fastsiam.console import format_count
 from fastsiam.errors import DataError, FastSiamError
 from fastsiam.files import atomic_write, is_file, os_errors_as, parse_json, reason, write_at
 from fastsiam.run.folder import RunFolder
@@ -66,7 +66,7 @@ class MetricsLog:
                         out.write(text.rstrip("\n") + "\n")
             self._size = self.path.stat().st_size
         if invalid:
-            folder.console.warn(f"removed {counted(invalid, 'invalid line')} from {self.path}")
+            folder.console.warn(f"removed {format_count(invalid, 'invalid line')} from {self.path}")
         self._unwritten: list[str] = []
         self._trackers = Trackers(
             trackers,

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from fastsiam.config.setting import checked, require
+from fastsiam.config.setting import convert_value, require
 from fastsiam.environment import environment
 from fastsiam.errors import DataError, FastSiamError
 from fastsiam.files import os_errors_as, parse_json, require_local
@@ -239,9 +239,9 @@ class Record(Evaluation):
                 require(type(line[name]) in (int, float), f"{name} must be a number")
         require(isinstance(plain["protocol"], dict), "protocol must be an object")
         nested = {
-            "network": checked(NetworkFacts, plain["network"], "network"),
-            "data": checked(data_kind, plain["data"], "data"),
-            "images": checked(ImageFacts, plain["images"], "images"),
+            "network": convert_value(NetworkFacts, plain["network"], "network"),
+            "data": convert_value(data_kind, plain["data"], "data"),
+            "images": convert_value(ImageFacts, plain["images"], "images"),
         }
         values = {f.name: plain[f.name] for f in fields(cls) if f.name in plain}
         record = cls(**values | nested)

@@ -19,18 +19,18 @@ from fastsiam.config import TrainConfig
 from fastsiam.config.detect import DetectConfig
 from fastsiam.config.setting import as_text, settings_of
 from fastsiam.config.study import StudyDetectConfig
-from fastsiam.console import Console, counted
+from fastsiam.console import Console, format_count
 from fastsiam.environment import environment
 from fastsiam.errors import FastSiamError
 from fastsiam.evaluate.detection.command import preflight
 from fastsiam.evaluate.detection.protocol import FIGURES, PAPER, protocol_of
 from fastsiam.evaluate.features import fingerprint
 from fastsiam.evaluate.subject import open_network
-from fastsiam.files import atomic_write_for_user, os_errors_as, parse_json, quoted, write_json
+from fastsiam.files import atomic_write_for_user, os_errors_as, parse_json, quote, write_json
 from fastsiam.interchange import Input, Pretrained, weight_files
 from fastsiam.interchange.export import plain_content
 from fastsiam.methods import build_method
-from fastsiam.report.markdown import averaged, markdown
+from fastsiam.report.markdown import format_mean, markdown
 from fastsiam.run.records import Record
 from fastsiam.study.catalogue import STUDIES
 from fastsiam.study.runs import run_command, runs_of
@@ -99,7 +99,7 @@ def detection_rows(scale: Scale, folder: Path, config: StudyDetectConfig) -> lis
         elif run.is_diverged:
             rows.append(DetectionRow(title, "", f"the training of {run.folder} diverged"))
         else:
-            command = f"{run_command(study, config)} --out {quoted(config.out)}"
+            command = f"{run_command(study, config)} --out {quote(config.out)}"
             rows.append(DetectionRow(title, "", f"{run.folder} is not trained: {command}"))
     return rows
 
@@ -239,7 +239,7 @@ def table(rows: Sequence[DetectionRow], detector: DetectConfig) -> str:
     differences = dict.fromkeys(text for row in rows for text in row.differences)
     notes = [f"Differences from the protocol: {'; '.join(differences)}."] if differences else []
     notes += [
-        f"{row.title}: {counted(row.diverged, 'further trial')} diverged."
+        f"{row.title}: {format_count(row.diverged, 'further trial')} diverged."
         for row in rows
         if row.diverged
     ]
@@ -277,7 +277,7 @@ def _table(rows: Sequence[DetectionRow], task: str, prefix: str) -> str:
             [
                 row.title,
                 *(f"{figure:.1f}" for figure in PAPER[task][row.title]),
-                *(averaged(column, 1) for column in columns),
+                *(format_mean(column, 1) for column in columns),
                 f"{row.lr:g}" if row.trials else "-",
                 str(len(row.trials)),
             ]

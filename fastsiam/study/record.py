@@ -15,7 +15,7 @@ from typing import Any
 
 from fastsiam.config import TrainConfig
 from fastsiam.config.files import RunSettings
-from fastsiam.config.setting import checked
+from fastsiam.config.setting import convert_value
 from fastsiam.config.study import StudyConfig
 from fastsiam.config.train import differences
 from fastsiam.errors import DataError
@@ -272,7 +272,7 @@ def read_record(path: Path) -> StudyRecord:
         names = {"", ORIGINAL, *(row["variant"] for row in plain["rows"])}
         for row in plain["rows"]:
             row["claims"] = [x for x in claims.get(row["variant"], ()) if x.than in names]
-        record: StudyRecord = checked(StudyRecord, plain | {"name": study.name}, "")
+        record: StudyRecord = convert_value(StudyRecord, plain | {"name": study.name}, "")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{path} is not a record of `fastsiam study`: {error}") from error
     return replace(record, environments=environments, panels=study.panels)

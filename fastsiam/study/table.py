@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from html import escape
 from typing import Any
 
-from fastsiam.report.markdown import averaged, markdown
+from fastsiam.report.markdown import format_mean, markdown
 from fastsiam.study.catalogue import ORIGINAL, Claim
 from fastsiam.study.record import RowRecord, StudyRecord
 from fastsiam.study.verdicts import judge_all
@@ -44,12 +44,12 @@ def cells(record: StudyRecord) -> tuple[list[str], list[list[str]]]:
         ("setting", lambda row: row.setting or "as the recipe"),
         *([("original: linear top-1, %", lambda row: _figure(row.original))] * has_originals),
         ("paper: linear top-1, %", lambda row: _figure(row.paper)),
-        (f"ours: {record.measure}, %", lambda row: averaged([x.top1 for x in row.results], 1)),
-        *([("ours: linear top-1, %", lambda row: averaged(row.linear, 1))] * record.has_linear),
+        (f"ours: {record.measure}, %", lambda row: format_mean([x.top1 for x in row.results], 1)),
+        *([("ours: linear top-1, %", lambda row: format_mean(row.linear, 1))] * record.has_linear),
         ("seeds", _seeds),
-        ("std", lambda row: averaged([x.z_std for x in row.results], 2)),
-        ("rank", lambda row: averaged([x.rank for x in row.results], 1)),
-        ("loss", lambda row: averaged([x.loss for x in row.results], 3)),
+        ("std", lambda row: format_mean([x.z_std for x in row.results], 2)),
+        ("rank", lambda row: format_mean([x.rank for x in row.results], 1)),
+        ("loss", lambda row: format_mean([x.loss for x in row.results], 3)),
         ("verdict", lambda row: "; ".join(
             f"{_claim_text(record, claim)}: {verdict.outcome}"
             for claim, verdict in verdicts[row.variant]
@@ -83,7 +83,7 @@ def caption(record: StudyRecord) -> str:
         protocol = "cached features of central crops" if record.cached else "random crops and flips"
         facts.append(f"linear evaluation on {protocol}, at the best of several rates")
     if record.pixels is not None:
-        untrained = averaged([one.untrained for one in record.every_result], 1)
+        untrained = format_mean([one.untrained for one in record.every_result], 1)
         facts.append(
             f"kNN of raw pixels: {record.pixels:.1f}%, of untrained networks: {untrained}%"
         )

@@ -18,7 +18,7 @@ from fastsiam import distributed
 from fastsiam.bad_image_list import FILE, read_bad_images
 from fastsiam.config import TrainConfig
 from fastsiam.config.train import changes_text, differences
-from fastsiam.console import Console, counted
+from fastsiam.console import Console, format_count
 from fastsiam.distributed import Place, check_same_images, from_all
 from fastsiam.environment import environment
 from fastsiam.errors import DeviceError, FastSiamError
@@ -29,7 +29,7 @@ from fastsiam.model.numerics import check_precision
 from fastsiam.pipelines import BadImages, build_loader, open_training_images
 from fastsiam.pipelines.survey import survey
 from fastsiam.run import checkpoint as checkpoints
-from fastsiam.run.folder import PATIENCE, RunFolder, created
+from fastsiam.run.folder import PATIENCE, RunFolder, create_folder
 from fastsiam.run.trackers import check_trackers
 from fastsiam.train import image_list
 from fastsiam.train.compile import CompilationError, without_compilation
@@ -119,7 +119,7 @@ def check_shares(config: TrainConfig, world: int) -> None:
     if batch % parts:
         raise ValueError(
             f"batch {batch} is not divisible by "
-            f"{counted(world, 'rank')} x {config.optim.accumulate} micro-batches; choose "
+            f"{format_count(world, 'rank')} x {config.optim.accumulate} micro-batches; choose "
             f"a multiple of {parts}"
         )
     if micro_batch < 2:
@@ -155,8 +155,8 @@ def train_on_ranks(config: TrainConfig, recipe: str, arguments: Sequence[str]) -
     with contextlib.ExitStack() as stack:
         folder, extra_arguments = _folder_of(config, recipe), list[str]()
         if config.run.max_nodes == 1:
-            stack.enter_context(created(folder))
-            with RunFolder(folder).locked():
+            stack.enter_context(create_folder(folder))
+            with RunFolder(folder).lock():
                 pass  # fails here if it is in use, before ranks start
             extra_arguments = ["--out", str(folder)]
         if config.run.resume == "never":
@@ -183,12 +183,12 @@ def train_here(config: TrainConfig, recipe: str) -> Path:
     with contextlib.ExitStack() as stack:
         path = _folder_of(config, recipe)
         if place.is_leader:
-            stack.enter_context(created(path))
+            stack.enter_context(create_folder(path))
         run = Path(distributed.from_leader(str(path)))
         folder = RunFolder(run, console=console)
         if place.is_leader:
             patience = PATIENCE if distributed.is_worker() else 0.0
-            stack.enter_context(folder.locked(patience=patience))
+            stack.enter_context(folder.lock(patience=patience))
         _train(config, recipe, folder, place)
     distributed.finish()
     return run
@@ -226,7 +226,7 @@ def _train(config: TrainConfig, recipe: str, folder: RunFolder, place: Place) ->
     except KeyboardInterrupt:  # while loader and trackers were closed
         if trainer is None or trainer.done == trainer.first:
             raise
-        raise trainer.interrupted(signal.SIGINT) from None
+        raise trainer.interrupted_error(signal.SIGINT) from None
 
 
 def _trainer(
@@ -245,7 +245,7 @@ def _trainer(
         if resolved.start is None and config.run.init:
             console.say(load_initial_weights(method, config))
         # The loader must be idle while the step compiles: see TrainingStep.prepare.
-        resolved, step = prepared_step(resolved, method, console)
+        resolved, step = prepare_step(resolved, method, console)
     except (RuntimeError, MemoryError) as error:
         done = 0 if resolved.start is None else resolved.start.step
         if memory_error := oom_error(
@@ -286,8 +286,8 @@ def _print_summary(resolved: ResolvedConfig, loader: Loader, folder: RunFolder) 
     console.say(
         f"{config.model.method.title} {config.model.backbone} on {place.world} x {kind}, "
         f"{str(resolved.dtype).removeprefix('torch.')}, pipeline {config.data.pipeline}: "
-        f"{loader.images:,} images, {counted(loader.steps, 'step')} per epoch, "
-        f"{counted(config.optim.epochs, 'epoch')}"
+        f"{loader.images:,} images, {format_count(loader.steps, 'step')} per epoch, "
+        f"{format_count(config.optim.epochs, 'epoch')}"
     )
     console.say(f"images from {loader.source}")
     console.say(
@@ -337,7 +337,7 @@ def _bad_images(resolved: ResolvedConfig, folder: RunFolder) -> BadImages:
     )
 
 
-def prepared_step(
+def prepare_step(
     resolved: ResolvedConfig, method: Method, console: Console
 ) -> tuple[ResolvedConfig, TrainingStep]:
     """Build the training step, and prepare it unless the run is done.
@@ -360,7 +360,7 @@ def prepared_step(
     except CompilationError as error:
         console.warn(str(error))
     resolved = replace(resolved, config=without_compilation(config))
-    return prepared_step(resolved, method, console)
+    return prepare_step(resolved, method, console)
 
 
 def _begin_folder(resolved: ResolvedConfig, recipe: str, folder: RunFolder) -> None:

@@ -55,7 +55,7 @@ def without_compilation(config: TrainConfig) -> TrainConfig:
 
 
 @contextlib.contextmanager
-def compiling(config: TrainConfig) -> Iterator[None]:
+def compile_settings(config: TrainConfig) -> Iterator[None]:
     """Configure torch.compile inside the block: cache, log level, activation memory budget.
 
     Raises:

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastsiam.errors import CheckpointError, DataError
-from fastsiam.files import is_file, os_errors_as, parse_json, quoted
+from fastsiam.files import is_file, os_errors_as, parse_json, quote
 from fastsiam.pipelines.store import Store
 
 FILE = "images.npz"
@@ -81,7 +81,7 @@ class ImageList:
         except Exception as error:  # numpy and zipfile may raise anything on a corrupt archive
             raise CheckpointError(
                 f"the list of the run's images is corrupt: {path}; if the data have not changed "
-                f"since the run started, `rm {quoted(path)}`"
+                f"since the run started, `rm {quote(path)}`"
             ) from error
 
     def to_bytes(self) -> bytes:

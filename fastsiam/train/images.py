@@ -105,7 +105,7 @@ def run_images(config: TrainConfig, begun: Path | None) -> RunImages:
         blocks=None if blocks is None else blocks.astype(np.int64),
     )
     if isinstance(shuffle, Mixture):
-        notes.append(shuffle.described([str(place) for place in data.places]))
+        notes.append(shuffle.describe([str(place) for place in data.places]))
     return RunImages(
         store=store,
         opened=None if data.mixed_with else opened,

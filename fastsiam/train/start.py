@@ -13,10 +13,10 @@ from fastsiam import distributed
 from fastsiam.config import TrainConfig
 from fastsiam.config.files import run_folder
 from fastsiam.config.train import BRANCH_SETTINGS, changes_text, differences
-from fastsiam.console import rounded
+from fastsiam.console import format_number
 from fastsiam.distributed import Place
 from fastsiam.errors import CheckpointError
-from fastsiam.files import quoted
+from fastsiam.files import quote
 from fastsiam.interchange import Pretrained, load_pretrained
 from fastsiam.methods import Method, method_skeleton
 from fastsiam.methods.optim import decaying_rate
@@ -65,7 +65,7 @@ def start_of(config: TrainConfig, run: Path, place: Place) -> tuple[TrainConfig,
         if "epochs" in changed and config.optim.epochs < saved.epoch:
             raise CheckpointError(
                 f"--epochs {config.optim.epochs} is too short for this branch: its checkpoint is "
-                f"after epoch {rounded(saved.epoch)}"
+                f"after epoch {format_number(saved.epoch)}"
             )
         branch_config = replace(saved.config, optim=config.optim, model=config.model)
         checkpoint = replace(saved, config=branch_config)
@@ -86,8 +86,8 @@ def _check_same_settings(config: TrainConfig, start: Checkpoint, run: Path) -> N
     if not changed:
         return
     source = run if config.run.resume in ("auto", "never") else Path(config.run.resume)
-    path, folder = quoted(source), run_folder(source)
-    settings = "" if folder is None else f"--config {quoted(folder)} "
+    path, folder = quote(source), run_folder(source)
+    settings = "" if folder is None else f"--config {quote(folder)} "
     advice = f"or branch off with other optimizer settings (--resume {path} --out OTHER)"
     if not changed.keys() <= set(BRANCH_SETTINGS):
         advice = "or, with the same backbone, start a new run from its weights "
@@ -113,7 +113,9 @@ def _record_branch(original: Checkpoint, start: Checkpoint, path: Path) -> tuple
         "epoch": original.epoch,
         "changed": {name: {"from": old, "to": new} for name, (old, new) in changed.items()},
     }
-    message = f"branches off {path} after step {original.step:,} (epoch {rounded(original.epoch)})"
+    message = (
+        f"branches off {path} after step {original.step:,} (epoch {format_number(original.epoch)})"
+    )
     if changed:
         message += f", {changes_text(changed, between=', ')}"
     current_lr = float(original.optimizer["param_groups"][0]["lr"])
@@ -148,17 +150,17 @@ def _find_start(config: TrainConfig, run: Path) -> Start:
         elif start.step > requested.step and is_same_run:
             raise CheckpointError(
                 f"{path} is at step {requested.step:,}, but {run} is at step {start.step:,}; pass "
-                f"--resume {quoted(run)} to resume it there, or another --out to branch off"
+                f"--resume {quote(run)} to resume it there, or another --out to branch off"
             )
         elif not is_same_run and not _is_branch_of(start, origin):
             raise CheckpointError(
                 f"{run} already contains a run that did not branch off {path}; pass --resume "
-                f"{quoted(run)} to resume that run, or choose another --out for a new branch"
+                f"{quote(run)} to resume that run, or choose another --out for a new branch"
             )
         elif start.step < requested.step:
             raise CheckpointError(
                 f"{run} already contains a run at step {start.step:,}, before step "
-                f"{requested.step:,} of {path}; pass --resume {quoted(run)} to resume that run, or "
+                f"{requested.step:,} of {path}; pass --resume {quote(run)} to resume that run, or "
                 "choose another --out for a new branch"
             )
     steps = torch.tensor([-1 if start is None else start.step])
@@ -257,7 +259,7 @@ def initial_weights(config: TrainConfig) -> tuple[Pretrained, tuple[str, ...]]:
     other_stem = pretrained.model.stem != config.model.stem and not pretrained.stem_assumed
     if "backbone" not in matching_parts or other_stem:
         raise CheckpointError(
-            f"--init {quoted(config.run.init)} contains {pretrained.model.backbone} (stem "
+            f"--init {quote(config.run.init)} contains {pretrained.model.backbone} (stem "
             f"{pretrained.model.stem}, width {pretrained.model.width}), not the network of the "
             "settings; pass the same --backbone, --stem and --width"
         )

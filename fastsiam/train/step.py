@@ -28,7 +28,7 @@ from fastsiam.train.compile import (
     cache_folder,
     cause_line,
     compile_failure,
-    compiling,
+    compile_settings,
 )
 from fastsiam.views.batch import Batch
 from fastsiam.views.rng import keys
@@ -93,7 +93,7 @@ class TrainingStep:
             self._assemble()
             return ""
         start = time.perf_counter()
-        with compiling(self.config):
+        with compile_settings(self.config):
             if reason := compile_failure(self.place):
                 raise CompilationError(reason)
             self._compile()

@@ -19,7 +19,7 @@ from fastsiam.errors import (
     TrainingError,
 )
 from fastsiam.evaluate.knn import KnnResult
-from fastsiam.files import quoted
+from fastsiam.files import quote
 from fastsiam.model.numerics import FiniteCheck
 from fastsiam.run.checkpoint import Checkpoint
 from fastsiam.run.folder import RunFolder
@@ -214,7 +214,7 @@ class Trainer:
         except Signalled as stop:
             self._outcome = "KILLED"
             self._save()
-            raise self.interrupted(stop.number) from stop
+            raise self.interrupted_error(stop.number) from stop
         except (TrainingError, CheckpointError):
             raise
         except FastSiamError as error:
@@ -229,13 +229,13 @@ class Trainer:
                 raise memory_error from error
             raise
 
-    def interrupted(self, signalled: int) -> Interrupted:
+    def interrupted_error(self, signalled: int) -> Interrupted:
         """Return the error to raise after a signal; it says what is saved and how to resume."""
         message = f"{signal.Signals(signalled).name}: stopped after step {self.done:,}"
         is_saved = self._saver.saved == self.done
         message += f", saved {self._saver.path}" if is_saved else f"; {self._saver.last_good}"
         if self._saver.saved is not None:
-            message += f"; pass --resume {quoted(self._folder)} to continue from there"
+            message += f"; pass --resume {quote(self._folder)} to continue from there"
         return Interrupted(message, signalled)
 
     def _save_for(self, error: FastSiamError) -> None:

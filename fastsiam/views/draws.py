@@ -57,7 +57,7 @@ class ViewParams:
         return ViewParams(*(getattr(self, name)[:, which] for name in self.__slots__))
 
     @classmethod
-    def joined(cls, parts: Sequence[ViewParams]) -> ViewParams:
+    def concatenate(cls, parts: Sequence[ViewParams]) -> ViewParams:
         """Concatenate the parameters of several sets of images, in order."""
         columns = ([getattr(part, name) for part in parts] for name in cls.__slots__)
         return cls(*(np.concatenate(column, axis=1) for column in columns))

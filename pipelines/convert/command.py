@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from fastsiam.config import ConvertConfig
-from fastsiam.console import Console, counted, duration
+from fastsiam.console import Console, duration, format_count
 from fastsiam.errors import Interrupted, as_one_line
-from fastsiam.files import quoted
+from fastsiam.files import quote
 from fastsiam.pipelines.convert import BadImagesError, Kind, OutputFile, convert, verify
 from fastsiam.signals import exit_immediately, handle_stop_signals
 
@@ -35,9 +35,9 @@ def convert_data(kind: Kind, config: ConvertConfig) -> None:
         raise
     for file in outputs:
         print(_summary(file))
-    out = quoted(outputs[0].path.parent)
+    out = quote(outputs[0].path.parent)
     if all(file.existed for file in outputs):
-        files = " ".join(quoted(file.path) for file in outputs)
+        files = " ".join(quote(file.path) for file in outputs)
         print(f"nothing to do; to convert again, run `rm {files}` first, or choose another --out")
         return
     seconds = time.monotonic() - start
@@ -57,9 +57,9 @@ def verify_data(path: Path, *, decode: bool, workers: int) -> bool:
     for report in reports:
         for line in report.bad:
             print(as_one_line(line), file=sys.stderr)
-        state = f"NOT intact ({counted(len(report.bad), 'fault')})" if report.bad else "intact"
+        state = f"NOT intact ({format_count(len(report.bad), 'fault')})" if report.bad else "intact"
         print(
-            f"{report.path}: {state}; {counted(report.images, 'image')}, "
+            f"{report.path}: {state}; {format_count(report.images, 'image')}, "
             f"{report.bytes / 1e6:,.1f} MB, checked: {report.checked}"
         )
     return not any(report.bad for report in reports)
@@ -73,7 +73,7 @@ def _summary(file: OutputFile) -> str:
     classes = f"of {about['classes']:,} class{plural}" if about["classes"] else "unlabelled"
     prefix = "already exists: " if file.existed else ""
     return (
-        f"{prefix}{file.path}: {counted(about['images'], 'image')} {classes}, "
+        f"{prefix}{file.path}: {format_count(about['images'], 'image')} {classes}, "
         f"{about['bytes'] / 1e6:,.1f} MB ({stored}){left_out}"
     )
 

@@ -84,7 +84,7 @@ class Block(NamedTuple):
 
 
 @contextlib.contextmanager
-def locked(path: Path) -> Iterator[IO[bytes]]:
+def open_locked(path: Path) -> Iterator[IO[bytes]]:
     """Open the journal and lock it against other processes.
 
     Raises:

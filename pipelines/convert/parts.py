@@ -18,7 +18,7 @@ from fastsiam.child_process import FASTSIAM, die_with_parent
 from fastsiam.config import ConvertConfig
 from fastsiam.environment import add_package_to_path
 from fastsiam.errors import DataError, FastSiamError
-from fastsiam.files import quoted
+from fastsiam.files import quote
 from fastsiam.pipelines.convert import Kind, default_output, find_source
 from fastsiam.pipelines.convert.command import stoppable
 
@@ -50,7 +50,7 @@ def convert_parts(kind: Kind, config: ConvertConfig, words: Sequence[str]) -> No
             f"part {number} of {config.parts}: {errors[number]}; {len(errors)} of {config.parts} "
             "parts are missing; run the same command again to convert only these"
         )
-    folder = quoted(out)
+    folder = quote(out)
     print(
         f"{config.parts} parts in {folder} are one data set: use it with --data {folder}; to merge "
         f"them into one file: fastsiam convert folder --source {folder} --out FOLDER"

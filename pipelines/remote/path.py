@@ -55,7 +55,7 @@ class RemotePath(Url):
         path = cls(url.scheme, url.host, url.key, cache=cache)
         if not _BRACES.search(path.key):
             return path
-        folder, names = path.parent, expanded(path.name)
+        folder, names = path.parent, expand(path.name)
         if _BRACES.search(folder.key):
             raise DataError(f"{url} has braces before its last part; use them only in the last")
         files = folder._files(names)
@@ -176,7 +176,7 @@ def open_place(where: Path | Url, cache: Cache | None = None) -> Place:
     return where if isinstance(where, (Path, RemotePath)) else RemotePath.of(where, cache)
 
 
-def expanded(name: str) -> list[str]:
+def expand(name: str) -> list[str]:
     """Expand the braces in a name into all names that it stands for, like a shell."""
     if (match := _BRACES.search(name)) is None:
         return [name]
@@ -187,4 +187,4 @@ def expanded(name: str) -> list[str]:
     else:
         choices = match[1].split(",")
     before, after = name[: match.start()], name[match.end() :]
-    return [expansion for choice in choices for expansion in expanded(f"{before}{choice}{after}")]
+    return [expansion for choice in choices for expansion in expand(f"{before}{choice}{after}")]

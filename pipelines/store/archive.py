@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fastsiam.console import counted, tally
+from fastsiam.console import format_count, tally
 from fastsiam.errors import DataError, NoImagesError
 
 from ..remote.path import Place
@@ -255,7 +255,7 @@ def _arrange(rows: NDArray[np.void], names: list[str], texts: list[str], source:
     samples = Counter(_sample(name) for name, text in zip(names, texts, strict=True) if text)
     if several := [key for key, count in samples.items() if count > 1]:
         warn_once(
-            f"{source} has {counted(len(several), 'sample')} with several images, such as "
+            f"{source} has {format_count(len(several), 'sample')} with several images, such as "
             f"{several[0]}.*; all of them are used, also masks and depth maps"
         )
     labels = parse_labels(texts)  # ImageNet's WebDataset shards contain numbers

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from fastsiam.errors import DataError, ImageError
-from fastsiam.files import quoted
+from fastsiam.files import quote
 from fastsiam.trace import span
 
 from ..remote import RemoteFile, RemotePath
@@ -234,7 +234,7 @@ class Store(ABC):
             file.check()
         advice = self.repair
         if self.sets is None:  # a conversion reads one data set
-            source = quoted(self.origin or self.root)
+            source = quote(self.origin or self.root)
             advice += (
                 f", or convert the others: fastsiam convert folder --source {source} --skip-bad"
             )

@@ -53,7 +53,7 @@ def require_pyarrow(path: object) -> None:
 
 
 @contextlib.contextmanager
-def reading(problem: str, advice: str = "") -> Iterator[None]:
+def arrow_errors(problem: str, advice: str = "") -> Iterator[None]:
     """Convert exceptions that pyarrow raises in the block to a ``DataError``.
 
     Args:
@@ -147,7 +147,7 @@ def concatenate_labels(
         )
     if texts[0]:
         return [name for part in parts for name in part.to_pylist()]
-    with reading(f"{source} has labels that are not class numbers"):
+    with arrow_errors(f"{source} has labels that are not class numbers"):
         return np.concatenate([part.cast("int64").fill_null(-1).to_numpy() for part in parts])
 
 

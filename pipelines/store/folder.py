@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastsiam.config import AUTOMATIC, ColumnNames
-from fastsiam.console import Tally, counted, tally
+from fastsiam.console import Tally, format_count, tally
 from fastsiam.errors import DataError, NoImagesError, NoSplitError, as_one_line
 from fastsiam.files import os_errors_as, reason
 from fastsiam.kernels import library
@@ -350,7 +350,7 @@ def _of_split(
     unused = np.flatnonzero(~np.isin(row_splits, ALL_SPLIT_NAMES))
     if len(unused):
         warn_once(
-            f"{path} has {counted(len(unused), 'row')} that no split uses, such as row "
+            f"{path} has {format_count(len(unused), 'row')} that no split uses, such as row "
             f"{unused[0] + 1:,} with {_SPLIT} {str(row_splits[unused[0]])!r}; the names of splits "
             f"are {', '.join(ALL_SPLIT_NAMES)}"
         )

@@ -22,13 +22,13 @@ from numpy.typing import NDArray
 from fastsiam.config import AUTOMATIC, ColumnNames
 from fastsiam.console import tally
 from fastsiam.errors import DataError
-from fastsiam.files import quoted
+from fastsiam.files import quote
 from fastsiam.kernels.cores import cores
 
 from ..remote import RemoteFile, RemotePath
 from ..remote.path import Place
 from .base import Store
-from .columns import reading, require_pyarrow
+from .columns import arrow_errors, require_pyarrow
 from .files import FileReader, Mapped
 from .index import ROW, Index, open_index
 from .probe import Bytes
@@ -136,10 +136,10 @@ class ParquetStore(TableStore):
 
     def _random_access_error(self, reason: str) -> DataError:
         """Return the error for images that cannot be read in random order."""
-        option = f" --image-column {quoted(self._named)}" if self._named else ""
+        option = f" --image-column {quote(self._named)}" if self._named else ""
         return DataError(
             f"the images in {self.root} {reason}, so they can only be read in order; convert them: "
-            f"fastsiam convert parquet --source {quoted(self.root)}{option} --out DIR, and pass "
+            f"fastsiam convert parquet --source {quote(self.root)}{option} --out DIR, and pass "
             "--data DIR"
         )
 
@@ -154,7 +154,7 @@ class ParquetStore(TableStore):
         if not self._metadata[file].row_group(number).num_rows:
             return np.zeros(0, ROW)
         path, name = self._tables[file].path, self._tables[file].bytes
-        with reading(f"{path} is damaged"), _open_table(path, self._metadata[file]) as table:
+        with arrow_errors(f"{path} is damaged"), _open_table(path, self._metadata[file]) as table:
             schema = table.metadata.schema
             names = [schema.column(i).path for i in range(len(schema))]
             # Reading raises on corrupt column metadata, where .column() would abort the process.
@@ -185,7 +185,7 @@ class ParquetStore(TableStore):
 
         path, leaf = self._tables[file].path, self._tables[file].bytes
         with (
-            reading(f"{path} is damaged in row group {number}"),
+            arrow_errors(f"{path} is damaged in row group {number}"),
             _open_table(path, self._metadata[file]) as table,
         ):
             for batch in table.iter_batches(_BATCH, [number], [leaf], use_threads=False):
@@ -238,7 +238,7 @@ def _open_table(path: Place, metadata: Any = None) -> Any:
     """
     from pyarrow import parquet
 
-    with reading(f"{path} is not a complete parquet file"):
+    with arrow_errors(f"{path} is not a complete parquet file"):
         if isinstance(path, RemotePath):
             file = RemoteFile(path)
             reader = FileReader(file.read, 0, len(file))

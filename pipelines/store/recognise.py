@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fastsiam.config import AUTOMATIC, ColumnNames
 from fastsiam.config.urls import Url
-from fastsiam.console import counted
+from fastsiam.console import format_count
 from fastsiam.errors import DataError, NoImagesError, NoSplitError
 from fastsiam.files import os_errors_as, tilde_hint
 
@@ -220,7 +220,8 @@ def _warn_of_unused_folders(
         )
         warn_once(
             f"{root} has a folder {train.name}/ with the training images, so the images in "
-            f"{counted(len(names), 'other folder')}, such as {names[0]}/, are not used; {advice}"
+            f"{format_count(len(names), 'other folder')}, such as {names[0]}/, are not used; "
+            f"{advice}"
         )
 
 

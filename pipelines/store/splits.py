@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Literal
 
-from fastsiam.console import counted
+from fastsiam.console import format_count
 from fastsiam.errors import NoSplitError
 
 from ..remote.path import Place
@@ -48,7 +48,7 @@ def choose_split(split: Split, files: Sequence[Place], folder: Place) -> list[Pl
         if matches:
             if split == "train" and others:
                 warn_once(
-                    f"{folder} has {counted(len(others), 'file')} of no split, such as "
+                    f"{folder} has {format_count(len(others), 'file')} of no split, such as "
                     f"{others[0].name}, which are not used; to train on them too, pass them with "
                     "another --data"
                 )

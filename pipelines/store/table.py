@@ -24,7 +24,7 @@ from fastsiam.files import parse_json
 
 from ..remote.path import Place
 from .base import PlacedStore, blocks, warn_once
-from .columns import columns_of, concatenate_labels, reading, require_pyarrow
+from .columns import arrow_errors, columns_of, concatenate_labels, require_pyarrow
 from .files import Mapped
 from .index import fingerprint
 from .labels import number_classes
@@ -75,7 +75,7 @@ class TableStore(PlacedStore):
             return np.full(len(self.file), -1), ()
         columns = []
         for file, table in enumerate(self._tables):
-            with reading(f"{table.path} is damaged in column {table.label!r}"):
+            with arrow_errors(f"{table.path} is damaged in column {table.label!r}"):
                 columns.append(self._read_leaf(file, str(table.label)))
         first = self._tables[0]
         for table in self._tables:
@@ -133,7 +133,7 @@ class TableStore(PlacedStore):
         rows = np.diff(self._first_rows).tolist()
         for file, (table, count) in enumerate(zip(self._tables, rows, strict=True)):
             file_paths: list[str | None] = []
-            with contextlib.suppress(DataError), reading("no paths beside the images"):
+            with contextlib.suppress(DataError), arrow_errors("no paths beside the images"):
                 file_paths = self._read_leaf(file, f"{table.image}.path").to_pylist()
             paths += file_paths if len(file_paths) == count else [None] * count
         return paths
@@ -204,7 +204,9 @@ def is_saved_dataset(folder: Path) -> bool:
 
 def _data_files(root: Path) -> list[Path]:
     """Return the Arrow files of a saved data set, in the order of its rows."""
-    with reading(f"{root / _STATE} cannot be read", "; save the data set again, with save_to_disk"):
+    with arrow_errors(
+        f"{root / _STATE} cannot be read", "; save the data set again, with save_to_disk"
+    ):
         state = parse_json((root / _STATE).read_text())
         return [root / str(file["filename"]) for file in state["_data_files"]]
 
@@ -213,7 +215,7 @@ def _read(file: Mapped) -> Any:
     """Return an Arrow file's table, whose buffers are views into the mapping."""
     import pyarrow
 
-    with reading(f"{file.path} is not a complete Arrow stream", "; save the data set again"):
+    with arrow_errors(f"{file.path} is not a complete Arrow stream", "; save the data set again"):
         stream = pyarrow.ipc.open_stream(pyarrow.BufferReader(pyarrow.py_buffer(file.view)))
         table = stream.read_all()
         table.validate(full=True)  # by default pyarrow trusts the offsets in a file

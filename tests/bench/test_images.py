@@ -51,15 +51,15 @@ def test_containers_hold_same_images(tmp_path: Path) -> None:
     some = take_images(BenchConfig(data=str(data)), 4, tmp_path / "some", lambda text: None)
     files = open_store(some.folder, "train")
     for form in CONTAINERS:
-        stored = open_store(some.stored(form), "train")
+        stored = open_store(some.convert_to(form), "train")
         assert sorted(bytes(files.read(i)) for i in range(4)) == sorted(
             bytes(stored.read(i)) for i in range(4)
         )
         assert stored.labels.tolist() == files.labels.tolist()
         assert stored.locate(np.arange(4)) is not None  # memory-mapped, not copied
-    low, high = (some.encoded(quality).folder.rglob("*.jpg") for quality in (20, 90))
+    low, high = (some.encode(quality).folder.rglob("*.jpg") for quality in (20, 90))
     assert sum(p.stat().st_size for p in low) < sum(p.stat().st_size for p in high)
-    (pixels,) = some.stored("pixels256").glob("*.beton")
+    (pixels,) = some.convert_to("pixels256").glob("*.beton")
     assert set(BetonStore(pixels).modes.tolist()) == {RAW}
     again = take_images(BenchConfig(data=str(pixels)), 4, tmp_path / "again", lambda text: None)
     kinds = [Image.open(path).format for path in again.folder.rglob("*.*")]

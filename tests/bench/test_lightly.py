@@ -124,12 +124,12 @@ def test_settings_lightly_lacks_are_rejected(
     method: str, changes: dict[str, Any], line: str
 ) -> None:
     """Otherwise the record would have settings that the run did not use."""
-    from fastsiam.bench.lightly_methods import composed
+    from fastsiam.bench.lightly_methods import compose
 
     demo = RECIPES["demo"]()
     config = replace(demo, model=replace(demo.model, width=4, method=METHOD_CONFIGS[method]()))
     with pytest.raises(BackendError, match=line):
-        composed(with_settings(config, **changes), steps_per_epoch=3)
+        compose(with_settings(config, **changes), steps_per_epoch=3)
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -24,7 +24,7 @@ from fastsiam.distributed import StopSignals, bn_group, cores, place, start
 from fastsiam.environment import environment
 from fastsiam.errors import DeviceError
 from fastsiam.kernels.cores import own_cores
-from fastsiam.train.compile import compiling
+from fastsiam.train.compile import compile_settings
 from tests.sources import put
 
 GPUS = [0, 0, 1, 1]
@@ -186,7 +186,7 @@ def test_ranks_share_compile_threads(
     if given:
         monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", given)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
-    with inductor.patch(compile_threads=inductor.decide_compile_threads()), compiling(small):
+    with inductor.patch(compile_threads=inductor.decide_compile_threads()), compile_settings(small):
         assert inductor.compile_threads == expected
 
 

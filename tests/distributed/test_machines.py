@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import re
 import shutil
@@ -14,17 +15,16 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from threading import Timer
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from torch.distributed import DistError, TCPStore
+from torch.distributed import DistError, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.elastic.rendezvous.api import (
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -126,20 +126,31 @@ def test_missing_machine_is_one_line_error(config: TrainConfig) -> None:
     ), result.stderr
 
 
-def test_host_is_awaited_until_timeout() -> None:
+def test_host_is_awaited_until_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch would try for twice the timeout."""
     with socket.socket() as host:
         host.bind(("127.0.0.1", 0))  # refuses connections until it listens
-        address, before = host.getsockname(), time.monotonic()
+        port, now, listens_at = host.getsockname()[1], 0.0, math.inf
+
+        def sleep(seconds: float) -> None:
+            nonlocal now
+            now += seconds
+            if now >= listens_at:
+                host.listen()
+
+        clock = SimpleNamespace(monotonic=lambda: now, sleep=sleep)
+        monkeypatch.setattr(launch, "time", clock)
         with pytest.raises(RendezvousConnectionError):
-            wait_for_host(*address, 2)
-        assert 2 <= time.monotonic() - before < 4
-        Timer(1, host.listen).start()
-        wait_for_host(*address, 60)
+            wait_for_host("127.0.0.1", port, 20)
+        assert now == pytest.approx(20)
+        listens_at = 30.0
+        wait_for_host("127.0.0.1", port, 60)
+        assert now == pytest.approx(30)
 
 
 def _launch_in_vain() -> None:
-    launch.elastic_launch = Mock(return_value=Mock(side_effect=RendezvousClosedError))  # type: ignore[misc]
+    launching = Mock(return_value=Mock(side_effect=RendezvousClosedError))
+    launch.elastic_launch = launching  # type: ignore[attr-defined]
     sys.exit(launch.launch([], NodesConfig()))
 
 

@@ -23,7 +23,7 @@ from fastsiam.config.evaluate import KnnConfig
 from fastsiam.errors import DataError
 from fastsiam.evaluate.command import evaluate_knn, preflight
 from fastsiam.evaluate.features import concat_batches, feature_batches
-from fastsiam.evaluate.knn import _blocks, knn_accuracy, nearest, normalized
+from fastsiam.evaluate.knn import _blocks, knn_accuracy, nearest, normalize
 from fastsiam.methods import build_method
 from fastsiam.run.log import read_metrics
 from fastsiam.run.records import read_records
@@ -132,7 +132,7 @@ def test_half_precision_neighbours_are_within_tolerance(
     monkeypatch.setattr(fastsiam.evaluate.knn, "_BLOCK", 999)
     generator = torch.Generator().manual_seed(0)
     bank, queries = (torch.randn(n, 64, generator=generator) for n in (5000, 50))
-    cosines = normalized(queries).double() @ normalized(bank).double().T
+    cosines = normalize(queries).double() @ normalize(bank).double().T
     exact = cosines.sort(descending=True)
     parts = [(bank.to(dtype), torch.arange(len(bank)))]
     similarity, tags, _ = nearest(queries.to(dtype), parts, most=20)

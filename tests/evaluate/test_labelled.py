@@ -18,7 +18,7 @@ from fastsiam.config.evaluate import FinetuneConfig, KnnConfig, LinearConfig
 from fastsiam.errors import DataError, FastSiamError
 from fastsiam.evaluate import record_files
 from fastsiam.evaluate.command import evaluate_finetuned, evaluate_linear
-from fastsiam.evaluate.features import fingerprint, frozen
+from fastsiam.evaluate.features import fingerprint, frozen_output
 from fastsiam.evaluate.labelled import LabelledImages
 from fastsiam.evaluate.subject import open_subject
 from fastsiam.evaluate.supervised import SupervisedTraining
@@ -192,7 +192,7 @@ def test_evaluation_uses_first_data_set_of_mixture(run: Path, tmp_path: Path) ->
     other = write_images(tmp_path / "other", classes=4, each=6)
     mixture = replace(subject.data, mixed_with=(str(other),))
     images = LabelledImages(replace(subject, data=mixture), QUICK)
-    with closing(images.augmented(QUICK.batch)) as loader:
+    with closing(images.open_augmented(QUICK.batch)) as loader:
         names = [name for batch in loader.epoch(0) for name in batch.names]
     assert sorted(names) == sorted(images.train.names()) and len(names) == 24
 
@@ -216,7 +216,7 @@ def test_prime_number_of_images_is_loaded_in_large_batches(
     count = 23
     names = [f"class{i // 8}/{i % 8:03d}.jpg" for i in range(count)]
     (tmp_path / "some.txt").write_text("\n".join(names))
-    noted = Mock(wraps=frozen)
+    noted = Mock(wraps=frozen_output)
     monkeypatch.setattr("fastsiam.evaluate.labelled.frozen", noted)
     config = replace(QUICK, subset=str(tmp_path / "some.txt"), batch=4096, epochs=1)
     evaluate_linear(run, replace(config, feature_batch=4), HERE)

@@ -17,7 +17,7 @@ from torch import nn
 from fastsiam.config import TrainConfig
 from fastsiam.console import Console
 from fastsiam.distributed import Place
-from fastsiam.evaluate.features import frozen
+from fastsiam.evaluate.features import frozen_output
 from fastsiam.methods import build_method
 from fastsiam.model.batch_norm import use_view_batch_norm
 from fastsiam.model.numerics import FiniteCheck, autocast_type
@@ -196,7 +196,7 @@ def test_cuda_graphs_are_captured_only_in_prepare(
         assert loss.isfinite() and embedding.isfinite().all()
         step.method.eval()
         dtype = autocast_type(config.numerics.precision, place.device)
-        frozen(step.method.backbone, batch.view1, dtype=dtype)  # an evaluation in between
+        frozen_output(step.method.backbone, batch.view1, dtype=dtype)  # an evaluation in between
         step.method.train()
     assert calls == ["execute_node"] * 2 * 6
 

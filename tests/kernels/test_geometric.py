@@ -195,7 +195,7 @@ def test_decompression_bomb_is_rejected_without_decoding() -> None:
     assert 2 * (Image.MAX_IMAGE_PIXELS or 0) < 13500**2
     job = job_of_jpeg(13500, 13500, decode)
     job.run()
-    assert job.refused().tolist() == [0] and not calls
+    assert job.rejected_rows().tolist() == [0] and not calls
 
 
 def test_invalid_box_raises() -> None:

@@ -50,7 +50,7 @@ def decode_without_memory() -> None:
         job.run()
     again = job_of_jpeg(9000, 8000, decode)
     again.run()
-    assert again.refused().tolist() == [0]
+    assert again.rejected_rows().tolist() == [0]
 
 
 def crop_without_memory() -> None:

@@ -30,7 +30,7 @@ VIEWS = {"fastsiam": 4, "swav": 3}
 
 def build_with_same_weights(name: str) -> tuple[Method, Any]:
     """Return fastsiam's method and lightly's modules with the same weights."""
-    from fastsiam.bench.lightly_methods import composed
+    from fastsiam.bench.lightly_methods import compose
 
     method = METHOD_CONFIGS[name](**HEADS[name])
     config = TrainConfig(
@@ -44,7 +44,7 @@ def build_with_same_weights(name: str) -> tuple[Method, Any]:
         if isinstance(module, nn.BatchNorm2d):
             nn.init.uniform_(module.weight, 0.5, 1.5)
     ours.start_from({})
-    theirs: Any = composed(config, steps_per_epoch=4).train()
+    theirs: Any = compose(config, steps_per_epoch=4).train()
     for part in ("backbone", "projector", "predictor"):
         copy_weights(getattr(ours, part, None), getattr(theirs, part, None))
     if isinstance(ours, BYOL | MoCoV2):

@@ -69,8 +69,8 @@ def test_memory_rejects_wrong_sizes_and_too_many_images(
 ) -> None:
     """An image whose size differs from its header; too many images, before any is decoded."""
     with monkeypatch.context() as patch:
-        decoded = Headers.decoded
-        patch.setattr(Headers, "decoded", lambda self, index: decoded(self, index)[:9, :9])
+        decode = Headers.decode_image
+        patch.setattr(Headers, "decode_image", lambda self, index: decode(self, index)[:9, :9])
         with pytest.raises(DataError, match=r"class0/000\.jpg: it is not as large as its header"):
             open_loader("memory", images / "train")
     monkeypatch.setattr(memory_backend, "free_bytes", lambda device: 20_000)

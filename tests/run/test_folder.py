@@ -14,7 +14,7 @@ import pytest
 from fastsiam.config import TrainConfig
 from fastsiam.errors import CheckpointError, FastSiamError
 from fastsiam.run import checkpoint as checkpoints
-from fastsiam.run.folder import RunFolder, created
+from fastsiam.run.folder import RunFolder, create_folder
 from fastsiam.run.log import read_metrics
 from fastsiam.views.batch import Batch
 from tests.configs import flags, with_settings
@@ -26,7 +26,7 @@ from tests.train.runs import train_run
 
 def hold_lock(path: Path) -> None:
     """Lock a folder until killed. A forked child stays alive."""
-    with RunFolder(path).locked():
+    with RunFolder(path).lock():
         if not os.fork():
             (path / "child").write_text(str(os.getpid()))
             time.sleep(600)
@@ -41,14 +41,14 @@ def test_lock_is_exclusive_and_released_on_kill(tmp_path: Path) -> None:
         assert holder.poll() is None
         time.sleep(0.01)
     who = rf"in use by process {holder.pid} on \S+ since \d{{4}}-\d\d-\d\d \d\d:\d\d; wait for it"
-    with pytest.raises(FastSiamError, match=who), RunFolder(tmp_path).locked():
+    with pytest.raises(FastSiamError, match=who), RunFolder(tmp_path).lock():
         pass
     holder.send(signal.SIGKILL)
     while holder.poll() is None:
         time.sleep(0.01)
     child = int((tmp_path / "child").read_text())
     os.kill(child, 0)  # it still exists
-    with RunFolder(tmp_path).locked():
+    with RunFolder(tmp_path).lock():
         assert f"process {os.getpid()} on" in (tmp_path / "lock").read_text()
     assert not (tmp_path / "lock").exists()
     os.kill(child, signal.SIGKILL)
@@ -58,17 +58,17 @@ def test_new_empty_folder_is_removed(tmp_path: Path) -> None:
     """New parents are removed too. A stale lock file does not count as content."""
     run = tmp_path / "runs" / "deep" / "run"
     for _ in range(2):
-        with pytest.raises(KeyError), created(run), RunFolder(run).locked():
+        with pytest.raises(KeyError), create_folder(run), RunFolder(run).lock():
             raise KeyError
         assert os.listdir(tmp_path) == []
-    with created(run):
+    with create_folder(run):
         (run / "lock").write_text("of a rank that was killed")
     assert os.listdir(tmp_path) == []
-    with created(run):
+    with create_folder(run):
         (run / "config.json").touch()
     assert (run / "config.json").exists()
     (run / "config.json").unlink()
-    with created(run):
+    with create_folder(run):
         pass
     assert run.is_dir()  # it existed before
 
@@ -100,7 +100,7 @@ def test_second_run_in_folder_is_rejected(ranks: int, small: TrainConfig, tmp_pa
 def test_lock_of_other_process_is_kept(tmp_path: Path) -> None:
     """The folder was deleted meanwhile, and another run created and locked it again."""
     folder = RunFolder(tmp_path)
-    with folder.locked():
+    with folder.lock():
         (tmp_path / "lock").unlink()
         (tmp_path / "other").write_text("another run")
         (tmp_path / "other").rename(tmp_path / "lock")
@@ -114,7 +114,7 @@ def test_missing_lock_support_causes_warning(
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr(fcntl, "flock", none)
-    with RunFolder(tmp_path).locked():
+    with RunFolder(tmp_path).lock():
         pass
     assert "cannot be locked (No locks available); make sure" in capfd.readouterr().err
 

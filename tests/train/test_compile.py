@@ -23,7 +23,7 @@ from fastsiam.errors import BackendError
 from fastsiam.evaluate.features import concat_batches, feature_batches
 from fastsiam.methods import Output, build_method
 from fastsiam.run import checkpoint as checkpoints
-from fastsiam.train.compile import cache_folder, cause_line, compiling
+from fastsiam.train.compile import cache_folder, cause_line, compile_settings
 from fastsiam.train.resolve import with_compilation
 from fastsiam.train.step import TrainingStep
 from fastsiam.views.batch import Batch, EvalBatch
@@ -153,7 +153,7 @@ def test_inductor_cache_is_outside_tmp(tmp_path: Path, monkeypatch: pytest.Monke
         monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
         if default is not None:
             monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", default)
-        with compiling(rank_jobs.CONFIG):
+        with compile_settings(rank_jobs.CONFIG):
             assert cache_folder() == str(tmp_path / ".cache" / "fastsiam" / "torchinductor")
 
 
@@ -185,7 +185,7 @@ def test_stale_empty_libraries_are_removed_from_cache(
         library = folder / f"{name}.so"
         library.write_bytes(data)
         os.utime(library, (time.time() - age,) * 2)
-    with compiling(rank_jobs.CONFIG):
+    with compile_settings(rank_jobs.CONFIG):
         pass
     assert {path.stem for path in folder.iterdir()} == {"new", "whole"}
 

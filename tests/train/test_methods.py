@@ -15,7 +15,7 @@ import torch
 from fastsiam import __version__
 from fastsiam.config import METHOD_CONFIGS, TrainConfig
 from fastsiam.config.evaluate import FeaturesConfig, FinetuneConfig, KnnConfig, LinearConfig
-from fastsiam.console import rounded
+from fastsiam.console import format_number
 from fastsiam.environment import commit
 from fastsiam.evaluate.command import evaluate_finetuned, evaluate_knn, evaluate_linear
 from fastsiam.evaluate.feature_files import write_features
@@ -68,7 +68,7 @@ def test_run_of_every_method_is_evaluated_and_exported(
     settings = pretrained.config.model.method
     assert card.startswith(f"# ResNet-10, pre-trained with {settings.title}")
     assert settings.paper in card
-    assert all(f"| {name} | {value} |" in card for name, value in settings.described().items())
+    assert all(f"| {name} | {value} |" in card for name, value in settings.describe().items())
     for text in (
         "| data | data, 24 images |",
         "| recipe | imagenet |",
@@ -76,7 +76,7 @@ def test_run_of_every_method_is_evaluated_and_exported(
         f"Trained by fastsiam {__version__}, commit {commit()}, torch {torch.__version__}. Written",
         "**linear** (batch 8, momentum 0.9, weight_decay 0, schedule cosine per step, seed 0, "
         "optimizer lars, lars_trust 0.001, rates [0.1, 3.0], epochs 1, cached True, storage fp32)",
-        f"| 0.1 | {rounded(linear.results[0]['top1'])} | 100 |",
+        f"| 0.1 | {format_number(linear.results[0]['top1'])} | 100 |",
     ):
         assert text in card, text
     assert str(run.parent) not in card and str(tmp_path) not in card

@@ -170,7 +170,9 @@ def test_photometric_kernels_equal_reference(
     assert all(map(torch.equal, crops, before))
     assert [view.shape[2] for view in views] == [view.crop for view in config.views]
     same = reference.photometric(
-        crops, draw(config.changed(jitter_p=0, gray_p=0, blur_p=0, solarise_p=0), count), config
+        crops,
+        draw(config.changed(jitter_p=0, gray_p=0, blur_p=0, solarise_p=0), count),
+        config,
     )
     gap = max(float((a - b).abs().mean()) for a, b in zip(views, same, strict=True))
     assert gap > 0.1 or case == "blur of 1"

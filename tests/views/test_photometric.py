@@ -23,7 +23,7 @@ from torchvision.transforms import functional as TF
 from fastsiam.config import AugmentConfig
 from fastsiam.pipelines.torchvision_backend import apply_view
 from fastsiam.views.draws import draw_views
-from fastsiam.views.photometric import cpu, normalized, photometric, reference
+from fastsiam.views.photometric import cpu, normalize, photometric, reference
 from tests.views.cases import UNEQUAL
 
 FULL_CROP: dict[str, Any] = {"scale_min": 1.0, "scale_max": 1.0, "ratio_min": 1.0, "ratio_max": 1.0}
@@ -173,6 +173,6 @@ def test_normalisation_of_every_level_equals_torchvision(dtype: torch.dtype) -> 
     levels = np.arange(256, dtype=np.uint8).reshape(16, 16, 1).repeat(3, 2)
     config = AugmentConfig()
     theirs = TF.normalize(TF.to_tensor(levels), list(config.mean), list(config.std)).to(dtype)
-    ours = normalized(torch.from_numpy(levels)[None], config, dtype=dtype)
+    ours = normalize(torch.from_numpy(levels)[None], config, dtype=dtype)
     assert ours.dtype == dtype and ours.is_contiguous(memory_format=torch.channels_last)
     assert torch.equal(ours[0], theirs)

@@ -10,7 +10,7 @@ import torch
 from fastsiam.config.evaluate import FinetuneConfig, LinearConfig
 from fastsiam.distributed import Place
 from fastsiam.evaluate.accuracy import Accuracy
-from fastsiam.evaluate.features import concat_batches, feature_batches, frozen
+from fastsiam.evaluate.features import concat_batches, feature_batches, frozen_output
 from fastsiam.evaluate.knn import nearest
 from fastsiam.evaluate.supervised import SupervisedTraining
 from fastsiam.methods import build_method
@@ -62,7 +62,7 @@ def test_evaluation_disables_and_restores_cudnn_benchmark(monkeypatch: pytest.Mo
 
     for before in (True, False):
         monkeypatch.setattr(torch.backends.cudnn, "benchmark", before)
-        frozen(cast(torch.nn.Module, network), torch.zeros(2, 3, 4, 4), dtype=torch.float32)
+        frozen_output(cast(torch.nn.Module, network), torch.zeros(2, 3, 4, 4), dtype=torch.float32)
         assert torch.backends.cudnn.benchmark == before
     assert seen == [False, False]
 

@@ -13,7 +13,7 @@ import torch
 
 from fastsiam.config import TrainConfig
 from fastsiam.config.detect import DetectConfig
-from fastsiam.console import Console, counted
+from fastsiam.console import Console, format_count
 from fastsiam.distributed import Place, check_same_images
 from fastsiam.errors import DataError, FastSiamError
 from fastsiam.evaluate.record_files import RecordFiles, Show
@@ -25,7 +25,7 @@ from fastsiam.evaluate.subject import (
     short_name,
 )
 from fastsiam.interchange import Pretrained
-from fastsiam.report.markdown import averaged
+from fastsiam.report.markdown import format_mean
 from fastsiam.run.records import DataFacts, Evaluation, ImageFacts, Record
 
 from .datasets import DetectionSet, open_detection
@@ -135,7 +135,7 @@ def _plan(train: DetectionSet, val: DetectionSet, config: DetectConfig, machine:
         f"{len(train.classes)} classes",
         f"{NAMES[config.detector]}, {kind} R-CNN: {schedule.steps:,} steps of "
         f"{config.batch_size}, rate {config.lr:g}, drops at {drops}; {machine}; "
-        f"{counted(config.trials, 'trial')}",
+        f"{format_count(config.trials, 'trial')}",
     ]
 
 
@@ -189,10 +189,10 @@ def _summary(results: list[dict[str, Any]], config: DetectConfig) -> list[str]:
     for prefix, task in (("", config.task), ("mask ", f"{config.task} masks")):
         if f"{prefix}AP" in results[0]:
             figures = ", ".join(
-                f"{name} {averaged([line[name] for line in results], 1)}"
+                f"{name} {format_mean([line[name] for line in results], 1)}"
                 for name in (f"{prefix}{figure}" for figure in FIGURES)
             )
-            trials = counted(config.trials, "trial")
+            trials = format_count(config.trials, "trial")
             lines.append(f"{start}{task}, {NAMES[config.detector]}: {figures} ({trials})")
             lines.append(papers_rows(task))
     return lines

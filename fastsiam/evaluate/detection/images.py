@@ -59,7 +59,7 @@ def _order(seed: int, epoch: int, images: int) -> NDArray[np.int64]:
     return np.random.default_rng([seed, 0, epoch]).permutation(images)
 
 
-def resized(image: Image.Image, side: int, longest: int) -> Tensor:
+def resize(image: Image.Image, side: int, longest: int) -> Tensor:
     """Resize an image to (3, H, W) float32 from 0 to 1, with sides rounded as in detectron2.
 
     Args:
@@ -121,7 +121,7 @@ class TrainingImages:
         draw = draw_position(self._seed, position, len(self.used), self._sides)
         index = self.used[draw.image]
         picture, coco = self._dataset.pictures[index], self._dataset.coco
-        image = resized(self._dataset.image(index), draw.side, self._config.long_side)
+        image = resize(self._dataset.image(index), draw.side, self._config.long_side)
         size, original_size = list(image.shape[1:]), (picture.height, picture.width)
         boxes = BoundingBoxes(
             torch.from_numpy(picture.boxes), format="XYXY", canvas_size=original_size

@@ -22,7 +22,7 @@ from fastsiam.evaluate.supervised import Training
 from fastsiam.methods.optim import init_momentum_buffers
 
 from .datasets import DetectionSet
-from .images import Sample, TrainingImages, resized
+from .images import Sample, TrainingImages, resize
 from .model import Detector
 from .protocol import schedule_of
 from .scores import Detections
@@ -125,7 +125,7 @@ class DetectorTraining(Training):
 
     def _detections_of(self, dataset: DetectionSet, index: int) -> Detections:
         picture, side = dataset.pictures[index], self._schedule.sides[-1]
-        image = resized(dataset.image(index), side, self._config.long_side)
+        image = resize(dataset.image(index), side, self._config.long_side)
         with torch.no_grad():
             size = picture.height, picture.width
             (output,) = self.network([image.to(self._place.device)], sizes=[size])

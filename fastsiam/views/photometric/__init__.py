@@ -44,7 +44,7 @@ def photometric(
         return cpu.photometric(crops, params, config, dtype=dtype)
 
 
-def normalized(
+def normalize(
     crops: Tensor, config: AugmentConfig, *, dtype: torch.dtype = torch.float32
 ) -> Tensor:
     """Normalise crops without augmentation, as in evaluations.

@@ -78,7 +78,7 @@ def test_local_server_adds_latency_and_hides_other_files(tmp_path: Path) -> None
     content = bytes(range(256)) * 4000
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "one").write_bytes(content)
-    with object_storage.served(tmp_path, 0.2) as port:
+    with object_storage.serve(tmp_path, 0.2) as port:
         address = f"http://127.0.0.1:{port}/{object_storage.BUCKET}/there/one"
         for byte_range, expected in (("bytes=5-900000", content[5:900001]), ("", content)):
             began = time.monotonic()
@@ -99,7 +99,7 @@ def test_s3_clients_find_objects_on_local_server(
     pytest.importorskip("obstore", reason="needs obstore: pip install 'fastsiam[cloud]'")
     storage.pack(sorted(write_images(tmp_path / "images").rglob("*.jpg")), tmp_path / "shards")
     reconnect()
-    with object_storage.served(tmp_path, 0.0) as port:
+    with object_storage.serve(tmp_path, 0.0) as port:
         for name, value in object_storage.environment(port).items():
             monkeypatch.setenv(name, value)
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
