@@ -16,28 +16,37 @@ _LIGHTER = {
     True: "the fastest setting of fastsiam bench step would help most, then a smaller --backbone",
 }
 """Advice when the model is the bottleneck, by whether it runs on a GPU."""
+_MORE_LOADING = (
+    "more CPU cores would help most, then smaller images (fastsiam convert folder --short-side 256)"
+)
+"""Advice when loading is the bottleneck with every pipeline that can run here."""
 
 
 def finding(records: Sequence[Record]) -> str:
-    """Describe in words what limits training, from records of ``loader`` and ``train``."""
+    """Describe in words what limits training, from records of ``loader`` and ``train``.
+
+    The last sentence names the limit, and the change that would help most.
+    """
     trainings = {one.name: one for one in records if one.case == "train"}
     loaders = {one.name: one for one in records if one.case in ("loader", "decode")}
     loader = loaders.get(f"{BASELINE} views")
     ceiling, baseline = trainings.pop(CEILING, None), trainings.get(BASELINE)
-    workers = _workers(loaders.get("native views"), ceiling)
     if not (ceiling and baseline and loader):
         return f"No finding: {BASELINE}'s pipeline or training on ready tensors was not measured."
     text = (
+        f"{_workers(loaders.get('native views'), ceiling)}"
         f"{BASELINE}'s loader delivers {number(loader.images_per_second)} images/s, "
         f"the model can take {number(ceiling.images_per_second)}: "
     )
     share = min(1.0, baseline.share_of_ceiling or 0.0)  # above 1 is noise
     share_text = f"training reaches {share:.0%} of what it could"
+    lighter = _LIGHTER[ceiling.config.get("device") == "cuda"]
     if share >= _KEEPS_UP:
-        lighter = _LIGHTER[ceiling.config.get("device") == "cuda"]
-        return f"{text}the model is the bottleneck, and {share_text}; {lighter}.{workers}"
+        return f"{text}the model is the bottleneck, and {share_text}; {lighter}."
+    advice = _MORE_LOADING
     if loader.images_per_second > 2 * ceiling.images_per_second:
         text += f"the model is the bottleneck, but loading takes CPU time from it, and {share_text}"
+        advice = lighter
     else:
         text += f"data-bound, {share_text}"
     decoder = loaders.get(BACKENDS[BASELINE].decoder or "")
@@ -47,22 +56,26 @@ def finding(records: Sequence[Record]) -> str:
     fitting = [one for one in trainings.values() if would_fit(one)]
     best = max(fitting, key=lambda one: one.images_per_second)
     if best is baseline:
-        comparison = "; no other pipeline that can run here is faster" if len(trainings) > 1 else ""
-        return f"{text}{comparison}.{workers}"
+        return f"{text}; {advice}."
     share = min(1.0, best.share_of_ceiling or 0.0)
-    return f"{text}; --pipeline {best.pipeline} reaches {share:.0%}.{workers}"
+    more = (
+        ""
+        if share >= _KEEPS_UP and advice is _MORE_LOADING
+        else f", and beyond that {advice.replace(' most', '', 1)}"
+    )
+    return f"{text}; --pipeline {best.pipeline} would help most and reaches {share:.0%}{more}."
 
 
-def _workers(native: Record | None, ceiling: Record | None) -> str:
+def _workers(native: Record | None, ceiling: Record) -> str:
     """Return a sentence on how many threads ``--workers auto`` would choose; empty if unknown."""
-    if native is None or ceiling is None:
+    if native is None:
         return ""
     max_workers = int(native.config["workers"])
     needed = native.cpu_seconds_per_image * ceiling.images_per_second
     workers = min((n for n in thread_counts(max_workers) if n >= needed), default=max_workers)
     return (
-        f" With --pipeline native, --workers auto would choose about {workers} of {max_workers} "
-        f"loader threads: the model's images/s keep {number(needed)} cores busy loading."
+        f"With --pipeline native, --workers auto would choose about {workers} of {max_workers} "
+        f"loader threads: the model's images/s keep {number(needed)} cores busy loading. "
     )
 
 
