@@ -203,7 +203,7 @@ class BenchConfig(Config):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuConfig(Config):
-    """Settings of ``fastsiam bench gpu``."""
+    """Settings of the stages on a GPU."""
 
     minutes: float = setting(
         9.0, "Time limit in minutes. The next call runs the stages that are left.", above=0
@@ -235,7 +235,7 @@ class GpuConfig(Config):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadlineConfig(Config):
-    """Settings of ``fastsiam bench headline``."""
+    """Settings of the runs and their goal."""
 
     data: str = setting("", "CIFAR-10, as for train. Default: $FASTSIAM_DATA, else ./data.")
     minutes: float = setting(9.0, "Time limit in minutes. The next call resumes.", above=0)
@@ -255,7 +255,7 @@ class HeadlineConfig(Config):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SoakConfig(Config):
-    """Settings of ``fastsiam bench soak``."""
+    """Settings of the runs and their faults."""
 
     minutes: float = setting(
         120.0, "Minutes to train for; the last pair of runs may take longer.", above=0
