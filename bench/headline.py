@@ -72,6 +72,7 @@ class Training:
             "tracker": "none", "width": config.width or None, "epochs": config.epochs or None,
         }  # fmt: skip
         arguments = [f"--{name}={value}" for name, value in options.items() if value is not None]
+        arguments += ["--cuda-graphs"] * (config.cuda_graphs and _has_gpu(config.device))
         return [*FASTSIAM, "train", *arguments, *_PROTOCOL]
 
     @property
@@ -159,6 +160,12 @@ class Training:
             process.wait()
         if process.returncode not in (0, SIGNALLED + signal.SIGUSR1) and not signals:
             raise child.failure(f"training of {self.method}", "evaluation")
+
+
+def _has_gpu(device: str) -> bool:
+    import torch
+
+    return device != "cpu" and torch.cuda.is_available()
 
 
 def run(config: HeadlineConfig) -> dict[str, Any]:

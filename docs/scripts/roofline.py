@@ -1,4 +1,4 @@
-"""Print the roofline of docs/performance.md: `python docs/scripts/roofline.py`.
+"""Print the rooflines of docs/performance.md and docs/benchmarks/gpu.md: run this script.
 
 Counts the least work and memory traffic of a training step, layer by layer, for one image: all its
 views, forward and backward. Weights, their gradients and the optimizer are left out because a batch
@@ -20,8 +20,8 @@ from fastsiam.config.recipes import RECIPES
 from fastsiam.methods import method_skeleton
 from fastsiam.report.markdown import markdown
 
-FLOPS = 989e12  # FLOP/s of an H200 in bfloat16 without sparsity (NVIDIA's data sheet)
-BANDWIDTH = 4.8e12  # bytes/s of the H200's memory
+FLOPS = 989e12  # FLOP/s of an H100 SXM and an H200, bfloat16, not sparse (NVIDIA's data sheets)
+BANDWIDTH = {"H100": 3.35e12, "H200": 4.8e12}  # bytes/s of their memory
 WIDTH = 2  # bytes per bfloat16
 
 
@@ -91,12 +91,12 @@ def work_of(module: nn.Module, x: int, y: int, *, first: bool) -> Layer | None:
     return None
 
 
-def seconds(counted: Sequence[Layer], *, fused: bool) -> float:
+def seconds(counted: Sequence[Layer], *, fused: bool, device: str = "H200") -> float:
     """Return the least time per image; each layer is limited by compute or by memory."""
     return sum(
         max(
             layer.flops / FLOPS,
-            (layer.fewest if fused else layer.elements) * WIDTH / BANDWIDTH,
+            (layer.fewest if fused else layer.elements) * WIDTH / BANDWIDTH[device],
         )
         for layer in counted
     )
@@ -124,5 +124,16 @@ def table() -> str:
     return markdown(heads, rows)
 
 
+def headline() -> str:
+    """Return the table of the least minutes for FastSiam's 200 epochs of CIFAR-10's images."""
+    config = RECIPES["fastsiam_cifar10"]()
+    counted, images = layers(config), 50_000 * config.optim.epochs
+    rows = []
+    for device in BANDWIDTH:
+        least = seconds(counted, fused=False, device=device)
+        rows.append([device, f"{1 / least:,.0f}", f"{images * least / 60:.1f}"])
+    return markdown(["", "images/s at most (four views)", "minutes for 200 epochs"], rows)
+
+
 if __name__ == "__main__":
-    print(table())
+    print(f"{table()}\n\n{headline()}")

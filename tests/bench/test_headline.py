@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from fastsiam.bench.config import HeadlineConfig
 from fastsiam.bench.headline import PICTURE, RECORD, Training, run
@@ -48,6 +49,16 @@ def test_signal_is_sent_to_run_once(number: signal.Signals, tmp_path: Path) -> N
         wait_for_text(heard, process, f"{signal.SIGTERM} ")
     assert process.wait(60).returncode == 128 + number
     assert heard.read_text() == f"signals: {signal.SIGTERM} "
+
+
+def test_cuda_graphs_are_used_on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    def uses_graphs(**settings: Any) -> bool:
+        return "--cuda-graphs" in Training("simsiam", HeadlineConfig(**settings)).command
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert not uses_graphs()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert uses_graphs() and not uses_graphs(cuda_graphs=False) and not uses_graphs(device="cpu")
 
 
 def _train_for_ever(heard: Path, out: Path) -> None:

@@ -16,8 +16,9 @@ def roofline() -> dict[str, Any]:
     return runpy.run_path(str(ROOT / "docs/scripts/roofline.py"))
 
 
-def test_performance_page_contains_roofline_table(roofline: dict[str, Any]) -> None:
+def test_pages_contain_roofline_tables(roofline: dict[str, Any]) -> None:
     assert roofline["table"]() in (ROOT / "docs" / "performance.md").read_text()
+    assert roofline["headline"]() in (ROOT / "docs" / "benchmarks" / "gpu.md").read_text()
 
 
 def test_resnet50_flops_match_published_value(roofline: dict[str, Any]) -> None:
