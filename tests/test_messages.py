@@ -22,7 +22,7 @@ def find_unquoted_paths(tree: ast.Module) -> Iterator[str]:
     """Yield the unquoted paths in a module's commands."""
     known = set(_NOT_PATHS)
     for node in ast.walk(tree):
-        if isinstance(node, ast.Assign) and "quoted(" in ast.unparse(node.value):
+        if isinstance(node, ast.Assign) and "quote(" in ast.unparse(node.value):
             names = [name for target in node.targets for name in ast.walk(target)]
             known |= {name.id for name in names if isinstance(name, ast.Name)}
     for node in ast.walk(tree):
@@ -31,7 +31,7 @@ def find_unquoted_paths(tree: ast.Module) -> Iterator[str]:
         for before, value in zip(node.values, node.values[1:], strict=False):
             if isinstance(before, ast.Constant) and isinstance(value, ast.FormattedValue):
                 text = ast.unparse(value.value)
-                safe = text in known or text.startswith("quoted(")
+                safe = text in known or text.startswith("quote(")
                 if _BEFORE_PATH.search(str(before.value)) and not safe:
                     yield f"line {node.lineno}: {str(before.value)[-30:]}{{{text}}}"
 
@@ -42,7 +42,7 @@ def test_paths_in_commands_are_quoted() -> None:
         for path in MODULES.values()
         for one in find_unquoted_paths(parse_module(path))
     ]
-    assert not errors, "\n".join(["not quoted (fastsiam.files.quoted):", *errors])
+    assert not errors, "\n".join(["not quoted (fastsiam.files.quote):", *errors])
 
 
 def test_quoting_and_detection_of_unquoted_paths() -> None:

@@ -217,7 +217,7 @@ def test_prime_number_of_images_is_loaded_in_large_batches(
     names = [f"class{i // 8}/{i % 8:03d}.jpg" for i in range(count)]
     (tmp_path / "some.txt").write_text("\n".join(names))
     noted = Mock(wraps=frozen_output)
-    monkeypatch.setattr("fastsiam.evaluate.labelled.frozen", noted)
+    monkeypatch.setattr("fastsiam.evaluate.labelled.frozen_output", noted)
     config = replace(QUICK, subset=str(tmp_path / "some.txt"), batch=4096, epochs=1)
     evaluate_linear(run, replace(config, feature_batch=4), HERE)
     sizes = [len(call.args[1]) for call in noted.call_args_list]

@@ -15,7 +15,7 @@ from fastsiam.trace import span
 from fastsiam.views.batch import Crops
 from fastsiam.views.draws import ViewParams
 
-__all__ = ["normalized", "photometric"]
+__all__ = ["normalize", "photometric"]
 
 
 def photometric(
