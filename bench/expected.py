@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from fastsiam.bench.records import Record
 from fastsiam.bench.tables import number
-from fastsiam.report.markdown import markdown
+from fastsiam.markdown import markdown
 
 DEVICES = ("H100", "H200")
 Bounds = tuple[float, float]

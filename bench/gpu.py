@@ -40,8 +40,8 @@ from fastsiam.files import (
     write_json,
 )
 from fastsiam.kernels.cores import cores
+from fastsiam.markdown import markdown
 from fastsiam.pipelines.backends import BACKENDS
-from fastsiam.report.markdown import markdown
 from fastsiam.run.log import read_metrics
 from fastsiam.signals import exit_after_signal, handle_stop_signals
 

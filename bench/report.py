@@ -6,7 +6,7 @@ Only reads records: imports neither torch nor any code that measures.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from fastsiam.bench import soak as soaks
@@ -25,8 +25,6 @@ from fastsiam.files import (
 )
 from fastsiam.report.drawing import png
 from fastsiam.report.page import Figure, Section, Table, flat, render, text_of
-from fastsiam.study import record as studies_of
-from fastsiam.study import table as studies
 
 _OPENING = re.compile(r"<!-- (bench|study|soak): (\S+?)(?: ([^\s:]+))?(?:: (.+?))? -->")
 """The marker above a table: kind, path, case and rows."""
@@ -78,7 +76,7 @@ def write_report(files: Sequence[Path], out: Path) -> list[Path]:
     return [out / name for name in contents]
 
 
-def renew(readme: Path, root: Path) -> list[str]:
+def renew(readme: Path, root: Path, *, study_table: Callable[[Path], str]) -> list[str]:
     """Regenerate the tables in a Markdown file from records.
 
     A table and its caption are between the lines ``<!-- bench: PATH CASE -->`` and
@@ -90,6 +88,7 @@ def renew(readme: Path, root: Path) -> list[str]:
     Args:
         readme: the Markdown file. Only its tables change.
         root: the folder that each PATH is relative to.
+        study_table: returns the table of a study's record.
 
     Returns:
         "PATH CASE" of each table, as written in the file.
@@ -113,7 +112,7 @@ def renew(readme: Path, root: Path) -> list[str]:
         renewed.append(f"{path} {case}" if case else path)
         with value_errors_as_data_error(root / path):
             if kind == "study":
-                block = studies.as_markdown(studies_of.read_record(root / path))
+                block = study_table(root / path)
             elif kind == "soak":
                 block = soaks.as_markdown(soaks.read_record(root / path))
             elif case == "finding":

@@ -33,8 +33,8 @@ from fastsiam.config import Pipeline
 from fastsiam.console import Console, duration
 from fastsiam.errors import BackendError, CheckpointError, DataError, FastSiamError
 from fastsiam.files import os_errors_as, parse_json, write_json
+from fastsiam.markdown import markdown
 from fastsiam.pipelines.backends import BACKENDS, CEILING
-from fastsiam.report.markdown import markdown
 from fastsiam.run.log import read_metrics
 from fastsiam.run.records import check_targets
 from fastsiam.signals import exit_after_signal, handle_stop_signals

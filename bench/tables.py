@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from fastsiam.bench.peers import PEERS
 from fastsiam.bench.records import Record
-from fastsiam.report.markdown import markdown
+from fastsiam.markdown import markdown
 
 Column = tuple[str, Callable[[Record], str]]
 """A heading, and a function that formats a record's cell."""

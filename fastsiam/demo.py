@@ -27,8 +27,8 @@ from fastsiam.console import tally
 from fastsiam.errors import DataError
 from fastsiam.evaluate.command import evaluate_knn, evaluate_linear
 from fastsiam.files import os_errors_as, require_local
+from fastsiam.pictures import save_picture
 from fastsiam.pipelines.convert.command import convert_data
-from fastsiam.report.pictures import save_picture
 from fastsiam.report.run import write_report
 from fastsiam.report.views import show_views
 from fastsiam.run.log import read_metrics

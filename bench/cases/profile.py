@@ -32,10 +32,10 @@ from fastsiam.bench.runner import Runner, Task
 from fastsiam.bench.session import Session
 from fastsiam.config import DataConfig, Pipeline, PipelineSetting, TrainConfig
 from fastsiam.files import atomic_write_for_user
+from fastsiam.markdown import markdown
 from fastsiam.pipelines import open_store
 from fastsiam.pipelines.automatic import choose_pipeline
 from fastsiam.pipelines.backends import CEILING
-from fastsiam.report.markdown import markdown
 from fastsiam.run.records import check_targets
 from fastsiam.views.batch import Batch
 

@@ -17,8 +17,8 @@ from torchvision.models.resnet import BasicBlock, Bottleneck
 
 from fastsiam.config import TrainConfig
 from fastsiam.config.recipes import RECIPES
+from fastsiam.markdown import markdown
 from fastsiam.methods import method_skeleton
-from fastsiam.report.markdown import markdown
 
 FLOPS = 989e12  # FLOP/s of an H100 SXM and an H200, bfloat16, not sparse (NVIDIA's data sheets)
 BANDWIDTH = {"H100": 3.35e12, "H200": 4.8e12}  # bytes/s of their memory

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fastsiam.config import ModelConfig
+from fastsiam.markdown import markdown
 from fastsiam.methods import method_skeleton
-from fastsiam.report.markdown import markdown
 
 SPEED = 3_000.0  # images/s of one GPU: measured on an H100 (docs/benchmarks/gpu.md)
 NETWORK = 50e9  # bytes/s of each GPU to other machines: a 400 Gb/s card each, as in a DGX H100

@@ -164,5 +164,13 @@ def report(
     for path in write_report(files, out) if files else ():
         print(f"wrote {path}")
     if readme:
-        for marker in renew(readme, readme.parent):
+        for marker in renew(readme, readme.parent, study_table=_study_table):
             print(f"updated {marker} in {readme}")
+
+
+def _study_table(path: Path) -> str:
+    """Return the Markdown table of a study's record."""
+    from fastsiam.study.record import read_record
+    from fastsiam.study.table import as_markdown
+
+    return as_markdown(read_record(path))

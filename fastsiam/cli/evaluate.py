@@ -122,7 +122,7 @@ def neighbours(run: Network, config: NeighboursConfig) -> None:
     from fastsiam import distributed
     from fastsiam.evaluate.feature_files import write_neighbours
     from fastsiam.model.numerics import check_precision
-    from fastsiam.report.pictures import check_picture
+    from fastsiam.pictures import check_picture
 
     out = Path(config.out)
     with usage_errors():

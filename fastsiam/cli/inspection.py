@@ -52,7 +52,7 @@ def views(
 
     --config RUN shows the views of a run.
     """
-    from fastsiam.report.pictures import check_outside, check_picture, save_picture
+    from fastsiam.pictures import check_outside, check_picture, save_picture
     from fastsiam.report.views import show_views
 
     names: list[Any] = (pipeline or data.pipeline).split(",")

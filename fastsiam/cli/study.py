@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fastsiam.cli.options import Commands, usage_errors
+from fastsiam.config import DataConfig
 from fastsiam.config.detect import DetectConfig
 from fastsiam.config.setting import check_name, settings_of
 from fastsiam.config.study import (
@@ -59,18 +60,33 @@ def run(names: Names, config: StudyRunConfig) -> None:
 
     Finished runs are skipped, interrupted ones resume, and rows shared by several studies run once.
     """
-    from fastsiam.study.runner import check, execute_runs, images
+    from fastsiam.study.runner import check, execute_runs
     from fastsiam.study.runs import folder_of, runs_of
     from fastsiam.study.scales import scale
 
     studies = _studies(names)
     size = scale(config.scale, epochs=config.epochs)
-    size = size.on(images(size, config), gpus=config.gpus, device=config.device)
+    size = size.on(_images(config), gpus=config.gpus, device=config.device)
     seeds = range(config.seeds or size.seeds)
     runs = runs_of(studies, size, folder_of(config), seeds=seeds, linear=config.linear)
     with usage_errors():
         check(runs)
     execute_runs(runs, config)
+
+
+def _images(config: StudyRunConfig) -> str:
+    """Return the folder of a scale's images; generate the demo's images if they are missing.
+
+    Raises:
+        DataError: the images cannot be generated.
+    """
+    if config.scale != "demo":
+        return str(DataConfig(data=config.data).root)
+    from fastsiam.demo import make_images_once
+
+    folder = Path(config.out) / "images"
+    make_images_once(folder)
+    return str(folder)
 
 
 @app.command()

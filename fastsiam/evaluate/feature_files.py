@@ -20,10 +20,10 @@ from fastsiam.evaluate.features import concat_batches, group_batches, no_feature
 from fastsiam.evaluate.knn import nearest
 from fastsiam.evaluate.subject import Subject, open_subject
 from fastsiam.files import as_utf8, atomic_write, os_errors_as
+from fastsiam.pictures import Captioned, check_outside, picture_grid, save_picture
 from fastsiam.pipelines import open_split
 from fastsiam.pipelines.store import Split
 from fastsiam.pipelines.subsets import open_with_holdout
-from fastsiam.report.pictures import Captioned, check_outside, picture_grid, save_picture
 from fastsiam.run.records import check_targets
 from fastsiam.views.batch import EvalLoader
 

@@ -17,8 +17,8 @@ from fastsiam.errors import DataError
 from fastsiam.files import atomic_write_for_user, value_errors_as_data_error
 from fastsiam.interchange.card import preprocessing
 from fastsiam.interchange.pretrained import Input
+from fastsiam.markdown import format_mean
 from fastsiam.report.drawing import escape
-from fastsiam.report.markdown import format_mean
 from fastsiam.report.page import Figure, Section, Table, flat, render, text_of
 from fastsiam.run.log import read_metrics
 from fastsiam.run.records import DataFacts, Record, TrainingDataFacts, read_records

@@ -12,9 +12,9 @@ from PIL import Image
 
 from fastsiam.config import AugmentConfig, DataConfig
 from fastsiam.errors import DataError
+from fastsiam.pictures import Captioned, denormalize, picture_grid
 from fastsiam.pipelines import build_loader, open_training_images
 from fastsiam.pipelines.automatic import with_pipeline
-from fastsiam.report.pictures import Captioned, denormalize, picture_grid
 from fastsiam.views.batch import Batch
 
 
@@ -41,7 +41,7 @@ def show_views(
     sources = [with_pipeline(source, store, cpu) for source in sources]
     batches = [_first_batch(x, augment, images=images, epoch=epoch, seed=seed) for x in sources]
     views = [
-        (f"{source.pipeline} {number}", denormalize(view, augment))
+        (f"{source.pipeline} {number}", denormalize(view, augment.mean, augment.std))
         for source, batch in zip(sources, batches, strict=True)
         for number, view in enumerate(batch.views, 1)
     ]

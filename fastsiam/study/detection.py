@@ -29,8 +29,8 @@ from fastsiam.evaluate.subject import open_network
 from fastsiam.files import atomic_write_for_user, os_errors_as, parse_json, quote, write_json
 from fastsiam.interchange import Input, Pretrained, weight_files
 from fastsiam.interchange.export import plain_content
+from fastsiam.markdown import format_mean, markdown
 from fastsiam.methods import build_method
-from fastsiam.report.markdown import format_mean, markdown
 from fastsiam.run.records import Record
 from fastsiam.study.catalogue import STUDIES
 from fastsiam.study.runs import run_command, runs_of

@@ -12,10 +12,8 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import cycle, islice
-from pathlib import Path
 
 from fastsiam.child_process import FASTSIAM, Child
-from fastsiam.config import DataConfig
 from fastsiam.config.study import StudyRunConfig
 from fastsiam.console import Console, duration
 from fastsiam.errors import DataError, FastSiamError, Interrupted
@@ -24,25 +22,9 @@ from fastsiam.kernels import cores
 from fastsiam.signals import handle_stop_signals, signal_name
 from fastsiam.study.record import Result, read_result
 from fastsiam.study.runs import Run, images_digest
-from fastsiam.study.scales import Scale
 
 _TICK = 0.1
 """Seconds between two polls of the processes."""
-
-
-def images(scale: Scale, config: StudyRunConfig) -> str:
-    """Return the folder of a scale's images; generate the demo's images if they are missing.
-
-    Raises:
-        DataError: the images cannot be generated.
-    """
-    if scale.name != "demo":
-        return str(DataConfig(data=config.data).root)
-    from fastsiam.demo import make_images_once
-
-    folder = Path(config.out) / "images"
-    make_images_once(folder)
-    return str(folder)
 
 
 def check(runs: Sequence[Run]) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from html import escape
 from typing import Any
 
-from fastsiam.report.markdown import format_mean, markdown
+from fastsiam.markdown import format_mean, markdown
 from fastsiam.study.catalogue import ORIGINAL, Claim
 from fastsiam.study.record import RowRecord, StudyRecord
 from fastsiam.study.verdicts import judge_all

@@ -11,8 +11,8 @@ from PIL import Image
 
 from fastsiam.config import DataConfig, TrainConfig
 from fastsiam.errors import DataError
+from fastsiam.pictures import Captioned
 from fastsiam.report import views
-from fastsiam.report.pictures import Captioned
 from fastsiam.report.views import show_views
 from tests.processes import fastsiam
 

@@ -25,7 +25,7 @@ from fastsiam.evaluate.subject import (
     short_name,
 )
 from fastsiam.interchange import Pretrained
-from fastsiam.report.markdown import format_mean
+from fastsiam.markdown import format_mean
 from fastsiam.run.records import DataFacts, Evaluation, ImageFacts, Record
 
 from .datasets import DetectionSet, open_detection

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageOps
-from torch import Tensor
 
-from fastsiam.config import AugmentConfig
 from fastsiam.errors import FastSiamError, as_one_line
 from fastsiam.files import atomic_write_for_user, quote
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Captioned = tuple[Image.Image, str, bool | None]
 """A picture, its caption, and whether that is good news (True), bad news (False) or neither."""
@@ -58,10 +60,10 @@ def save_picture(picture: Image.Image, path: Path) -> None:
         picture.save(temporary, format=Image.registered_extensions()[path.suffix.lower()])
 
 
-def denormalize(views: Tensor, config: AugmentConfig) -> NDArray[np.uint8]:
+def denormalize(views: Tensor, mean: Sequence[float], std: Sequence[float]) -> NDArray[np.uint8]:
     """Undo the normalisation of views: (N, 3, S, S) float to (N, S, S, 3) uint8."""
     x = views.float().cpu().permute(0, 2, 3, 1).numpy()
-    return np.rint((x * config.std + config.mean) * 255).clip(0, 255).astype(np.uint8)
+    return np.rint((x * std + mean) * 255).clip(0, 255).astype(np.uint8)
 
 
 def picture_grid(
