@@ -40,9 +40,12 @@ NATIVE_TESTS  := tests/kernels tests/views/test_photometric.py \
 TWO_RANKS     := tests/train/test_signals.py::test_training_runs_under_torchrun
 CASES         ?= 500
 
-MEASURED := COVERAGE_FILE=$(COVERAGE)/data $(TEST) --cov --cov-context=test --cov-report=
+# Left out: tests of what forked processes write, because coverage writes there, too.
+MEASURED := COVERAGE_FILE=$(COVERAGE)/data $(TEST) --cov --cov-context=test --cov-report= \
+            --deselect tests/pipelines/test_shutdown.py::test_loader_in_forked_process_is_rejected \
+            --deselect tests/fuzz/test_fuzz.py::test_readers_handle_corrupt_files
 
-.PHONY: demo test test-all test-oldest memory-check arm-check coverage docs gpu dist lint lock mutants soak
+.PHONY: demo test test-all test-oldest memory-check arm-check coverage docs fuzz gpu dist lint lock mutants soak
 
 demo: $(VENV)/installed        ## a small end-to-end run: images, training, kNN, report
 	rm -rf runs/demo
@@ -87,6 +90,9 @@ mutants: $(VENV)/installed     ## mutations that no test detects; run again to c
 	$(PYTHON) -m pip --python $(PY) install --quiet "mutmut>=3.8"
 	PYTHONPATH="$(CURDIR)/mutants" OMP_NUM_THREADS=1 $(PY) -m mutmut run --max-children $(JOBS) $(MUTANTS)
 	$(PY) -m mutmut results
+
+fuzz: $(VENV)/installed        ## read CASES corrupt files of each kind; another SEED makes others
+	$(PY) -m tests.fuzz --cases $(CASES) --seed $(SEED) --jobs $(JOBS)
 
 docs: $(VENV)/installed        ## build the site in site/; fails on dead links and pages outside the menu
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet
