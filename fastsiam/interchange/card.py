@@ -86,7 +86,7 @@ def model_card(pretrained: Pretrained, *, format: str, file: str, results: Seque
         depth=arch.removeprefix("resnet"),
         format=format,
         file=file,
-        quote=quote(file),
+        quoted=quote(file),
         code="" if format == "detectron2" else snippet(pretrained, format, file),
         program=AUTHORS[format].program.format(arch=arch) if format in AUTHORS else "",
         data=data,
