@@ -124,6 +124,8 @@ def test_simsiam_layout_loads_strictly(tmp_path: Path) -> None:
     )
     out = tmp_path / "checkpoint_0007.pth.tar"
     export_weights(load_pretrained(tmp_path / "run"), format="simsiam", out=out)
+    card = out.with_name(f"{out.name}.md").read_text()
+    assert "--pretrained checkpoint_0007.pth.tar ..." in card
     content = torch.load(out, weights_only=True)
     assert (content["arch"], content["epoch"]) == ("resnet18", 7)
     assert not content["state_dict"]["module.encoder.fc.6.bias"].any()
