@@ -12,14 +12,12 @@ from fastsiam.pipelines.tuning import thread_counts
 _KEEPS_UP = 0.95
 """Share of the ceiling from which the model counts as the bottleneck."""
 _LIGHTER = {
-    False: "a GPU would help most, then a smaller --backbone or --crop",
-    True: "the fastest setting of fastsiam bench step would help most, then a smaller --backbone",
+    False: ("a GPU", "a smaller --backbone or --crop"),
+    True: ("the fastest setting of fastsiam bench step", "a smaller --backbone"),
 }
-"""Advice when the model is the bottleneck, by whether it runs on a GPU."""
-_MORE_LOADING = (
-    "more CPU cores would help most, then smaller images (fastsiam convert folder --short-side 256)"
-)
-"""Advice when loading is the bottleneck with every pipeline that can run here."""
+"""What helps most, and next, when the model is the bottleneck, by whether it runs on a GPU."""
+_MORE_LOADING = "more CPU cores", "smaller images (fastsiam convert folder --short-side 256)"
+"""What helps most, and next, when loading is the bottleneck with every pipeline that runs here."""
 
 
 def finding(records: Sequence[Record]) -> str:
@@ -40,30 +38,31 @@ def finding(records: Sequence[Record]) -> str:
     )
     share = min(1.0, baseline.share_of_ceiling or 0.0)  # above 1 is noise
     share_text = f"training reaches {share:.0%} of what it could"
-    lighter = _LIGHTER[ceiling.config.get("device") == "cuda"]
+    is_data_bound, (first, then) = False, _LIGHTER[ceiling.config.get("device") == "cuda"]
     if share >= _KEEPS_UP:
-        return f"{text}the model is the bottleneck, and {share_text}; {lighter}."
-    advice = _MORE_LOADING
+        text += f"the model is the bottleneck, and {share_text}"
+        return f"{text}; {first} would help most, then {then}."
     if loader.images_per_second > 2 * ceiling.images_per_second:
         text += f"the model is the bottleneck, but loading takes CPU time from it, and {share_text}"
-        advice = lighter
     else:
         text += f"data-bound, {share_text}"
+        is_data_bound, (first, then) = True, _MORE_LOADING
     decoder = loaders.get(BACKENDS[BASELINE].decoder or "")
     if decoder and loader.cpu_seconds_per_image:  # 0 if a repeat is shorter than a clock tick
         decoding = decoder.cpu_seconds_per_image / loader.cpu_seconds_per_image
         text += f"; decoding is {decoding:.0%} of the loader's work"
     fitting = [one for one in trainings.values() if would_fit(one)]
     best = max(fitting, key=lambda one: one.images_per_second)
-    if best is baseline:
-        return f"{text}; {advice}."
     share = min(1.0, best.share_of_ceiling or 0.0)
-    more = (
-        ""
-        if share >= _KEEPS_UP and advice is _MORE_LOADING
-        else f", and beyond that {advice.replace(' most', '', 1)}"
-    )
-    return f"{text}; --pipeline {best.pipeline} would help most and reaches {share:.0%}{more}."
+    if best is baseline:
+        return f"{text}; {first} would help most, then {then}."
+    if not is_data_bound:
+        return (
+            f"{text}; {first} would help most, then {then}; "
+            f"--pipeline {best.pipeline} would reach {share:.0%}."
+        )
+    text += f"; --pipeline {best.pipeline} would help most and reaches {share:.0%}"
+    return f"{text}." if share >= _KEEPS_UP else f"{text}, then {first}, then {then}."
 
 
 def _workers(native: Record | None, ceiling: Record) -> str:

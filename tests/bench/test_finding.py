@@ -36,10 +36,11 @@ def test_finding_names_bottleneck_and_advice() -> None:
     assert "data-bound, training reaches 25%" in text and "decoding is 50%" in text
     assert text.endswith("--pipeline dali would help most and reaches 98%.")
     text = finding(build_rows(400, 1600, {"torchvision": 400, "ffcv": 900}))
-    assert "--pipeline ffcv would help most and reaches 56%, and beyond that more CPU" in text
+    assert "--pipeline ffcv would help most and reaches 56%, then more CPU cores" in text
     text = finding(build_rows(4000, 1000, {"torchvision": 800, "ffcv": 990}))
     assert "the model is the bottleneck, but loading takes CPU time from it" in text
-    assert "--pipeline ffcv would help most and reaches 99%, and beyond that a GPU would" in text
+    assert "a GPU would help most, then a smaller --backbone or --crop; --pipeline ffcv" in text
+    assert text.endswith("would reach 99%.")
     text = finding(build_rows(4000, 1000, {"torchvision": 800}))
     assert text.endswith("a GPU would help most, then a smaller --backbone or --crop.")
     text = finding(build_rows(400, 10, {"torchvision": 10, "ffcv": 10}))
