@@ -77,23 +77,8 @@ class Training:
 
     @property
     def curve(self) -> list[dict[str, float]]:
-        """The kNN evaluations: epoch, top-1 in percent, and seconds of training before each.
-
-        An epoch may end between two log lines; the seconds are interpolated.
-        """
-        lines = read_metrics(self.folder)
-        logged = [(0.0, 0.0)]
-        logged += [(x["epoch"], x["seconds"]) for x in lines if x["kind"] == "train"]
-        epochs, seconds = zip(*logged, strict=True)
-        return [
-            {
-                "epoch": line["epoch"],
-                "top1": line["top1"],
-                "seconds": float(np.interp(line["epoch"], epochs, seconds)),
-            }
-            for line in lines
-            if line["kind"] == "knn"
-        ]
+        """The kNN evaluations of the run; see ``knn_curve``."""
+        return knn_curve(self.folder)
 
     @property
     def seconds_to_goal(self) -> float | None:
@@ -166,6 +151,26 @@ def _has_gpu(device: str) -> bool:
     import torch
 
     return device != "cpu" and torch.cuda.is_available()
+
+
+def knn_curve(run: Path) -> list[dict[str, float]]:
+    """Return a run's kNN evaluations: epoch, top-1 in percent, seconds of training before each.
+
+    An epoch may end between two log lines; the seconds are interpolated.
+    """
+    lines = read_metrics(run)
+    logged = [(0.0, 0.0)]
+    logged += [(x["epoch"], x["seconds"]) for x in lines if x["kind"] == "train"]
+    epochs, seconds = zip(*logged, strict=True)
+    return [
+        {
+            "epoch": line["epoch"],
+            "top1": line["top1"],
+            "seconds": float(np.interp(line["epoch"], epochs, seconds)),
+        }
+        for line in lines
+        if line["kind"] == "knn"
+    ]
 
 
 def run(config: HeadlineConfig) -> dict[str, Any]:
