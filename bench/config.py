@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 
 from fastsiam.bench.peers import PEERS
 from fastsiam.config import (
+    METHOD_CONFIGS,
     OWN_BACKBONES,
     AugmentConfig,
     DataConfig,
@@ -67,7 +68,7 @@ _LISTS: dict[str, Collection[str]] = {
     "pipelines": get_args(ImagePipeline),
     "variants": VARIANTS,
     "peers": PEERS,
-    "methods": ("simsiam", "fastsiam", "simclr", "mocov2", "byol", "swav"),
+    "methods": METHOD_CONFIGS,
 }
 """Settings of ``BenchConfig`` that are lists of names, and the names that each accepts."""
 

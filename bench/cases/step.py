@@ -21,8 +21,9 @@ from fastsiam.bench.runner import Task, compare
 from fastsiam.config import DataConfig, TrainConfig
 from fastsiam.distributed import Place
 from fastsiam.errors import BackendError
-from fastsiam.methods import SimSiam, build_method
+from fastsiam.methods import build_method
 from fastsiam.methods.optim import peak_lr
+from fastsiam.methods.simsiam import SimSiam
 from fastsiam.model.numerics import autocast_type, with_resolved_precision
 from fastsiam.pipelines import build_loader
 from fastsiam.pipelines.backends import CEILING

@@ -14,13 +14,8 @@ from .data import ImagePipeline as ImagePipeline
 from .data import Pipeline as Pipeline
 from .data import PipelineSetting as PipelineSetting
 from .methods import METHOD_CONFIGS as METHOD_CONFIGS
-from .methods import BYOLConfig as BYOLConfig
-from .methods import FastSiamConfig as FastSiamConfig
 from .methods import MethodConfig as MethodConfig
-from .methods import MoCoV2Config as MoCoV2Config
-from .methods import SimCLRConfig as SimCLRConfig
 from .methods import SimSiamConfig as SimSiamConfig
-from .methods import SwAVConfig as SwAVConfig
 from .model import OWN_BACKBONES as OWN_BACKBONES
 from .model import BackboneConfig as BackboneConfig
 from .model import ModelConfig as ModelConfig

@@ -24,7 +24,9 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from fastsiam.config import MethodConfig, MoCoV2Config, SimSiamConfig, Stem, SwAVConfig
+from fastsiam.config import MethodConfig, SimSiamConfig, Stem
+from fastsiam.config.methods.mocov2 import MoCoV2Config
+from fastsiam.config.methods.swav import SwAVConfig
 
 from .heads import Head, renumber
 

@@ -16,12 +16,6 @@ from .base import Moment as Moment
 from .base import Output as Output
 from .base import ParamGroup as ParamGroup
 from .base import Schedule as Schedule
-from .byol import BYOL as BYOL
-from .fastsiam import FastSiam as FastSiam
-from .mocov2 import MoCoV2 as MoCoV2
-from .simclr import SimCLR as SimCLR
-from .simsiam import SimSiam as SimSiam
-from .swav import SwAV as SwAV
 
 
 def build_method(config: ModelConfig, *, images: int = 0) -> Method:

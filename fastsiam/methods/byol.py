@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fastsiam.config import BYOLConfig
+from fastsiam.config.methods.byol import BYOLConfig
 from fastsiam.model.backbones import Backbone
 from fastsiam.model.heads import mlp
 from fastsiam.model.losses import negative_cosine

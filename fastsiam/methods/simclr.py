@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from fastsiam.config import SimCLRConfig
+from fastsiam.config.methods.simclr import SimCLRConfig
 from fastsiam.distributed import gather_with_gradient, rank_and_world
 from fastsiam.model.backbones import Backbone
 from fastsiam.model.heads import mlp

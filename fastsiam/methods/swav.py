@@ -14,7 +14,7 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor, nn
 
-from fastsiam.config import SwAVConfig
+from fastsiam.config.methods.swav import SwAVConfig
 from fastsiam.distributed import gather, gather_with_gradient, rank_and_world
 from fastsiam.model.backbones import Backbone
 from fastsiam.model.heads import mlp

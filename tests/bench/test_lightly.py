@@ -13,7 +13,7 @@ from PIL import Image
 
 from fastsiam.config import METHOD_CONFIGS, AugmentConfig, TrainConfig
 from fastsiam.config.evaluate import KnnConfig
-from fastsiam.config.methods import MoCoV2Config
+from fastsiam.config.methods.mocov2 import MoCoV2Config
 from fastsiam.config.recipes import RECIPES
 from fastsiam.errors import BackendError, FastSiamError
 from fastsiam.evaluate.command import evaluate_knn

@@ -18,8 +18,9 @@ from typer.testing import CliRunner
 
 from fastsiam import cli
 from fastsiam.cli.options import Commands
-from fastsiam.config import METHOD_CONFIGS, BYOLConfig, SimSiamConfig, TrainConfig
+from fastsiam.config import METHOD_CONFIGS, SimSiamConfig, TrainConfig
 from fastsiam.config.files import merge, read_settings, to_toml
+from fastsiam.config.methods.byol import BYOLConfig
 from fastsiam.config.recipes import RECIPES
 from fastsiam.config.setting import Setting, setting, settings_of
 from fastsiam.config.train import train_settings

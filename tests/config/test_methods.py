@@ -6,7 +6,10 @@ from typing import Any
 
 import pytest
 
-from fastsiam.config import FastSiamConfig, MoCoV2Config, SimSiamConfig, SwAVConfig
+from fastsiam.config import SimSiamConfig
+from fastsiam.config.methods.fastsiam import FastSiamConfig
+from fastsiam.config.methods.mocov2 import MoCoV2Config
+from fastsiam.config.methods.swav import SwAVConfig
 from fastsiam.config.recipes import RECIPES
 
 

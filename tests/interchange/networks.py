@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from fastsiam.config import ModelConfig, TrainConfig
 from fastsiam.interchange import Pretrained
 from fastsiam.interchange.export import unsupported_formats
-from fastsiam.methods import Method, SimSiam, build_method, method_skeleton
+from fastsiam.methods import Method, build_method, method_skeleton
+from fastsiam.methods.simsiam import SimSiam
 from fastsiam.run import checkpoint as checkpoints
 from fastsiam.run.checkpoint import Checkpoint
 from tests.configs import make_model_config

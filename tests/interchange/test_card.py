@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from fastsiam.config import AugmentConfig, FastSiamConfig
+from fastsiam.config import AugmentConfig
+from fastsiam.config.methods.fastsiam import FastSiamConfig
 from fastsiam.errors import DataError
 from fastsiam.interchange import export_weights, load_pretrained
 from fastsiam.run.records import TrainingDataFacts, read_records

@@ -17,11 +17,11 @@ from torch import nn
 
 from fastsiam.config import (
     OWN_BACKBONES,
-    FastSiamConfig,
-    MoCoV2Config,
     ModelConfig,
-    SwAVConfig,
 )
+from fastsiam.config.methods.fastsiam import FastSiamConfig
+from fastsiam.config.methods.mocov2 import MoCoV2Config
+from fastsiam.config.methods.swav import SwAVConfig
 from fastsiam.errors import CheckpointError
 from fastsiam.interchange import export_weights, load_pretrained
 from fastsiam.interchange.export import SHARED_RESNETS

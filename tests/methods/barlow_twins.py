@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ class BarlowTwinsConfig(MethodConfig):
     title: ClassVar[str] = "Barlow Twins"
     paper: ClassVar[str] = "[Barlow Twins](https://arxiv.org/abs/2103.03230), ICML 2021"
     builder: ClassVar[str] = f"{__name__}:BarlowTwins"
+    recipes: ClassVar[dict[str, Any]] = {"barlow-twins": {"method": "barlow-twins", "lr": 0.2}}
 
     dim: int = setting(8192, "Dimension of the embeddings, and width of the projector's layers.")
     redundancy: float = setting(

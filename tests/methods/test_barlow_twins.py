@@ -112,7 +112,7 @@ def test_user_script_trains_and_resumes_on_two_ranks(
         assert result.returncode == 0, result.stderr
         return result.stdout + result.stderr
 
-    settings = ["--recipe", "cifar10", "--method", "barlow-twins", "--data", images, "--batch", 8]
+    settings = ["--recipe", "barlow-twins", "--data", images, "--batch", 8, "--stem", "cifar"]
     settings += ["--backbone", "resnet10", "--width", 4, "--crop", 16, "--epochs", 2, "--dim", 16]
     settings += ["--device", "cpu", "--gpus", 2, "--workers", 1, "--tracker", "none"]
     settings += ["--knn-every", 0, "--log-every", 1, "--compile", "off"]
@@ -120,6 +120,8 @@ def test_user_script_trains_and_resumes_on_two_ranks(
     run("train", *settings, "--out", whole)
     run("train", *settings, "--out", resumed, "--max-steps", 2)
     output = run("train", "--resume", resumed, "--max-steps", 0)
+    config = load_pretrained(whole).config
+    assert config is not None and config.optim.lr == 0.2  # the recipe's
     assert "Barlow Twins" in output and "resuming after step 2" in output
     assert_same_runs(resumed, whole)
     weights = tmp_path / "plain.pt"

@@ -9,7 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from fastsiam.config import BYOLConfig, MoCoV2Config, SimCLRConfig, SimSiamConfig, SwAVConfig
+from fastsiam.config import SimSiamConfig
+from fastsiam.config.methods.byol import BYOLConfig
+from fastsiam.config.methods.mocov2 import MoCoV2Config
+from fastsiam.config.methods.simclr import SimCLRConfig
+from fastsiam.config.methods.swav import SwAVConfig
 from fastsiam.views.batch import Batch
 from tests.methods import formulas, related_formulas
 from tests.methods.formulas import Array, Weights

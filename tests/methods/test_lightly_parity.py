@@ -12,7 +12,10 @@ import torch
 from torch import nn
 
 from fastsiam.config import METHOD_CONFIGS, AugmentConfig, ModelConfig, OptimConfig, TrainConfig
-from fastsiam.methods import BYOL, Method, MoCoV2, SwAV, build_method
+from fastsiam.methods import Method, build_method
+from fastsiam.methods.byol import BYOL
+from fastsiam.methods.mocov2 import MoCoV2
+from fastsiam.methods.swav import SwAV
 
 pytest.importorskip("lightly", reason="needs lightly: pip install lightly")
 

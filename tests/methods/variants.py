@@ -7,15 +7,15 @@ from typing import Any
 
 from fastsiam.config import (
     AugmentConfig,
-    BYOLConfig,
-    FastSiamConfig,
     MethodConfig,
-    MoCoV2Config,
-    SimCLRConfig,
     SimSiamConfig,
-    SwAVConfig,
     TrainConfig,
 )
+from fastsiam.config.methods.byol import BYOLConfig
+from fastsiam.config.methods.fastsiam import FastSiamConfig
+from fastsiam.config.methods.mocov2 import MoCoV2Config
+from fastsiam.config.methods.simclr import SimCLRConfig
+from fastsiam.config.methods.swav import SwAVConfig
 from tests.configs import with_settings
 
 SYMMETRIC = ((0, (1,)), (1, (0,)))

@@ -20,13 +20,13 @@ import torch
 from torch import Tensor
 
 from fastsiam.config import (
-    BYOLConfig,
-    MoCoV2Config,
-    SimCLRConfig,
     SimSiamConfig,
-    SwAVConfig,
     TrainConfig,
 )
+from fastsiam.config.methods.byol import BYOLConfig
+from fastsiam.config.methods.mocov2 import MoCoV2Config
+from fastsiam.config.methods.simclr import SimCLRConfig
+from fastsiam.config.methods.swav import SwAVConfig
 from fastsiam.console import Console
 from fastsiam.distributed import Place
 from fastsiam.errors import FastSiamError, TrainingError
