@@ -18,6 +18,7 @@ from fastsiam.bench.config import BenchConfig
 from fastsiam.bench.images import Images
 from fastsiam.bench.records import read
 from fastsiam.bench.session import _how, run, session
+from fastsiam.config import METHOD_CONFIGS, SimSiamConfig
 from fastsiam.errors import BackendError, FastSiamError
 from fastsiam.pipelines.backends import BACKENDS
 from tests.bench.sample_records import bench, build_record, wait_for_text
@@ -173,6 +174,12 @@ def test_wrong_usage_is_rejected(tmp_path: Path) -> None:
     assert "pass a folder for the weights" in message
     message = bench("lightly", "--recipe", "demo", "--loader", "tar", code=2).output
     assert "--loader must be lightly or fastsiam" in message
+
+
+def test_methods_are_those_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(METHOD_CONFIGS, "own", SimSiamConfig)
+    assert BenchConfig(methods=("own",)).names("methods") == ("own",)
+    assert BenchConfig().names("methods") == tuple(METHOD_CONFIGS)
 
 
 def test_invalid_settings_are_rejected() -> None:
