@@ -51,7 +51,7 @@ class OptimConfig(Config):
     lr: float = setting(
         0.05, "Learning rate for a batch of 256; the peak rate is lr x batch / 256.", above=0
     )
-    momentum: float = setting(0.9, "Momentum of the optimizer.", at_least=0, below=1)
+    momentum: float = setting(0.9, "Momentum of the optimizer.", at_least=0, below=1, option=False)
     weight_decay: float = setting(
         1e-4, "Weight decay, for all parameters; with lars not for BN and biases.", at_least=0
     )
@@ -119,7 +119,9 @@ class NumericsConfig(Config):
         True, "On a GPU, use TF32 for float32 matrix products and convolutions.", option=False
     )
     channels_last: bool = setting(
-        True, "Keep images, weights and activations in channels-last memory format."
+        True,
+        "Keep images, weights and activations in channels-last memory format.",
+        option=False,
     )
     sync_bn: bool = setting(
         True, "With several ranks, compute BN statistics over the global batch."

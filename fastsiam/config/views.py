@@ -45,7 +45,9 @@ class ViewConfig(Config):
         option=False,
     )
     flip_p: float = setting(0.5, "Probability of a horizontal flip.", at_least=0, at_most=1)
-    jitter_p: float = setting(0.8, "Probability of the colour jitter.", at_least=0, at_most=1)
+    jitter_p: float = setting(
+        0.8, "Probability of the colour jitter.", at_least=0, at_most=1, option=False
+    )
     brightness: float = setting(
         0.4, "Brightness jitter: the factor is drawn from 1 - X to 1 + X.", at_least=0
     )
@@ -74,6 +76,7 @@ class ViewConfig(Config):
         "Probability of solarisation (inverting bright pixels) after the blur.",
         at_least=0,
         at_most=1,
+        option=False,
     )
     solarise_threshold: int = setting(
         128,

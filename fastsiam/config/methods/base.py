@@ -74,9 +74,11 @@ class MethodConfig(Config):
 class ProjectedConfig(MethodConfig):
     """Projector: the head whose outputs the method compares."""
 
-    projector_layers: int = setting(3, "Layers of the projection MLP.", at_least=1)
+    projector_layers: int = setting(3, "Layers of the projection MLP.", at_least=1, option=False)
     dim: int = setting(128, "Output dimension of the projector.", at_least=1)
-    projector_dim: int = setting(2048, "Width of the projector's hidden layers.", at_least=1)
+    projector_dim: int = setting(
+        2048, "Width of the projector's hidden layers.", at_least=1, option=False
+    )
 
     @property
     def hidden_widths(self) -> list[int]:

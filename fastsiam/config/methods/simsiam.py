@@ -35,11 +35,17 @@ class SimSiamConfig(MethodConfig):
     }  # fmt: skip
 
     projector_layers: int = setting(
-        3, "Layers of the projection MLP (paper: 3 on ImageNet, 2 on CIFAR-10).", at_least=1
+        3,
+        "Layers of the projection MLP (paper: 3 on ImageNet, 2 on CIFAR-10).",
+        at_least=1,
+        option=False,
     )
     dim: int = setting(2048, "Output dimension of the projector.", at_least=1)
     projector_dim: int = setting(
-        0, "Width of the projector's hidden layers; 0: same as dim (paper).", at_least=0
+        0,
+        "Width of the projector's hidden layers; 0: same as dim (paper).",
+        at_least=0,
+        option=False,
     )
     predictor_dim: int = setting(
         512, "Width of the predictor's hidden layer (paper: a quarter of dim).", at_least=1
