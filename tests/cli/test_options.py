@@ -278,6 +278,9 @@ def test_set_option_assigns_any_setting() -> None:
     assert parse("--set", "lr=3", "--lr", "4")[1].optim.lr == 4
     assert parse("--set", "method=byol")[1].model.method == BYOLConfig()
     assert "unknown setting 'lrr'; did you mean lr?" in usage_error("--set", "lrr=1")
+    for name in ("keep_memory", "keep-memory", "restarts", "extend_schedule"):
+        error = usage_error("--set", f"{name}=1")
+        assert f"{name.replace('-', '_')} was removed in version 0.3; leave it out" in error
     assert "lr must be a number, not 'fast'" in usage_error("--set", "lr=fast")
     assert "--set takes NAME=VALUE, not 'lr'" in usage_error("--set", "lr")
     assert "No such option: --lr-end; pass --set lr_end=VALUE" in usage_error("--lr-end")

@@ -114,7 +114,7 @@ def test_invalid_settings_file_is_one_line_error(
 
 
 def test_removed_settings_of_0_2_are_ignored(tmp_path: Path) -> None:
-    text = "[optim]\nlr = 0.1\nrestarts = ''\n[step]\nbatch_views = true\nbucket_mb = 25\n"
+    text = "[optim]\nlr = 0.1\nrestarts = ''\n[step]\nbatch_views = true\nbucket-mb = 25\n"
     assert read_settings(write(tmp_path, text, "a.toml")).flags == {"lr": 0.1}
 
 
