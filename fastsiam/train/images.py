@@ -30,7 +30,8 @@ from fastsiam.train.image_list import (
     with_replacements,
 )
 
-_ADVICE = "restore the data, or choose another --out for a new run"
+ADVICE = "restore the data, or choose another --out for a new run"
+"""What to do if a resumed run's data changed."""
 _ADVICE_TO_ACCEPT = (
     "restore the data, pass --data-changed accept to continue with the current images, or choose "
     "another --out for a new run"
@@ -128,7 +129,7 @@ def _open_images(data: DataConfig, image_list: ImageList | None) -> TrainingImag
             raise
         more = f" and {len(missing) - 1:,} more files" if len(missing) > 1 else ""
         raise DataError(
-            f"files of the run's images are missing: {missing[0]}{more}; {_ADVICE}"
+            f"files of the run's images are missing: {missing[0]}{more}; {ADVICE}"
         ) from error
 
 
@@ -178,14 +179,14 @@ def _locate_images(
     )
     has_names = not isinstance(store, BetonStore) or store.crc is not None  # FFCV writes no names
     if len(missing_names) == len(image_list.names) or not has_names:
-        raise CheckpointError(f"{change}; {_ADVICE}")
+        raise CheckpointError(f"{change}; {ADVICE}")
     data_fingerprint = fingerprint(names)
     if config.run.data_changed == "refuse" and image_list.accepted != data_fingerprint:
         raise CheckpointError(f"{change}; {_ADVICE_TO_ACCEPT}")
     if missing_names and image_rows(config.model):
         raise CheckpointError(
             f"{change}; {config.model.method.name} stores a row per image with these settings, "
-            f"so missing images cannot be replaced; {_ADVICE}"
+            f"so missing images cannot be replaced; {ADVICE}"
         )
     note = (
         f"{change} (accepted); each missing image is replaced by the next one in the list, and new "

@@ -20,7 +20,7 @@ from fastsiam.pipelines.automatic import Choice, choose_pipeline
 from fastsiam.pipelines.backends import BACKENDS, CEILING
 from fastsiam.run.checkpoint import Checkpoint
 from fastsiam.train.compile import without_compilation
-from fastsiam.train.images import RunImages, run_images
+from fastsiam.train.images import ADVICE, RunImages, run_images
 from fastsiam.train.memory import training_bytes
 from fastsiam.train.start import Start, start_of
 from fastsiam.train.trainer import last_step
@@ -111,7 +111,7 @@ def resolve(asked: TrainConfig, run: Path, place: Place) -> ResolvedConfig:
     if start is not None and start.images != len(images):  # the run saved no list of images
         raise CheckpointError(
             f"the data changed: {len(images):,} images now, {start.images:,} when the run started; "
-            "restore the data, or choose another --out for a new run"
+            f"{ADVICE}"
         )
     end = last_step(config, len(images) // config.optim.batch)
     config = with_compilation(config, start, end=end)
