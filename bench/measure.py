@@ -23,11 +23,13 @@ from fastsiam.bench.records import Sample
 def time_task(run: Callable[[], object]) -> Sample:
     """Run a function in this process and time it until its GPU work has finished."""
     wait_for_gpu()
-    cpu, wall = cpu_seconds(), time.perf_counter()
+    # Finding the children takes processor time of this process: its clock starts after that.
+    of_children = _child_seconds()
+    cpu, wall = time.process_time(), time.perf_counter()
     run()
     wait_for_gpu()
-    wall, cpu = time.perf_counter() - wall, cpu_seconds() - cpu
-    return Sample(wall, cpu, host_memory())
+    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+    return Sample(wall, cpu + _child_seconds() - of_children, host_memory())
 
 
 def cpu_seconds() -> float:
@@ -35,8 +37,13 @@ def cpu_seconds() -> float:
 
     Those of this process are exact, those of its children are in steps of 0.01 s.
     """
+    return time.process_time() + _child_seconds()
+
+
+def _child_seconds() -> float:
+    """Return the processor seconds of this process's children, including ended ones."""
     own = psutil.Process().cpu_times()
-    total: float = time.process_time() + own.children_user + own.children_system
+    total: float = own.children_user + own.children_system
     for process in children():
         with contextlib.suppress(psutil.Error):  # it may end in the meantime
             times = process.cpu_times()

@@ -16,7 +16,13 @@ import psutil
 import pytest
 
 from fastsiam.bench.config import BenchConfig
-from fastsiam.bench.measure import _cached_pages, cpu_seconds, drop_from_cache, host_memory
+from fastsiam.bench.measure import (
+    _cached_pages,
+    cpu_seconds,
+    drop_from_cache,
+    host_memory,
+    time_task,
+)
 from fastsiam.bench.records import Row
 from fastsiam.bench.runner import Runner, RunnerError, Task, compare
 from fastsiam.console import Console
@@ -139,6 +145,17 @@ def test_cpu_time_of_running_children_counts() -> None:
         child.stdout.readline()
         assert cpu_seconds() - before > 0.4
         child.stdin.close()
+
+
+def test_cpu_time_of_task_leaves_out_search_for_children(monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow_children() -> list[psutil.Process]:
+        end = time.process_time() + 0.2
+        while time.process_time() < end:
+            pass
+        return []
+
+    monkeypatch.setattr("fastsiam.bench.measure.children", slow_children)
+    assert time_task(lambda: None).cpu < 0.1
 
 
 def test_cached_pages_are_counted(tmp_path: Path) -> None:
