@@ -292,8 +292,8 @@ def _solo_learn_view(loading: Loading, image: Any) -> Any:
     )
 
 
-def _by_slipstream(loading: Loading) -> Epoch:
-    """slipstream's preset for SimCLR's two views, with the crop ranges of the settings.
+def slipstream_views(loading: Loading) -> list[Any]:
+    """Return slipstream's preset for SimCLR's two views, with the crop ranges of the settings.
 
     Raises:
         BackendError: the settings and the preset blur different shares of the views.
@@ -303,19 +303,27 @@ def _by_slipstream(loading: Loading) -> Epoch:
         raise BackendError(
             f"its preset blurs {_SLIPSTREAM_BLUR_P:.0%} of the views, the recipe {a.blur_p:.0%}"
         )
-    from slipstream import SlipstreamLoader
     from slipstream.decoders.numba_decoder import Compiler
     from slipstream.pipelines import simclr
+
+    Compiler.set_num_threads(min(loading.workers, len(os.sched_getaffinity(0))))
+    fields = simclr(a.crop, _scale(a), _ratio(a), device=loading.device, dtype=torch.float32)
+    views: list[Any] = fields["image"]
+    return views
+
+
+def _by_slipstream(loading: Loading) -> Epoch:
+    views = slipstream_views(loading)
+    from slipstream import SlipstreamLoader
     from slipstream.readers import SlipstreamImageFolder
 
     cache = tempfile.TemporaryDirectory()  # it copies the images' bytes into one file
     images = SlipstreamImageFolder(loading.data.data, cache_dir=Path(cache.name))
-    Compiler.set_num_threads(min(loading.workers, len(os.sched_getaffinity(0))))
     loader = SlipstreamLoader(
         images,
         batch_size=loading.batch,
         indices=np.linspace(0, len(images) - 1, loading.images).round().astype(np.int64),
-        pipelines=simclr(a.crop, _scale(a), _ratio(a), device=loading.device, dtype=torch.float32),
+        pipelines={"image": views},
         device=loading.device,
         exclude_fields=["path"],
         verbose=False,

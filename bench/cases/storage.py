@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tarfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -18,9 +18,14 @@ import torch
 from torch.utils.data import DataLoader
 
 from fastsiam.bench import object_storage
-from fastsiam.bench.cases.peers import Views, check_two_alike_views, torchvision_views
+from fastsiam.bench.cases.peers import (
+    Views,
+    check_two_alike_views,
+    slipstream_views,
+    torchvision_views,
+)
 from fastsiam.bench.images import add_to_tar
-from fastsiam.bench.peers import Peer
+from fastsiam.bench.peers import PEERS, Peer
 from fastsiam.bench.records import Record, Row
 from fastsiam.bench.runner import Loading, Task, compare
 from fastsiam.bench.session import Session
@@ -36,15 +41,15 @@ LOCAL = "local disk"
 
 
 def measure(session: Session) -> list[Record]:
-    """Measure pipelines and libraries one after the other, from each place and cache state."""
+    """Measure pipelines and libraries from each place and in each cache state."""
     check_two_alike_views(session)
     batch, folder = session.loaded_batch, session.folder / "storage"
     with ExitStack() as stack:
         images, readers = session.images(batch), _readers(session)
         files = sorted(path for path in images.folder.rglob("*") if path.is_file())
         pack(files, folder / "shards" / "tars", shard_count(session.workers))
-        if "litdata" in readers:
-            convert_for_litdata(files, folder / "shards" / "litdata")
+        for name in readers.keys() & _SAMPLES.keys():
+            convert_for_litdata(files, folder / "shards" / name, _SAMPLES[name])
         places: dict[str, tuple[int, bool]] = {LOCAL: (0, False)}  # port, whether the cache is cold
         for latency in session.config.latencies:
             port = stack.enter_context(object_storage.serve(folder / "shards", latency / 1000))
@@ -53,16 +58,17 @@ def measure(session: Session) -> list[Record]:
 
         def row(reader: str, place: str) -> Row:
             port, cold = places[place]
-            form = "litdata" if reader == "litdata" else "tars"
+            form = reader if reader in _SAMPLES else "tars"
             bucket = f"{object_storage.BUCKET}/{form}"
             remote = f"http://127.0.0.1:{port}/" if reader == "webdataset" else "s3://"
             pipeline: Any = BASELINE if reader in STREAMING else reader
+            cached = port or reader == "slipstream"  # slipstream always reads from its cache
             data = DataConfig(
                 data=remote + bucket if port else f"{folder}/shards/{form}",
                 pipeline=pipeline,
                 workers=session.workers,
                 shuffle=f"window:{_WINDOW}",
-                cache=f"{folder}/caches/{reader}-{[*places].index(place)}" if port else "",
+                cache=f"{folder}/caches/{reader}-{[*places].index(place)}" if cached else "",
                 cache_gb=50.0,
             )
             variables = object_storage.environment(port) if port else {}
@@ -82,7 +88,8 @@ def measure(session: Session) -> list[Record]:
             )
 
         rows = [row(reader, place) for reader in readers for place in places]
-        return compare(session, rows, apart=True)
+        # The runners of several latencies would not fit into memory together.
+        return compare(session, rows, apart=len(session.config.latencies) > 1)
 
 
 def _readers(session: Session) -> dict[str, str]:
@@ -150,12 +157,12 @@ def _open_pipeline(loading: Loading) -> ViewLoader:
     return loader
 
 
-def convert_for_litdata(files: list[Path], out: Path) -> None:
-    """Write images in litdata's format."""
+def convert_for_litdata(files: list[Path], out: Path, sample: Callable[[str], Any]) -> None:
+    """Write images in litdata's format; ``sample`` returns what to store of a file."""
     from litdata import optimize
 
     optimize(
-        fn=_sample,
+        fn=sample,
         inputs=[str(path) for path in files],
         output_dir=str(out),
         chunk_bytes=1 << 25,
@@ -169,35 +176,73 @@ def _sample(path: str) -> dict[str, Any]:
     return {"image": Path(path).read_bytes()}
 
 
-def _open_litdata(loading: Loading) -> Iterable[Views]:
-    """Return the batches of an epoch, shuffled by litdata."""
+def _unnamed_sample(path: str) -> list[Any]:
+    """litdata writes dicts of bytes as Arrow tables, which slipstream 0.4.0 cannot read."""
+    return [Path(path).read_bytes()]
+
+
+_SAMPLES: dict[str, Callable[[str], Any]] = {"litdata": _sample, "slipstream": _unnamed_sample}
+"""Libraries that read litdata's format, and what they store of each file."""
+
+
+def _litdata_options(loading: Loading) -> dict[str, Any] | None:
+    """Return the options with which litdata reads from the local server; None for a folder."""
     from botocore import UNSIGNED
     from botocore.config import Config
-    from litdata import StreamingDataLoader, StreamingDataset
     from litdata.streaming import downloader
 
+    if "://" not in loading.data.data:
+        return None
     downloader._OBSTORE_CLIENT_OPTIONS["allow_http"] = True  # only https by default
-    views, remote = _views_of(loading.augment), "://" in loading.data.data
+    return {  # the server needs no credentials
+        "endpoint_url": os.environ.get("AWS_ENDPOINT_URL"),
+        "region_name": os.environ.get("AWS_REGION"),
+        "config": Config(signature_version=UNSIGNED),
+    }
+
+
+def _open_litdata(loading: Loading) -> Iterable[Views]:
+    """Return the batches of an epoch, shuffled by litdata."""
+    from litdata import StreamingDataLoader, StreamingDataset
+
+    views = _views_of(loading.augment)
 
     class Images(StreamingDataset):  # type: ignore[misc]
         def __getitem__(self, index: Any) -> Views:
             return views(super().__getitem__(index)["image"])
 
-    options = {  # the server needs no credentials
-        "endpoint_url": os.environ.get("AWS_ENDPOINT_URL"),
-        "region_name": os.environ.get("AWS_REGION"),
-        "config": Config(signature_version=UNSIGNED),
-    }
     images = Images(
         loading.data.data,
         cache_dir=loading.data.cache or None,
         shuffle=True,
-        storage_options=options if remote else None,
+        storage_options=_litdata_options(loading),
     )
     loader: Iterable[Views] = StreamingDataLoader(
         images, batch_size=loading.batch, num_workers=loading.workers
     )
     return loader
+
+
+def _open_slipstream(loading: Loading) -> Iterator[Views]:
+    """Yield the batches of an epoch. An empty cache is filled first, within the clock."""
+    views = slipstream_views(loading)
+    from slipstream import SlipstreamDataset, SlipstreamLoader
+
+    os.environ["SLIPSTREAM_CACHE_DIR"] = loading.data.cache
+    images = SlipstreamDataset(
+        remote_dir=loading.data.data,
+        cache_dir=f"{loading.data.cache}/chunks",
+        storage_options=_litdata_options(loading),
+    )
+    loader = SlipstreamLoader(
+        images,
+        batch_size=loading.batch,
+        pipelines={"0": views},  # the only field of an unnamed sample
+        device=loading.device,
+        verbose=False,
+    )
+    for batch in loader:
+        yield batch["view_0"], batch["view_1"]
 
 
 def _open_webdataset(loading: Loading) -> Iterable[Views]:
@@ -253,10 +298,18 @@ STREAMING = {
         differs="Reads whole shards of 32 MiB in its own format, with boto3, and always keeps "
         "them on disk. Decodes and makes views with torchvision's transforms.v2.",
     ),
+    "slipstream": replace(
+        PEERS["slipstream"],
+        packages=(*PEERS["slipstream"].packages, "boto3"),
+        differs="Downloads all shards, in litdata's format and with litdata, and copies their "
+        "images to a second file on disk before the first batch; later epochs only read that "
+        f"file, also those from the local disk. {PEERS['slipstream'].differs}",
+    ),
 }
-"""Libraries that stream shards, by name; views are made with ``transforms.v2``."""
+"""Libraries that stream shards, by name; all but slipstream make views with ``transforms.v2``."""
 OPENERS: dict[str, Callable[[Loading], Iterable[Views]]] = {
     "webdataset": _open_webdataset,
     "litdata": _open_litdata,
+    "slipstream": _open_slipstream,
 }
 """Functions that return the batches of an epoch, for each of ``STREAMING``."""
