@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fastsiam.environment import add_package_to_path
 from fastsiam.errors import NOT_FINITE, SIGNALLED, FastSiamError
 from fastsiam.files import os_errors_as
 from fastsiam.signals import signal_name
@@ -25,6 +24,18 @@ _RANKS_LINES = 20
 """Number of last log lines to search for an error; output of other ranks may follow it."""
 _PR_SET_PDEATHSIG = 1
 """Option of prctl(2) that signals this process when the thread that started it ends."""
+
+
+def add_package_to_path() -> None:
+    """Add the package to PYTHONPATH, so that child processes find it from any folder.
+
+    Nor do they import from the current folder, which may have another copy of fastsiam, or a file
+    that is named like a module.
+    """
+    os.environ["PYTHONSAFEPATH"] = "1"
+    home, python_path = str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")
+    if home not in (python_path or "").split(os.pathsep):
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [home, python_path]))
 
 
 def own_program() -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import platform
 import shutil
 import subprocess
@@ -78,18 +77,6 @@ def _version(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
-
-
-def add_package_to_path() -> None:
-    """Add the package to PYTHONPATH, so that child processes find it from any folder.
-
-    Nor do they import from the current folder, which may have another copy of fastsiam, or a file
-    that is named like a module.
-    """
-    os.environ["PYTHONSAFEPATH"] = "1"
-    home, python_path = str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")
-    if home not in (python_path or "").split(os.pathsep):
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [home, python_path]))
 
 
 def free_bytes(device: torch.device) -> int:

@@ -20,8 +20,8 @@ PAGE = ROOT / "docs/develop/architecture.md"
 ROOMS = {
     "__main__": "cli",
     "demo": "demo",
+    "collectives": "collectives",
     "environment": "kernels",
-    "child_process": "kernels",
     "bad_image_list": "pipelines",
 }
 """Rooms of modules next to the folders, other than "base"."""

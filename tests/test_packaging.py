@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from fastsiam.environment import add_package_to_path
+from fastsiam.child_process import add_package_to_path
 from fastsiam.kernels import build, library
 from tests.conftest import ROOT
 from tests.test_architecture import MODULES

@@ -7,21 +7,21 @@ program; torch's launcher passes each its rank in environment variables.
 from __future__ import annotations
 
 from fastsiam.child_process import is_worker as is_worker
+from fastsiam.collectives import check_same_images as check_same_images
+from fastsiam.collectives import closing_unless_lost as closing_unless_lost
+from fastsiam.collectives import complete as complete
+from fastsiam.collectives import from_all as from_all
+from fastsiam.collectives import from_leader as from_leader
+from fastsiam.collectives import gather as gather
+from fastsiam.collectives import gather_uneven as gather_uneven
+from fastsiam.collectives import gather_with_gradient as gather_with_gradient
+from fastsiam.collectives import mean_across_ranks as mean_across_ranks
+from fastsiam.collectives import minimum_across_ranks as minimum_across_ranks
+from fastsiam.collectives import peer_is_gone as peer_is_gone
+from fastsiam.collectives import peer_is_late as peer_is_late
+from fastsiam.collectives import rank_and_world as rank_and_world
+from fastsiam.collectives import sum_across_ranks as sum_across_ranks
 
-from .collectives import check_same_images as check_same_images
-from .collectives import closing_unless_lost as closing_unless_lost
-from .collectives import complete as complete
-from .collectives import from_all as from_all
-from .collectives import from_leader as from_leader
-from .collectives import gather as gather
-from .collectives import gather_uneven as gather_uneven
-from .collectives import gather_with_gradient as gather_with_gradient
-from .collectives import mean_across_ranks as mean_across_ranks
-from .collectives import minimum_across_ranks as minimum_across_ranks
-from .collectives import peer_is_gone as peer_is_gone
-from .collectives import peer_is_late as peer_is_late
-from .collectives import rank_and_world as rank_and_world
-from .collectives import sum_across_ranks as sum_across_ranks
 from .parallel import bn_group as bn_group
 from .parallel import data_parallel as data_parallel
 from .parallel import share_buffers as share_buffers

@@ -27,9 +27,8 @@ from torch.distributed.elastic.rendezvous.api import (
 )
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from fastsiam.child_process import LAUNCHER, own_program
+from fastsiam.child_process import LAUNCHER, add_package_to_path, own_program
 from fastsiam.config.run import NodesConfig
-from fastsiam.environment import add_package_to_path
 from fastsiam.errors import RANK_LOST, SIGNALLED
 from fastsiam.signals import STOPS, handle_signals, signal_name
 

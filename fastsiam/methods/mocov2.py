@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fastsiam.collectives import gather, gather_with_gradient, rank_and_world
 from fastsiam.config.methods.mocov2 import MoCoV2Config
-from fastsiam.distributed import gather, gather_with_gradient, rank_and_world
 from fastsiam.model.backbones import Backbone
 from fastsiam.model.batch_norm import groups_of
 from fastsiam.model.heads import mlp

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from fastsiam.collectives import gather_with_gradient, rank_and_world
 from fastsiam.config.methods.simclr import SimCLRConfig
-from fastsiam.distributed import gather_with_gradient, rank_and_world
 from fastsiam.model.backbones import Backbone
 from fastsiam.model.heads import mlp
 from fastsiam.model.losses import nt_xent, unit

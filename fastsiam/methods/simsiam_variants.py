@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fastsiam.collectives import gather
 from fastsiam.config import SimSiamConfig
-from fastsiam.distributed import gather
 from fastsiam.model.backbones import Backbone
 from fastsiam.model.losses import negative_cosine, softmax_cross_entropy
 

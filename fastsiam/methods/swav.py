@@ -14,8 +14,8 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor, nn
 
+from fastsiam.collectives import gather, gather_with_gradient, rank_and_world
 from fastsiam.config.methods.swav import SwAVConfig
-from fastsiam.distributed import gather, gather_with_gradient, rank_and_world
 from fastsiam.model.backbones import Backbone
 from fastsiam.model.heads import mlp
 from fastsiam.model.losses import cross_entropy, sinkhorn, unit

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torch.nn.modules._functions import SyncBatchNorm as TorchSyncBatchNorm
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fastsiam.distributed import gather_with_gradient
+from fastsiam.collectives import gather_with_gradient
 
 _recomputing = False
 

@@ -10,8 +10,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from fastsiam.collectives import from_all, minimum_across_ranks
 from fastsiam.config import Precision, TrainConfig
-from fastsiam.distributed import Place, from_all, minimum_across_ranks
 from fastsiam.errors import DeviceError
 
 _TYPES: dict[Precision, torch.dtype] = {
@@ -76,13 +76,13 @@ def memory_format_of(config: TrainConfig) -> torch.memory_format:
     return torch.channels_last if config.numerics.channels_last else torch.contiguous_format
 
 
-def use_numerics(config: TrainConfig, place: Place) -> None:
+def use_numerics(config: TrainConfig, device: torch.device) -> None:
     """Set the global options of torch and glibc in this process."""
     tf32 = config.numerics.tf32
     torch.set_float32_matmul_precision("high" if tf32 else "highest")
     torch.backends.cudnn.allow_tf32 = tf32
     torch.backends.cudnn.benchmark = True
-    if place.device.type == "cpu":
+    if device.type == "cpu":
         keep_freed_memory()
 
 

@@ -55,7 +55,7 @@ class TrainingStep:
         self, config: TrainConfig, method: Method, place: Place, *, steps_per_epoch: int
     ) -> None:
         assert config.step.compile != "auto"
-        use_numerics(config, place)
+        use_numerics(config, place.device)
         self.config = config
         self.place = place
         self.method = method.to(place.device).to(memory_format=memory_format_of(config))

@@ -14,9 +14,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from fastsiam.child_process import FASTSIAM, die_with_parent
+from fastsiam.child_process import FASTSIAM, add_package_to_path, die_with_parent
 from fastsiam.config import ConvertConfig
-from fastsiam.environment import add_package_to_path
 from fastsiam.errors import DataError, FastSiamError
 from fastsiam.files import quote
 from fastsiam.pipelines.convert import Kind, default_output, find_source
