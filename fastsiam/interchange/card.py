@@ -57,10 +57,14 @@ def snippet(pretrained: Pretrained, format: str, file: str) -> str:
 
 
 def _template(name: str, **settings: bool) -> Template:
-    from jinja2 import Environment, PackageLoader  # PyTorch depends on it
+    from jinja2 import Environment, PackageLoader, StrictUndefined  # PyTorch depends on it
 
     loader = PackageLoader("fastsiam.interchange", "")
-    environment = Environment(loader=loader, **settings)  # type: ignore[arg-type]  # nosec B701
+    environment = Environment(  # nosec B701
+        loader=loader,
+        undefined=StrictUndefined,
+        **settings,  # type: ignore[arg-type]
+    )
     environment.filters |= {"cell": _cell, "literal": _literal, "rounded": format_number}
     return environment.get_template(name)
 

@@ -73,10 +73,12 @@ def render(title: str, facts: str, sections: Sequence[Section]) -> str:
         facts: line below the title.
         sections: sections of the page; empty ones are left out.
     """
-    from jinja2 import Environment, PackageLoader  # PyTorch depends on it
+    from jinja2 import Environment, PackageLoader, StrictUndefined  # PyTorch depends on it
 
     loader = PackageLoader("fastsiam.report", "")
-    environment = Environment(loader=loader, autoescape=True, keep_trailing_newline=True)
+    environment = Environment(
+        loader=loader, undefined=StrictUndefined, autoescape=True, keep_trailing_newline=True
+    )
     page = environment.get_template("page.html.jinja")
     return as_utf8(page.render(title=title, facts=facts, sections=sections))
 

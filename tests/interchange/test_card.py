@@ -8,15 +8,23 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from jinja2 import UndefinedError
 
 from fastsiam.config import AugmentConfig
 from fastsiam.config.methods.fastsiam import FastSiamConfig
 from fastsiam.errors import DataError
 from fastsiam.interchange import export_weights, load_pretrained
+from fastsiam.interchange.card import _template
 from fastsiam.run.records import TrainingDataFacts, read_records
 from tests.configs import with_model_settings, with_settings
 from tests.conftest import ROOT
 from tests.interchange.networks import R18, TINY, saved_run
+
+
+def test_unknown_names_in_templates_are_errors() -> None:
+    environment = _template("card.md.jinja").environment
+    with pytest.raises(UndefinedError, match="typo"):
+        environment.from_string("{% if typo %}text{% endif %}").render()
 
 
 def test_card_of_partial_run_claims_only_known_facts(tmp_path: Path) -> None:

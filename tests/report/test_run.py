@@ -8,8 +8,10 @@ import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from jinja2 import UndefinedError
 from matplotlib import rc_context
 
 from fastsiam.config import TrainConfig
@@ -18,6 +20,7 @@ from fastsiam.config.files import RunSettings
 from fastsiam.errors import DataError
 from fastsiam.evaluate.command import evaluate_knn, evaluate_linear
 from fastsiam.report import run as report
+from fastsiam.report.page import render
 from fastsiam.report.run import Run, curves, evaluation_tables, write_report
 from fastsiam.run.log import read_metrics
 from fastsiam.train.command import train_here
@@ -39,6 +42,12 @@ def copy_edited_run(folder: Path, name: str = "", old: str = "", new: str = "") 
         assert old in text
         (folder / name).write_text(text.replace(old, new, 1))
     return folder
+
+
+def test_unknown_names_in_template_are_errors() -> None:
+    sections: list[Any] = [{}]
+    with pytest.raises(UndefinedError, match="lines"):
+        render("title", "facts", sections)
 
 
 @pytest.fixture
