@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
+from fastsiam.console import format_count
+
 from .data import Alpha, Exif, ImagePipeline, parse_holdout
 from .model import Stem
 from .run import NodesConfig
@@ -279,8 +281,8 @@ class LinearConfig(LabelConfig):
     def _lars_steps(self, images: int) -> str:
         steps = images * self.epochs // _PAPERS_BATCH
         return (
-            f"{images:,} images x {self.epochs} epochs are {steps:,} steps of {_PAPERS_BATCH}, "
-            f"and LARS needs {_LARS_STEPS:,}"
+            f"{images:,} images x {format_count(self.epochs, 'epoch')} are {steps:,} steps "
+            f"of {_PAPERS_BATCH}, and LARS needs {_LARS_STEPS:,}"
         )
 
 

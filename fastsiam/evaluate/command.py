@@ -198,7 +198,7 @@ def evaluate_finetuned(
 
 def _shared_settings(config: LinearConfig | FinetuneConfig) -> str:
     return (
-        f"batch {config.batch:,}, {config.epochs} epochs, cosine per step, "
+        f"batch {config.batch:,}, {format_count(config.epochs, 'epoch')}, cosine per step, "
         f"momentum {config.momentum:g}, weight decay {config.weight_decay:g}"
     )
 
@@ -273,7 +273,7 @@ def _summary(
 ) -> list[str]:
     """Format the accuracy for each base rate, and the best one, for display."""
     start = f"{'untrained network, ' * images.subject.untrained}{description}"
-    lengths = f"batch {config.batch:,}, {config.epochs} epochs{images.selection}"
+    lengths = f"batch {config.batch:,}, {format_count(config.epochs, 'epoch')}{images.selection}"
     summary = [f"{start}: {result} (base rate {lr:g}, {lengths})" for lr, result in pairs]
     if len(pairs) > 1:
         lr, top = max(pairs, key=lambda pair: pair[1].top1)

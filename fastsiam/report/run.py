@@ -12,7 +12,7 @@ from typing import Any
 
 from fastsiam.bad_image_list import read_bad_images
 from fastsiam.config.files import RunSettings
-from fastsiam.console import format_number
+from fastsiam.console import format_count, format_number
 from fastsiam.errors import DataError
 from fastsiam.files import atomic_write_for_user, value_errors_as_data_error
 from fastsiam.interchange.card import preprocessing
@@ -200,7 +200,7 @@ def _facts(run: Run) -> str:
     parts = [
         f"{config.model.method.title}, {config.model.backbone}, recipe {run.settings.recipe}, "
         f"pipeline {config.data.pipeline}, "
-        f"global batch {config.optim.batch}, {config.optim.epochs} epochs",
+        f"global batch {config.optim.batch}, {format_count(config.optim.epochs, 'epoch')}",
         machine,
         f"fastsiam {environment['fastsiam']}, torch {environment['packages']['torch']}",
         *run.history,

@@ -210,7 +210,10 @@ def test_fine_tuning_default_epochs_depend_on_percent(
 
 
 def test_prime_number_of_images_is_loaded_in_large_batches(
-    run: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    run: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """A prime number has no equal parts, but images must not be passed one by one."""
     count = 23
@@ -219,7 +222,9 @@ def test_prime_number_of_images_is_loaded_in_large_batches(
     noted = Mock(wraps=frozen_output)
     monkeypatch.setattr("fastsiam.evaluate.labelled.frozen_output", noted)
     config = replace(QUICK, subset=str(tmp_path / "some.txt"), batch=4096, epochs=1)
-    evaluate_linear(run, replace(config, feature_batch=4), HERE)
+    record = evaluate_linear(run, replace(config, feature_batch=4), HERE)
+    text = f"{capsys.readouterr()} {record.summary}"
+    assert text.count(", 1 epoch") == 3 and "1 epochs" not in text, text
     sizes = [len(call.args[1]) for call in noted.call_args_list]
     assert sum(sizes) == count and max(sizes) <= 4 and len(sizes) <= -(-count // 3)
 
