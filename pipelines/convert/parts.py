@@ -76,7 +76,9 @@ def run_by_dask(config: ConvertConfig, words: Sequence[str]) -> dict[int, str]:
             else:
                 cluster = stack.enter_context(
                     distributed.LocalCluster(
-                        threads_per_worker=1, dashboard_address=None, silence_logs=logging.CRITICAL
+                        threads_per_worker=1,
+                        dashboard_address="127.0.0.1:0",
+                        silence_logs=logging.CRITICAL,
                     )
                 )
             client = distributed.Client(cluster or address, set_as_default=False)
