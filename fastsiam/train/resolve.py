@@ -79,8 +79,10 @@ class ResolvedConfig:
             "asked": self.asked.to_dict(),
             "resolved": {
                 "ranks": ranks,
+                "device": self.place.device.type,
                 "images_per_rank": optim.batch // ranks,
                 "peak_lr": peak_lr(optim),
+                "eval_resize": self.config.eval_resize,
                 "steps_per_epoch": self.steps_per_epoch,
                 "last_step": self.last_step,
             },

@@ -32,7 +32,15 @@ def test_pipeline_is_resolved_once_and_kept(small: TrainConfig, tmp_path: Path) 
     assert resolved_pipelines(run) == ("memory", "memory")
     record = json.loads((run / "config.json").read_text())
     assert record["asked"]["data"]["pipeline"] == "auto"
-    assert record["resolved"]["steps_per_epoch"] == 3 and record["resolved"]["last_step"] == 3
+    assert record["resolved"] == {
+        "ranks": 1,
+        "device": "cpu",
+        "images_per_rank": 8,
+        "peak_lr": config.optim.lr * 8 / 256,
+        "eval_resize": config.augment.crop,
+        "steps_per_epoch": 3,
+        "last_step": 3,
+    }
     # Resuming by the path alone keeps what the user asked for, and what was chosen for it.
     fastsiam("train", "--resume", str(run), "--max-steps", "4")
     asked = json.loads((run / "config.json").read_text())["asked"]
