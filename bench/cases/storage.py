@@ -295,7 +295,7 @@ STREAMING = {
         title="litdata",
         packages=("litdata", "boto3"),
         install="litdata boto3",
-        differs="Reads whole shards of 32 MiB in its own format, with boto3, and always keeps "
+        differs="Reads whole shards of 32 MiB in its own format, with obstore, and always keeps "
         "them on disk. Decodes and makes views with torchvision's transforms.v2.",
     ),
     "slipstream": replace(
