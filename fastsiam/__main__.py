@@ -4,12 +4,13 @@ import sys
 
 
 def main() -> None:
-    """Run the command line. Ctrl-C during its import exits without a traceback."""
+    """Run the command line. Ctrl-C before and after the command exits without a traceback."""
     try:
         from fastsiam.cli import main
+
+        main()
     except KeyboardInterrupt:
         sys.exit(130)  # SIGNALLED + SIGINT, without further imports
-    main()
 
 
 if __name__ == "__main__":

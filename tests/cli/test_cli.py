@@ -17,6 +17,7 @@ import torch
 from typer.testing import CliRunner
 
 from fastsiam import cli
+from fastsiam.__main__ import main
 from fastsiam.bench.cases import CASES
 from fastsiam.config import Pipeline, TrainConfig
 from fastsiam.errors import FastSiamError, Interrupted
@@ -114,6 +115,13 @@ def test_sigint_during_import_exits_silently() -> None:
     )
     result = python(script)
     assert (result.returncode, result.stdout, result.stderr) == (130, "", "")
+
+
+def test_sigint_after_command_exits_silently(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "_run", Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == 130
 
 
 @pytest.mark.parametrize(
