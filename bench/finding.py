@@ -38,15 +38,17 @@ def finding(records: Sequence[Record]) -> str:
     )
     share = min(1.0, baseline.share_of_ceiling or 0.0)  # above 1 is noise
     share_text = f"training reaches {share:.0%} of what it could"
-    is_data_bound, (first, then) = False, _LIGHTER[ceiling.config.get("device") == "cuda"]
-    if share >= _KEEPS_UP:
-        text += f"the model is the bottleneck, and {share_text}"
-        return f"{text}; {first} would help most, then {then}."
-    if loader.images_per_second > 2 * ceiling.images_per_second:
-        text += f"the model is the bottleneck, but loading takes CPU time from it, and {share_text}"
-    else:
+    keeps_up = share >= _KEEPS_UP
+    is_data_bound = not keeps_up and loader.images_per_second <= 2 * ceiling.images_per_second
+    lighter = _LIGHTER[ceiling.config.get("device") == "cuda"]
+    first, then = _MORE_LOADING if is_data_bound else lighter
+    advice = f"{first} would help most, then {then}"
+    if keeps_up:
+        return f"{text}the model is the bottleneck, and {share_text}; {advice}."
+    if is_data_bound:
         text += f"data-bound, {share_text}"
-        is_data_bound, (first, then) = True, _MORE_LOADING
+    else:
+        text += f"the model is the bottleneck, but loading takes CPU time from it, and {share_text}"
     decoder = loaders.get(BACKENDS[BASELINE].decoder or "")
     if decoder and loader.cpu_seconds_per_image:  # 0 if a repeat is shorter than a clock tick
         decoding = decoder.cpu_seconds_per_image / loader.cpu_seconds_per_image
@@ -55,12 +57,9 @@ def finding(records: Sequence[Record]) -> str:
     best = max(fitting, key=lambda one: one.images_per_second)
     share = min(1.0, best.share_of_ceiling or 0.0)
     if best is baseline:
-        return f"{text}; {first} would help most, then {then}."
+        return f"{text}; {advice}."
     if not is_data_bound:
-        return (
-            f"{text}; {first} would help most, then {then}; "
-            f"--pipeline {best.pipeline} would reach {share:.0%}."
-        )
+        return f"{text}; {advice}; --pipeline {best.pipeline} would reach {share:.0%}."
     text += f"; --pipeline {best.pipeline} would help most and reaches {share:.0%}"
     return f"{text}." if share >= _KEEPS_UP else f"{text}, then {first}, then {then}."
 

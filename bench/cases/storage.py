@@ -187,12 +187,12 @@ _SAMPLES: dict[str, Callable[[str], Any]] = {"litdata": _sample, "slipstream": _
 
 def _litdata_options(loading: Loading) -> dict[str, Any] | None:
     """Return the options with which litdata reads from the local server; None for a folder."""
+    if "://" not in loading.data.data:
+        return None
     from botocore import UNSIGNED
     from botocore.config import Config
     from litdata.streaming import downloader
 
-    if "://" not in loading.data.data:
-        return None
     downloader._OBSTORE_CLIENT_OPTIONS["allow_http"] = True  # only https by default
     return {  # the server needs no credentials
         "endpoint_url": os.environ.get("AWS_ENDPOINT_URL"),

@@ -161,7 +161,7 @@ def read_settings(path: Path, *, resumes: bool = False) -> Settings:
             for section, value in content.items():
                 table = value if isinstance(value, Mapping) else {section: value}
                 require(not table.get("restarts"), "restarts was removed after version 0.2")
-                for key in [x for x in table if str(x).replace("-", "_") not in REMOVED]:
+                for key in [x for x in table if _as_name(x) not in REMOVED]:
                     name = _setting_name(key, settings)
                     require(name not in flags, f"{name} occurs twice")
                     require(table[key] not in _NULL, f"{name} has no value: leave it out")
@@ -199,8 +199,12 @@ def _table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return dict(pairs)
 
 
+def _as_name(text: object) -> str:
+    return str(text).strip().replace("-", "_")
+
+
 def _setting_name(text: object, settings: Collection[str]) -> str:
-    name = str(text).strip().replace("-", "_")
+    name = _as_name(text)
     require(
         name not in REMOVED,
         f"{name} was removed in version 0.3; leave it out (CHANGELOG.md says what replaces it)",

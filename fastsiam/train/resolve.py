@@ -112,8 +112,8 @@ def resolve(asked: TrainConfig, run: Path, place: Place) -> ResolvedConfig:
     config, pipeline_note = with_pipeline(config, place, images.store, start)
     if start is not None and start.images != len(images):  # the run saved no list of images
         raise CheckpointError(
-            f"the data changed: {len(images):,} images now, {start.images:,} when the run started; "
-            f"{ADVICE}"
+            f"the data changed: {len(images):,} images now, {start.images:,} when the run "
+            f"started; {ADVICE}"
         )
     end = last_step(config, len(images) // config.optim.batch)
     config = with_compilation(config, start, end=end)
