@@ -38,7 +38,7 @@ _READERS = 8
 _PART = 32
 """Images that a reader thread reads per call."""
 _AHEAD = 2**27
-"""Bytes of upcoming batches to prefetch from a remote store."""
+"""Maximum bytes of upcoming batches to prefetch from a remote store."""
 _CHUNK = 2**21
 """Bytes of a buffer that several images share; a larger image gets its own buffer."""
 _MOST_CHUNKS = 256
@@ -61,19 +61,23 @@ def prefetch_remote(
 ) -> Iterator[NDArray[np.int64]]:
     """Yield each batch's positions, after prefetching images of upcoming batches.
 
-    Only remote stores are prefetched: the operating system reads ahead in local files.
+    Only remote stores are prefetched: the operating system reads ahead in local files. The first
+    batch is requested alone, so that it does not share the connection with later ones. Then two
+    batches are requested for each one that is yielded, up to ``_AHEAD`` bytes.
     """
     if not store.is_remote:
         yield from batches
         return
     sizes, requested_bytes, waiting = store.sizes(), 0, deque[NDArray[np.int64]]()
+    yielded_count = 0
     for index in batches:
         store.prefetch(index.tolist())
         waiting.append(index)
         requested_bytes += int(sizes[index].sum())
-        while requested_bytes >= _AHEAD:
+        while waiting and (requested_bytes >= _AHEAD or len(waiting) > yielded_count):
             first = waiting.popleft()
             requested_bytes -= int(sizes[first].sum())
+            yielded_count += 1
             yield first
     yield from waiting
 

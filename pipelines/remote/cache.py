@@ -12,6 +12,7 @@ import contextlib
 import logging
 import os
 import secrets
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -40,6 +41,9 @@ _SHRINK_TO = 0.95
 """Fraction of the limit to which a full cache is shrunk."""
 _STEP = 1 / 64
 """Fraction of the limit that a process may add before it measures the cache size again."""
+_keeping = threading.Lock()
+"""Held by the thread that writes a chunk: the file lock, which is polled, only waits for other
+processes."""
 
 
 class Chunk(NamedTuple):
@@ -135,7 +139,7 @@ class Cache:
         """Write a chunk to its file, evicting other chunks if necessary."""
         part = self.folder / f"{chunk.name}.{secrets.token_hex(4)}{_PART}"
         try:
-            with FileLock(self.folder / _LOCK, timeout=_PATIENCE, poll_interval=0.002):
+            with _keeping, FileLock(self.folder / _LOCK, timeout=_PATIENCE, poll_interval=0.002):
                 if self._free_bytes < len(data):
                     self._free_bytes = self._evict_chunks(len(data))
                 if self._free_bytes < len(data):

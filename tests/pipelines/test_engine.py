@@ -19,7 +19,7 @@ from PIL import Image
 from fastsiam.errors import BackendError, ImageError
 from fastsiam.pipelines import headers
 from fastsiam.pipelines.cuts import Cuts
-from fastsiam.pipelines.engine import Engine
+from fastsiam.pipelines.engine import Engine, prefetch_remote
 from fastsiam.pipelines.store import Store
 from tests.conftest import write_images
 from tests.pipelines.cases import WITH_IMAGES, assert_near, batches, change_image, open_loader, same
@@ -180,6 +180,18 @@ def test_crops_are_valid_until_next_batch_is_requested(
     for number, (*_, crops) in enumerate(loader.crops(0)):
         time.sleep(0.05)
         assert torch.equal(crops[0], expected[number])
+
+
+def test_remote_prefetch_starts_with_one_batch_and_is_bounded() -> None:
+    """The first batch is not delayed by later ones; at most 128 MiB are requested ahead."""
+    store = Mock(is_remote=True, sizes=lambda: np.full(200, 2**22))
+    ahead = []
+    for number, index in enumerate(prefetch_remote(store, (np.array([i]) for i in range(200)))):
+        assert index == [number]
+        ahead.append(store.prefetch.call_count - number - 1)
+    assert ahead[:4] == [0, 1, 2, 3]
+    assert max(ahead) == 2**27 // 2**22 - 1
+    assert store.prefetch.call_count == 200
 
 
 def test_cancelled_batch_stops_writing_crops() -> None:
