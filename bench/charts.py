@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from fastsiam.bench.cases import title_of
-from fastsiam.bench.records import UNSTEADY, Record
+from fastsiam.bench.measurements import UNSTEADY, Record
 from fastsiam.bench.tables import caption, number
 from fastsiam.pipelines.backends import BASELINE
 from fastsiam.report import drawing

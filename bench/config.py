@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from fastsiam.bench.peers import PEERS
+from fastsiam.bench.libraries import PEERS
 from fastsiam.config import (
     METHOD_CONFIGS,
     OWN_BACKBONES,

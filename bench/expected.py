@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import inf, isnan, nan
 from typing import Any, NamedTuple
 
-from fastsiam.bench.records import Record
+from fastsiam.bench.measurements import Record
 from fastsiam.bench.tables import number
 from fastsiam.markdown import markdown
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fastsiam.bench.records import Record
+from fastsiam.bench.measurements import Record
 from fastsiam.bench.tables import number
 from fastsiam.pipelines.backends import BACKENDS, BASELINE, CEILING
 from fastsiam.pipelines.tuning import thread_counts

@@ -25,7 +25,7 @@ from fastsiam.bench.charts import plain_name
 from fastsiam.bench.config import AUTHORS, GpuConfig
 from fastsiam.bench.expected import Found
 from fastsiam.bench.expected import table as expected_table
-from fastsiam.bench.records import read
+from fastsiam.bench.measurements import read
 from fastsiam.bench.report import records_block
 from fastsiam.child_process import Child
 from fastsiam.config import RunConfig

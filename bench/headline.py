@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fastsiam.bench.config import HeadlineConfig
-from fastsiam.bench.records import circumstances
+from fastsiam.bench.measurements import circumstances
 from fastsiam.child_process import FASTSIAM, Child
 from fastsiam.config import DataConfig
-from fastsiam.config.files import RunSettings
 from fastsiam.config.recipes import RECIPES
+from fastsiam.config.settings_files import RunSettings
 from fastsiam.console import Console, duration
 from fastsiam.errors import SIGNALLED, FastSiamError
 from fastsiam.files import atomic_write_for_user, write_json

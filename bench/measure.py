@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from fastsiam.bench.records import Sample
+from fastsiam.bench.measurements import Sample
 
 
 def time_task(run: Callable[[], object]) -> Sample:

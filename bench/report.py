@@ -13,7 +13,7 @@ from fastsiam.bench import soak as soaks
 from fastsiam.bench.cases import title_of
 from fastsiam.bench.charts import chart, front_charts, plain_name
 from fastsiam.bench.finding import finding
-from fastsiam.bench.records import Record, read
+from fastsiam.bench.measurements import Record, read
 from fastsiam.bench.tables import caption, differences, rows_of, table
 from fastsiam.errors import DataError
 from fastsiam.files import (

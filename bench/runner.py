@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from fastsiam.bench.measure import empty_gpu_cache, gpu_memory, time_task
-from fastsiam.bench.records import Record, Row, Sample, Timing
+from fastsiam.bench.measurements import Record, Row, Sample, Timing
 from fastsiam.errors import FastSiamError
 from fastsiam.kernels.cores import limit_torch_threads
 from fastsiam.pipelines.workers import server_context, set_up_worker

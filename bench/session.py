@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 
+from fastsiam.bench.bench_images import Images, take_images
 from fastsiam.bench.cases import CASES
 from fastsiam.bench.config import CONTAINERS, ORIGINAL, BenchConfig, Stored
 from fastsiam.bench.finding import finding
-from fastsiam.bench.images import Images, take_images
-from fastsiam.bench.peers import Peer
-from fastsiam.bench.records import UNSTEADY, Record, write
+from fastsiam.bench.libraries import Peer
+from fastsiam.bench.measurements import UNSTEADY, Record, write
 from fastsiam.bench.runner import Loading
 from fastsiam.bench.tables import caption, differences, table
 from fastsiam.config import DataConfig, Pipeline, RunConfig, TrainConfig

@@ -25,9 +25,9 @@ from typing import Any, Literal, NamedTuple
 
 import psutil
 
+from fastsiam.bench.bench_images import Images, make_images
 from fastsiam.bench.config import SoakConfig
-from fastsiam.bench.images import Images, make_images
-from fastsiam.bench.records import circumstances
+from fastsiam.bench.measurements import circumstances
 from fastsiam.child_process import FASTSIAM, Child
 from fastsiam.config import Pipeline
 from fastsiam.console import Console, duration

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from fastsiam.bench.peers import PEERS
-from fastsiam.bench.records import Record
+from fastsiam.bench.libraries import PEERS
+from fastsiam.bench.measurements import Record
 from fastsiam.markdown import markdown
 
 Column = tuple[str, Callable[[Record], str]]

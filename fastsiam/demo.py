@@ -24,13 +24,13 @@ from fastsiam.config import ConvertConfig
 from fastsiam.config.evaluate import KnnConfig, LinearConfig
 from fastsiam.config.recipes import RECIPES
 from fastsiam.console import tally
+from fastsiam.contact_sheets import save_picture
 from fastsiam.errors import DataError
 from fastsiam.evaluate.command import evaluate_knn, evaluate_linear
 from fastsiam.files import os_errors_as, require_local
-from fastsiam.pictures import save_picture
 from fastsiam.pipelines.convert.command import convert_data
-from fastsiam.report.run import write_report
-from fastsiam.report.views import show_views
+from fastsiam.report.run_report import write_report
+from fastsiam.report.view_sheet import show_views
 from fastsiam.run.log import read_metrics
 from fastsiam.run.records import Record
 from fastsiam.train.command import train_here

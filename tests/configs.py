@@ -10,8 +10,8 @@ from fastsiam.config import ModelConfig, SimSiamConfig, TrainConfig
 from fastsiam.config.train import as_arguments
 from fastsiam.console import Console
 from fastsiam.distributed import Place
-from fastsiam.train.images import RunImages
 from fastsiam.train.resolve import ResolvedConfig
+from fastsiam.train.run_images import RunImages
 from fastsiam.train.start import Start
 
 

@@ -24,9 +24,9 @@ import torch
 from torch import Tensor
 
 from fastsiam.config import TrainConfig
-from fastsiam.config.files import Settings, merge
 from fastsiam.config.methods import METHOD_CONFIGS
 from fastsiam.config.recipes import RECIPES
+from fastsiam.config.settings_files import Settings, merge
 from fastsiam.distributed import Place
 from fastsiam.methods import build_method
 from fastsiam.pipelines import build_loader

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import importlib
 import re
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from graphlib import TopologicalSorter
@@ -29,8 +30,8 @@ ROOMS = {
 PIPELINE_IMPORTERS = {"cli", "bench", "demo", "evaluate", "pipelines"}
 """Rooms that may import the pipelines."""
 PIPELINE_IMPORTER_MODULES = {
-    "train": {"command", "image_list", "images", "knn_monitor", "resolve", "verify"},
-    "report": {"views"},
+    "train": {"command", "image_list", "run_images", "knn_monitor", "resolve", "verify"},
+    "report": {"view_sheet"},
 }
 """Modules that may import the pipelines, by room that otherwise may not: the training loop takes
 its loader as an argument."""
@@ -155,6 +156,14 @@ def test_relative_imports_stay_in_top_level_folder() -> None:
         for node in ast.walk(parse_module(path)):
             if isinstance(node, ast.ImportFrom):
                 assert node.level <= inner, f"{path}:{node.lineno}"
+
+
+def test_modules_share_a_name_only_behind_one_interface() -> None:
+    """Files of cli, config and bench's cases are named after commands, sections and methods."""
+    folders = ("fastsiam.cli", "fastsiam.config", "fastsiam.bench.cases")
+    names = Counter(x.stem for module, x in MODULES.items() if not module.startswith(folders))
+    shared = {name for name, count in names.items() if count > 1}
+    assert shared <= {"__init__", "base", "command"}
 
 
 def test_functions_named_on_the_page_exist() -> None:

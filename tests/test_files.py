@@ -18,8 +18,8 @@ from fastsiam.bench.headline import run as run_headline
 from fastsiam.bench.report import write_report
 from fastsiam.errors import DataError, FastSiamError
 from fastsiam.files import atomic_write, atomic_write_for_user, os_errors_as
-from fastsiam.run.folder import create_folder
 from fastsiam.run.records import check_targets
+from fastsiam.run.run_folder import create_folder
 from tests.conversions import run
 from tests.disks import small_disk
 

@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fastsiam.bench.records import Record
+    from fastsiam.bench.measurements import Record
     from fastsiam.bench.session import Session
 
 _COMMON = ("repeats", "device", "json")

@@ -8,7 +8,7 @@ from typing import Any
 
 from fastsiam.bench.cases import loader, train
 from fastsiam.bench.finding import would_fit
-from fastsiam.bench.records import Record
+from fastsiam.bench.measurements import Record
 from fastsiam.bench.session import Session
 
 _FOR_EACH_WORKER = 128

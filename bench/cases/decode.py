@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fastsiam.bench.bench_images import Images
 from fastsiam.bench.config import CONTAINERS, ORIGINAL, Stored, with_form
-from fastsiam.bench.images import Images
-from fastsiam.bench.records import Record, Row
+from fastsiam.bench.measurements import Record, Row
 from fastsiam.bench.runner import Loading, Task, compare
 from fastsiam.bench.session import Session
 from fastsiam.config import AugmentConfig, DataConfig

@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 
 from fastsiam.bench.cases.step import build_step
-from fastsiam.bench.records import Record, Row
+from fastsiam.bench.measurements import Record, Row
 from fastsiam.bench.runner import Build, Task, compare
 from fastsiam.bench.session import Session
 from fastsiam.config import AugmentConfig

@@ -9,7 +9,7 @@ from torchvision.transforms import InterpolationMode
 from torchvision.transforms import functional as TF
 
 from fastsiam.bench.cases.photometric import draws, for_each, measure_stage
-from fastsiam.bench.records import Record
+from fastsiam.bench.measurements import Record
 from fastsiam.bench.runner import Task
 from fastsiam.bench.session import Session
 from fastsiam.config import AugmentConfig

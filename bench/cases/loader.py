@@ -8,11 +8,11 @@ from functools import partial
 from itertools import count
 from typing import Any
 
+from fastsiam.bench.bench_images import Images
 from fastsiam.bench.cases import decode
 from fastsiam.bench.config import CONTAINERS, ORIGINAL, Stored, with_form
-from fastsiam.bench.images import Images
 from fastsiam.bench.measure import children
-from fastsiam.bench.records import Record, Row
+from fastsiam.bench.measurements import Record, Row
 from fastsiam.bench.runner import Build, Loading, Task, compare
 from fastsiam.bench.session import Session
 from fastsiam.config import Pipeline

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from fastsiam.bench.records import Record, Row
+from fastsiam.bench.measurements import Record, Row
 from fastsiam.bench.runner import Task, compare
 from fastsiam.bench.session import Session
 

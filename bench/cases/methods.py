@@ -15,8 +15,8 @@ import torch
 
 from fastsiam.bench.cases.step import Stepper, TrainingSetup, build_step, step_of
 from fastsiam.bench.config import AUTHORS, ONLY_ON_GPU, SYNC_BN, VARIANTS
-from fastsiam.bench.peers import require_lightly
-from fastsiam.bench.records import Record, Row
+from fastsiam.bench.libraries import require_lightly
+from fastsiam.bench.measurements import Record, Row
 from fastsiam.bench.runner import compare
 from fastsiam.bench.session import Session
 from fastsiam.config import METHOD_CONFIGS, TrainConfig

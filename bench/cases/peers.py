@@ -20,8 +20,8 @@ from torch.utils.data import DataLoader, RandomSampler, default_collate, get_wor
 from torch.utils.dlpack import from_dlpack
 
 from fastsiam.bench.cases.loader import build_views
-from fastsiam.bench.peers import PEERS
-from fastsiam.bench.records import Record, Row
+from fastsiam.bench.libraries import PEERS
+from fastsiam.bench.measurements import Record, Row
 from fastsiam.bench.runner import Build, Loading, Task, compare
 from fastsiam.bench.session import Session
 from fastsiam.config import AugmentConfig, ViewConfig

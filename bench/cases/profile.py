@@ -24,10 +24,10 @@ import numpy as np
 import torch
 
 from fastsiam import trace
+from fastsiam.bench.bench_images import Images, users_store
 from fastsiam.bench.cases.step import step_of, training_setup
-from fastsiam.bench.images import Images, users_store
 from fastsiam.bench.measure import time_task
-from fastsiam.bench.records import Record, Row, Timing
+from fastsiam.bench.measurements import Record, Row, Timing
 from fastsiam.bench.runner import Runner, Task
 from fastsiam.bench.session import Session
 from fastsiam.config import DataConfig, Pipeline, PipelineSetting, TrainConfig

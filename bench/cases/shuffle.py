@@ -9,8 +9,8 @@ from itertools import count
 import numpy as np
 from numpy.typing import NDArray
 
-from fastsiam.bench.images import users_store
-from fastsiam.bench.records import Record, Row
+from fastsiam.bench.bench_images import users_store
+from fastsiam.bench.measurements import Record, Row
 from fastsiam.bench.runner import Task, compare
 from fastsiam.bench.session import Session
 from fastsiam.pipelines.shuffle import Window, full_shuffle

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastsiam.bench.measure import cpu_seconds, drop_from_cache, wait_for_gpu
-from fastsiam.bench.records import Record, Row, Sample, Timing
+from fastsiam.bench.measurements import Record, Row, Sample, Timing
 from fastsiam.bench.runner import Loading, Runner, RunnerError, Task
 from fastsiam.config import Pipeline
 from fastsiam.kernels.cores import limit_torch_threads

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from fastsiam import distributed
 from fastsiam.bench.config import AUTHORS, ONLY_ON_GPU, SYNC_BN, VARIANTS
 from fastsiam.bench.measure import wait_for_gpu
-from fastsiam.bench.records import Record, Row
+from fastsiam.bench.measurements import Record, Row
 from fastsiam.bench.runner import Task, compare
 from fastsiam.config import DataConfig, TrainConfig
 from fastsiam.distributed import Place

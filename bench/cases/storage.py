@@ -18,15 +18,15 @@ import torch
 from torch.utils.data import DataLoader
 
 from fastsiam.bench import object_storage
+from fastsiam.bench.bench_images import add_to_tar
 from fastsiam.bench.cases.peers import (
     Views,
     check_two_alike_views,
     slipstream_views,
     torchvision_views,
 )
-from fastsiam.bench.images import add_to_tar
-from fastsiam.bench.peers import PEERS, Peer
-from fastsiam.bench.records import Record, Row
+from fastsiam.bench.libraries import PEERS, Peer
+from fastsiam.bench.measurements import Record, Row
 from fastsiam.bench.runner import Loading, Task, compare
 from fastsiam.bench.session import Session
 from fastsiam.config import AugmentConfig, DataConfig

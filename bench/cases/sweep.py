@@ -10,7 +10,7 @@ from typing import Any
 from fastsiam.bench.cases.loader import build_views
 from fastsiam.bench.cases.train import build_training
 from fastsiam.bench.config import Over
-from fastsiam.bench.records import Record, Row
+from fastsiam.bench.measurements import Record, Row
 from fastsiam.bench.runner import Loading, compare
 from fastsiam.bench.session import Session
 from fastsiam.config import DataConfig, Pipeline

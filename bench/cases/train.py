@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from fastsiam.bench.cases.step import step_of, steps_in_time, training_setup
 from fastsiam.bench.config import ORIGINAL, with_form
 from fastsiam.bench.measure import wait_for_gpu
-from fastsiam.bench.records import Record, Row
+from fastsiam.bench.measurements import Record, Row
 from fastsiam.bench.runner import Task, compare
 from fastsiam.config import DataConfig, TrainConfig
 from fastsiam.pipelines.backends import BACKENDS, BASELINE, CEILING, backend_of

@@ -11,7 +11,7 @@ import typer.core
 
 from fastsiam.bench.cases import CASES, Case
 from fastsiam.bench.config import BenchConfig, GpuConfig, HeadlineConfig, SoakConfig
-from fastsiam.bench.peers import require_lightly
+from fastsiam.bench.libraries import require_lightly
 from fastsiam.cli.options import Commands
 from fastsiam.config import PipelineSetting, TrainConfig
 
@@ -67,7 +67,7 @@ def profile(
 ) -> None:
     """Trace a few training steps: reading, decoding, crops, copies, photometric, model."""
     from fastsiam.bench.cases.profile import profile as trace
-    from fastsiam.bench.records import write
+    from fastsiam.bench.measurements import write
     from fastsiam.bench.session import session
     from fastsiam.run.records import check_targets
 
@@ -171,6 +171,6 @@ def report(
 def _study_table(path: Path) -> str:
     """Return the Markdown table of a study's record."""
     from fastsiam.study.record import read_record
-    from fastsiam.study.table import as_markdown
+    from fastsiam.study.result_table import as_markdown
 
     return as_markdown(read_record(path))

@@ -120,9 +120,9 @@ def features(run: Network, config: FeaturesConfig) -> None:
 def neighbours(run: Network, config: NeighboursConfig) -> None:
     """Draw images next to the training images with the most similar features."""
     from fastsiam import distributed
+    from fastsiam.contact_sheets import check_picture
     from fastsiam.evaluate.feature_files import write_neighbours
     from fastsiam.model.numerics import check_precision
-    from fastsiam.pictures import check_picture
 
     out = Path(config.out)
     with usage_errors():

@@ -52,8 +52,8 @@ def views(
 
     --config RUN shows the views of a run.
     """
-    from fastsiam.pictures import check_outside, check_picture, save_picture
-    from fastsiam.report.views import show_views
+    from fastsiam.contact_sheets import check_outside, check_picture, save_picture
+    from fastsiam.report.view_sheet import show_views
 
     names: list[Any] = (pipeline or data.pipeline).split(",")
     seed = numerics.seed
@@ -82,7 +82,7 @@ def report(
     ] = None,
 ) -> None:
     """Write one self-contained HTML page: loss, std, rank, kNN, images/s, data wait, settings."""
-    from fastsiam.report.run import write_report
+    from fastsiam.report.run_report import write_report
 
     print(f"wrote {write_report(runs, out or runs[0] / 'report.html')}")
 

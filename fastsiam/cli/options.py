@@ -20,10 +20,16 @@ import typer
 import typer.core
 from typer.models import ArgumentInfo
 
-from fastsiam.config.files import Settings, merge, parse_assignments, read_settings, run_folder
 from fastsiam.config.recipes import RECIPES
 from fastsiam.config.run import RunConfig
 from fastsiam.config.setting import Config, Setting, as_text, settings_of, title
+from fastsiam.config.settings_files import (
+    Settings,
+    merge,
+    parse_assignments,
+    read_settings,
+    run_folder,
+)
 from fastsiam.config.train import BRANCH_SETTINGS, all_settings, train_settings
 from fastsiam.config.views import ViewConfig
 from fastsiam.errors import FastSiamError

@@ -60,7 +60,7 @@ def run(names: Names, config: StudyRunConfig) -> None:
 
     Finished runs are skipped, interrupted ones resume, and rows shared by several studies run once.
     """
-    from fastsiam.study.runner import check, execute_runs
+    from fastsiam.study.execution import check, execute_runs
     from fastsiam.study.runs import folder_of, runs_of
     from fastsiam.study.scales import scale
 
@@ -94,7 +94,7 @@ def table(names: Names, config: StudyTableConfig) -> None:
     """Show the tables of studies: the paper's results, fastsiam's, and a verdict on each claim."""
     from fastsiam.files import value_errors_as_data_error
     from fastsiam.study.record import read_record, write_record
-    from fastsiam.study.table import as_markdown, as_text
+    from fastsiam.study.result_table import as_markdown, as_text
 
     studies = _studies(names)
     if len(studies) > 1 and (config.json or config.record or config.picture):

@@ -12,8 +12,8 @@ import typer
 
 from fastsiam.cli.options import Commands, settings_of_resumed, usage_errors
 from fastsiam.config import TrainConfig
-from fastsiam.config.files import to_toml
 from fastsiam.config.run import SlurmConfig
+from fastsiam.config.settings_files import to_toml
 from fastsiam.errors import Interrupted
 
 app = Commands()

@@ -31,5 +31,5 @@ from .place import check_devices as check_devices
 from .place import finish as finish
 from .place import meet as meet
 from .place import start as start
-from .signals import Signalled as Signalled
-from .signals import StopSignals as StopSignals
+from .stop_signals import Signalled as Signalled
+from .stop_signals import StopSignals as StopSignals

@@ -15,7 +15,7 @@ from fastsiam.child_process import is_worker
 from fastsiam.config.run import NodesConfig
 from fastsiam.errors import DeviceError
 
-from .cores import take_cores
+from .rank_cores import take_cores
 
 _TIMEOUT = timedelta(seconds=NodesConfig().rank_timeout)
 _BEFORE_NCCL = timedelta(seconds=60)

@@ -14,8 +14,8 @@ from typing import Any
 import fastsiam
 from fastsiam.child_process import own_program
 from fastsiam.config import TrainConfig
-from fastsiam.config.files import Settings, merge
 from fastsiam.config.run import SlurmConfig
+from fastsiam.config.settings_files import Settings, merge
 from fastsiam.config.train import as_arguments
 from fastsiam.errors import FastSiamError
 

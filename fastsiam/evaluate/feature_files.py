@@ -14,13 +14,13 @@ import torch
 from numpy.typing import NDArray
 
 from fastsiam.config.evaluate import FeaturesConfig, NeighboursConfig
+from fastsiam.contact_sheets import Captioned, check_outside, picture_grid, save_picture
 from fastsiam.distributed import Place, gather_uneven
 from fastsiam.errors import BackendError, DataError, FastSiamError, NoSplitError
 from fastsiam.evaluate.features import concat_batches, group_batches, no_features
 from fastsiam.evaluate.knn import nearest
 from fastsiam.evaluate.subject import Subject, open_subject
 from fastsiam.files import as_utf8, atomic_write, os_errors_as
-from fastsiam.pictures import Captioned, check_outside, picture_grid, save_picture
 from fastsiam.pipelines import open_split
 from fastsiam.pipelines.store import Split
 from fastsiam.pipelines.subsets import open_with_holdout

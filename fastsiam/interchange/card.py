@@ -16,7 +16,7 @@ import torchvision
 
 import fastsiam
 from fastsiam.config import DataConfig
-from fastsiam.config.files import RunSettings
+from fastsiam.config.settings_files import RunSettings
 from fastsiam.console import format_number
 from fastsiam.environment import commit
 from fastsiam.files import as_utf8, quote, value_errors_as_data_error

@@ -20,7 +20,7 @@ from fastsiam.run.records import Record
 
 from . import weight_files
 from .card import model_card, snippet
-from .heads import HEADS, Head
+from .head_weights import HEADS, Head
 from .layouts import AUTHORS, Layout, to_detectron2
 from .pretrained import Pretrained
 

@@ -28,7 +28,7 @@ from fastsiam.config import MethodConfig, SimSiamConfig, Stem
 from fastsiam.config.methods.mocov2 import MoCoV2Config
 from fastsiam.config.methods.swav import SwAVConfig
 
-from .heads import Head, renumber
+from .head_weights import Head, renumber
 
 _WRAPPERS = ("module.", "model.")
 """Prefixes that DistributedDataParallel and AveragedModel, and LightningModules, add to keys."""

@@ -19,7 +19,7 @@ from fastsiam.errors import CheckpointError, as_one_line
 from fastsiam.methods import build_method
 from fastsiam.model.backbones import Backbone, LibraryNetwork, build_backbone
 
-from .heads import build_parts
+from .head_weights import build_parts
 from .layouts import AUTHORS
 
 _MOST_KEYS = 3

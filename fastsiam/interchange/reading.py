@@ -21,7 +21,7 @@ from fastsiam.run import checkpoint as checkpoints
 from fastsiam.run.checkpoint import Checkpoint
 
 from . import weight_files
-from .heads import build_parts, fold_biases
+from .head_weights import build_parts, fold_biases
 from .layouts import AUTHORS, translate, unwrap
 from .pretrained import Input, Pretrained, format_keys
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 import fastsiam
 from fastsiam.config import TrainConfig
-from fastsiam.config.files import RunSettings
+from fastsiam.config.settings_files import RunSettings
 from fastsiam.errors import CheckpointError, DamagedError, DataError, lacks_memory
 from fastsiam.files import (
     atomic_write,

@@ -13,7 +13,7 @@ from typing import Any
 from fastsiam.console import format_count
 from fastsiam.errors import DataError, FastSiamError
 from fastsiam.files import atomic_write, is_file, os_errors_as, parse_json, reason, write_at
-from fastsiam.run.folder import RunFolder
+from fastsiam.run.run_folder import RunFolder
 from fastsiam.run.trackers import Outcome, Trackers
 
 

@@ -13,7 +13,7 @@ from fastsiam.files import atomic_write_for_user
 from fastsiam.report import drawing
 from fastsiam.report.drawing import BLUE, GRAY, GREEN, INK, ORANGE, PINK, QUIET, SKY, VERMILION
 from fastsiam.study.record import Result, RowRecord, StudyRecord
-from fastsiam.study.table import spelled_seeds
+from fastsiam.study.result_table import spelled_seeds
 from fastsiam.study.verdicts import interval
 
 if TYPE_CHECKING:

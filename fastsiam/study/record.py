@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from fastsiam.config import TrainConfig
-from fastsiam.config.files import RunSettings
 from fastsiam.config.setting import convert_value
+from fastsiam.config.settings_files import RunSettings
 from fastsiam.config.study import StudyConfig
 from fastsiam.config.train import differences
 from fastsiam.errors import DataError

@@ -14,7 +14,7 @@ from typing import Any
 
 from fastsiam.config import TrainConfig
 from fastsiam.config.evaluate import LinearConfig
-from fastsiam.config.files import RunSettings, merge, read_settings, to_toml
+from fastsiam.config.settings_files import RunSettings, merge, read_settings, to_toml
 from fastsiam.config.study import StudyConfig
 from fastsiam.config.train import changes_text, differences
 from fastsiam.errors import FastSiamError

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fastsiam.config import TrainConfig
-from fastsiam.config.files import Settings, merge
 from fastsiam.config.recipes import RECIPES
+from fastsiam.config.settings_files import Settings, merge
 from fastsiam.config.study import ScaleName
 from fastsiam.study.catalogue import VARIANTS, Changes
 

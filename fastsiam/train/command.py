@@ -29,7 +29,7 @@ from fastsiam.model.numerics import check_precision
 from fastsiam.pipelines import BadImages, build_loader, open_training_images
 from fastsiam.pipelines.survey import survey
 from fastsiam.run import checkpoint as checkpoints
-from fastsiam.run.folder import PATIENCE, RunFolder, create_folder
+from fastsiam.run.run_folder import PATIENCE, RunFolder, create_folder
 from fastsiam.run.trackers import check_trackers
 from fastsiam.train import image_list
 from fastsiam.train.compile import CompilationError, without_compilation

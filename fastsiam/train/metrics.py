@@ -13,8 +13,8 @@ from torch.nn import functional as F
 
 from fastsiam.distributed import gather, mean_across_ranks, sum_across_ranks
 from fastsiam.run.checkpoint import Checkpoint
-from fastsiam.run.folder import RunFolder
 from fastsiam.run.log import MetricsLog, initial_spread
+from fastsiam.run.run_folder import RunFolder
 from fastsiam.run.trackers import Outcome
 from fastsiam.train.clock import Clock
 from fastsiam.train.gauges import MachineMonitor

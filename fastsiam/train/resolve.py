@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 
 from fastsiam.config import Compile, Pipeline, TrainConfig
-from fastsiam.config.files import RunSettings
+from fastsiam.config.settings_files import RunSettings
 from fastsiam.distributed import Place, from_leader, minimum_across_ranks
 from fastsiam.environment import free_bytes
 from fastsiam.errors import CheckpointError, DataError
@@ -20,8 +20,8 @@ from fastsiam.pipelines.automatic import Choice, choose_pipeline
 from fastsiam.pipelines.backends import BACKENDS, CEILING
 from fastsiam.run.checkpoint import Checkpoint
 from fastsiam.train.compile import without_compilation
-from fastsiam.train.images import ADVICE, RunImages, run_images
 from fastsiam.train.memory import training_bytes
+from fastsiam.train.run_images import ADVICE, RunImages, run_images
 from fastsiam.train.start import Start, start_of
 from fastsiam.train.trainer import last_step
 

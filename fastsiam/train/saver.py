@@ -10,7 +10,7 @@ from fastsiam.distributed import sum_across_ranks
 from fastsiam.errors import DataError, FastSiamError, OtherRankError
 from fastsiam.run import checkpoint as checkpoints
 from fastsiam.run.checkpoint import Checkpoint
-from fastsiam.run.folder import RunFolder
+from fastsiam.run.run_folder import RunFolder
 from fastsiam.train.clock import Clock
 from fastsiam.train.metrics import StepMetrics
 from fastsiam.train.step import TrainingStep

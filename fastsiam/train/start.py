@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fastsiam import distributed
 from fastsiam.config import TrainConfig
-from fastsiam.config.files import run_folder
+from fastsiam.config.settings_files import run_folder
 from fastsiam.config.train import BRANCH_SETTINGS, changes_text, differences
 from fastsiam.console import format_number
 from fastsiam.distributed import Place

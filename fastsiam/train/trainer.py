@@ -22,7 +22,7 @@ from fastsiam.evaluate.knn import KnnResult
 from fastsiam.files import quote
 from fastsiam.model.numerics import FiniteCheck
 from fastsiam.run.checkpoint import Checkpoint
-from fastsiam.run.folder import RunFolder
+from fastsiam.run.run_folder import RunFolder
 from fastsiam.run.trackers import Outcome
 from fastsiam.train.clock import Clock
 from fastsiam.train.memory import oom_error

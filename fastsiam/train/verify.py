@@ -18,15 +18,15 @@ from numpy.typing import NDArray
 
 from fastsiam.bad_image_list import read_bad_images
 from fastsiam.config import ColumnNames, TrainConfig
-from fastsiam.config.files import RunSettings
 from fastsiam.config.run import VerifyConfig
+from fastsiam.config.settings_files import RunSettings
 from fastsiam.console import tally
 from fastsiam.errors import FastSiamError
 from fastsiam.pipelines import BadImages, Order, Store
 from fastsiam.pipelines.headers import Headers
 from fastsiam.run import checkpoint as checkpoints
 from fastsiam.run.log import read_metrics
-from fastsiam.train.images import run_images
+from fastsiam.train.run_images import run_images
 from fastsiam.views.digest import batch_digest, hex_digest, sum_digests
 from fastsiam.views.draws import draw_views
 

@@ -28,7 +28,7 @@ from ..store.decode import ImageRules
 from ..subsets import sample
 from ..survey import survey
 from .manifest import write_manifest
-from .verify import Report, verify
+from .verification import Report, verify
 from .writer import BadImagesError, write
 
 __all__ = [

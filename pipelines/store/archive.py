@@ -29,9 +29,9 @@ from fastsiam.errors import DataError, NoImagesError
 from ..remote.path import Place
 from ..workers import process_pool
 from .base import PlacedStore, is_image_name, warn_once
-from .files import File, FileReader, Mapped, open_file
 from .index import ROW, Index, fingerprint, open_index, pack_texts, source_name, unpack_texts
 from .labels import number_classes, parse_labels
+from .mapped_files import File, FileReader, Mapped, open_file
 from .probe import Bytes, Flags, probe
 from .splits import SPLIT_NAMES
 

@@ -20,7 +20,7 @@ from fastsiam.trace import span
 from ..remote import RemoteFile, RemotePath
 from ..remote.path import Place
 from .decode import ImageRules, decode
-from .files import File, Mapped
+from .mapped_files import File, Mapped
 from .probe import Bytes, Probe, probe
 
 log = logging.getLogger(__name__)

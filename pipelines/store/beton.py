@@ -27,8 +27,8 @@ from fastsiam.files import os_errors_as
 from ..remote.path import Place
 from .base import PlacedStore, warn_once
 from .decode import ImageRules
-from .files import open_file
 from .labels import number_classes
+from .mapped_files import open_file
 from .probe import Bytes
 
 VERSION = 2

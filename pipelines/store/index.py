@@ -26,7 +26,7 @@ from fastsiam.errors import DataError
 from fastsiam.files import atomic_write, os_errors_as
 
 from ..remote.path import Place
-from .files import File
+from .mapped_files import File
 
 log = logging.getLogger(__name__)
 

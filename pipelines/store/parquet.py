@@ -29,8 +29,8 @@ from ..remote import RemoteFile, RemotePath
 from ..remote.path import Place
 from .base import Store
 from .columns import arrow_errors, require_pyarrow
-from .files import FileReader, Mapped
 from .index import ROW, Index, open_index
+from .mapped_files import FileReader, Mapped
 from .probe import Bytes
 from .splits import Split, choose_split, find_split
 from .table import TableStore

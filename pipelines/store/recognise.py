@@ -20,9 +20,9 @@ from .base import Store, is_image_name, warn_once
 from .beton import BetonStore
 from .cifar import ARCHIVES as CIFAR_ARCHIVES
 from .cifar import CifarStore
-from .files import require_local_path
 from .folder import CSV, FolderStore, ListedStore
 from .labels import number_classes, validation_wnids
+from .mapped_files import require_local_path
 from .parquet import PARQUET, ParquetStore, open_parquet
 from .splits import ALL_SPLIT_NAMES, SPLIT_NAMES, Split, choose_split, find_split, list_visible
 from .table import ArrowStore, TableStore, is_saved_dataset

@@ -25,9 +25,9 @@ from fastsiam.files import parse_json
 from ..remote.path import Place
 from .base import PlacedStore, blocks, warn_once
 from .columns import arrow_errors, columns_of, concatenate_labels, require_pyarrow
-from .files import Mapped
 from .index import fingerprint
 from .labels import number_classes
+from .mapped_files import Mapped
 from .probe import Bytes, probe
 
 _CHECKED_VALUES = 8

@@ -10,7 +10,7 @@ from unittest import mock
 from typer.testing import CliRunner, Result
 
 from fastsiam import cli
-from fastsiam.bench.records import Record, Row, Sample, Timing
+from fastsiam.bench.measurements import Record, Row, Sample, Timing
 from tests.processes import Forked, wait_until
 
 

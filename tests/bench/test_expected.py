@@ -11,7 +11,7 @@ import pytest
 from fastsiam.bench.config import GpuConfig
 from fastsiam.bench.expected import EXPECTED, Found, table
 from fastsiam.bench.gpu import stages
-from fastsiam.bench.records import Record
+from fastsiam.bench.measurements import Record
 from tests.bench.sample_records import build_record
 from tests.conftest import ROOT
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fastsiam.bench.finding import finding
-from fastsiam.bench.records import Record
+from fastsiam.bench.measurements import Record
 from tests.bench.sample_records import build_record
 
 

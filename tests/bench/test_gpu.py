@@ -15,7 +15,7 @@ import pytest
 from fastsiam.bench import gpu as campaign
 from fastsiam.bench.config import GpuConfig
 from fastsiam.bench.gpu import Outcome, Stage, perform, read_outcomes, stages
-from fastsiam.bench.records import read, write
+from fastsiam.bench.measurements import read, write
 from fastsiam.errors import DataError
 from tests.bench.sample_records import build_record, wait_for_text
 from tests.commands import parse

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from fastsiam.bench.charts import chart
-from fastsiam.bench.records import Record, write
+from fastsiam.bench.measurements import Record, write
 from fastsiam.bench.report import renew, write_report
 from fastsiam.bench.tables import caption, table
 from fastsiam.cli.bench import _study_table

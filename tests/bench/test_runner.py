@@ -23,7 +23,7 @@ from fastsiam.bench.measure import (
     host_memory,
     time_task,
 )
-from fastsiam.bench.records import Row
+from fastsiam.bench.measurements import Row
 from fastsiam.bench.runner import Runner, RunnerError, Task, compare
 from fastsiam.console import Console
 

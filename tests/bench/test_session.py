@@ -13,10 +13,10 @@ from typing import Any
 import psutil
 import pytest
 
+from fastsiam.bench.bench_images import Images
 from fastsiam.bench.cases.decode import OUR_PART, OURS, TURBO, TURBO_PART
 from fastsiam.bench.config import BenchConfig
-from fastsiam.bench.images import Images
-from fastsiam.bench.records import read
+from fastsiam.bench.measurements import read
 from fastsiam.bench.session import _how, run, session
 from fastsiam.config import METHOD_CONFIGS, SimSiamConfig
 from fastsiam.errors import BackendError, FastSiamError

@@ -23,7 +23,7 @@ from fastsiam.bench import soak as module
 from fastsiam.bench.config import SoakConfig
 from fastsiam.bench.soak import FAULTS, Fault, Run, Soak, as_markdown, read_record, soak
 from fastsiam.config import TrainConfig
-from fastsiam.config.files import parse_assignments
+from fastsiam.config.settings_files import parse_assignments
 from fastsiam.errors import BackendError, DataError, FastSiamError
 from fastsiam.pipelines.backends import BACKENDS, Backend
 from fastsiam.run.checkpoint import last

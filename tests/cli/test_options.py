@@ -19,10 +19,10 @@ from typer.testing import CliRunner
 from fastsiam import cli
 from fastsiam.cli.options import Commands
 from fastsiam.config import METHOD_CONFIGS, SimSiamConfig, TrainConfig
-from fastsiam.config.files import merge, read_settings, to_toml
 from fastsiam.config.methods.byol import BYOLConfig
 from fastsiam.config.recipes import RECIPES
 from fastsiam.config.setting import Setting, setting, settings_of
+from fastsiam.config.settings_files import merge, read_settings, to_toml
 from fastsiam.config.train import train_settings
 from fastsiam.run import checkpoint as checkpoints
 from fastsiam.train.command import train_here

@@ -25,7 +25,7 @@ from fastsiam.evaluate.feature_files import write_features, write_neighbours
 from fastsiam.evaluate.subject import open_subject
 from fastsiam.files import write_json
 from fastsiam.interchange import load_pretrained
-from fastsiam.report.run import write_report
+from fastsiam.report.run_report import write_report
 from fastsiam.run.records import Record, read_records
 from tests.disks import fill, read_only, small_disk
 from tests.processes import fastsiam

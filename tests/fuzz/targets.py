@@ -18,11 +18,11 @@ from PIL import Image
 
 from fastsiam.bad_image_list import BadImage, format_list, read_bad_images
 from fastsiam.config import TrainConfig
-from fastsiam.config.files import read_settings, to_toml
+from fastsiam.config.settings_files import read_settings, to_toml
 from fastsiam.console import Console
 from fastsiam.interchange import export_weights, load_pretrained
 from fastsiam.kernels.library import jpeg as jpeg_library
-from fastsiam.pipelines.convert.verify import verify
+from fastsiam.pipelines.convert.verification import verify
 from fastsiam.pipelines.store import open_store
 from fastsiam.pipelines.store.index import ROW, keep, pack_texts
 from fastsiam.pipelines.store.index import load as load_index

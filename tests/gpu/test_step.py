@@ -22,7 +22,7 @@ from fastsiam.methods import build_method
 from fastsiam.model.batch_norm import use_view_batch_norm
 from fastsiam.model.numerics import FiniteCheck, autocast_type
 from fastsiam.pipelines import build_loader
-from fastsiam.run.folder import RunFolder
+from fastsiam.run.run_folder import RunFolder
 from fastsiam.train.clock import Clock
 from fastsiam.train.step import TrainingStep
 from fastsiam.train.trainer import Trainer

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fastsiam import cli
 from fastsiam.config import METHOD_CONFIGS, ModelConfig, TrainConfig
-from fastsiam.config.files import RunSettings
+from fastsiam.config.settings_files import RunSettings
 from fastsiam.config.train import differences
 from fastsiam.errors import CheckpointError, DataError
 from fastsiam.interchange import load_pretrained

@@ -9,9 +9,9 @@ from typing import Any, get_args
 import pytest
 
 from fastsiam.config import TrainConfig
-from fastsiam.config.files import merge, read_settings
 from fastsiam.config.methods.swav import SwAVConfig
 from fastsiam.config.recipes import RECIPES
+from fastsiam.config.settings_files import merge, read_settings
 from fastsiam.config.study import ScaleName
 from fastsiam.study.catalogue import ORIGINAL, STUDIES, ClaimKind
 from fastsiam.study.runs import runs_of

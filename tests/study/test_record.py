@@ -19,9 +19,9 @@ from fastsiam.study.record import (
     setting,
     write_record,
 )
+from fastsiam.study.result_table import as_markdown, as_text, cells, reasons
 from fastsiam.study.runs import runs_of
 from fastsiam.study.scales import scale
-from fastsiam.study.table import as_markdown, as_text, cells, reasons
 from tests.conftest import ROOT
 from tests.study.results import record, result, row
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fastsiam.config.study import StudyRunConfig
 from fastsiam.errors import FastSiamError, Interrupted
-from fastsiam.study import runner
+from fastsiam.study import execution
 from fastsiam.study.catalogue import STUDIES
 from fastsiam.study.runs import Run, runs_of
 from fastsiam.study.scales import Scale
@@ -52,13 +52,13 @@ def study(runs: Sequence[Run], config: StudyRunConfig, failing: str = "") -> Non
     Args:
         failing: name of a run's folder; that run fails at once.
     """
-    usual = runner._command
+    usual = execution._command
     says = "print('error: no room'); print('step 1: a line of another process')"
     fails = [sys.executable, "-c", f"{says}; raise SystemExit(2)"]
-    runner._command = lambda run: fails if run.folder.name == failing else usual(run)
+    execution._command = lambda run: fails if run.folder.name == failing else usual(run)
     fork_programs()
     try:
-        runner.execute_runs(runs, config)
+        execution.execute_runs(runs, config)
     except Interrupted as error:
         print(error)
         raise SystemExit(error.exit_code) from error

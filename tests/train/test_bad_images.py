@@ -19,7 +19,7 @@ from fastsiam.errors import DataError, ImageError
 from fastsiam.evaluate.command import evaluate_knn, evaluate_linear
 from fastsiam.evaluate.feature_files import write_features
 from fastsiam.pipelines.bad_images import BadImages
-from fastsiam.report.run import write_report
+from fastsiam.report.run_report import write_report
 from fastsiam.run import checkpoint as checkpoints
 from fastsiam.run.log import read_metrics
 from tests.configs import flags, with_settings

@@ -9,10 +9,10 @@ import pytest
 
 from fastsiam.config import TrainConfig
 from fastsiam.console import Console, size
-from fastsiam.report.run import write_report
+from fastsiam.report.run_report import write_report
 from fastsiam.run import checkpoint as checkpoints
-from fastsiam.run.folder import RunFolder
 from fastsiam.run.log import MetricsLog, read_metrics
+from fastsiam.run.run_folder import RunFolder
 from fastsiam.train import gauges
 from fastsiam.train.gauges import MachineMonitor
 from tests.configs import with_settings

@@ -31,8 +31,8 @@ from fastsiam.console import Console
 from fastsiam.distributed import Place
 from fastsiam.errors import FastSiamError, TrainingError
 from fastsiam.model.numerics import FiniteCheck
-from fastsiam.run.folder import RunFolder
 from fastsiam.run.log import MetricsLog, read_metrics
+from fastsiam.run.run_folder import RunFolder
 from fastsiam.train import clock, metrics, trainer
 from fastsiam.train.clock import Clock
 from fastsiam.train.guard import CollapseGuard

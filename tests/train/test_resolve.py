@@ -11,7 +11,7 @@ import pytest
 from fastsiam.config import TrainConfig
 from fastsiam.config.evaluate import EvalConfig
 from fastsiam.evaluate.subject import open_subject
-from fastsiam.report.run import write_report
+from fastsiam.report.run_report import write_report
 from fastsiam.run import checkpoint as checkpoints
 from tests.configs import flags, with_settings
 from tests.pipelines.cases import make_readable

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from fastsiam.config import TrainConfig
-from fastsiam.config.files import RunSettings
+from fastsiam.config.settings_files import RunSettings
 from fastsiam.errors import CheckpointError
 from fastsiam.interchange import export_weights, load_pretrained
-from fastsiam.report.run import write_report
+from fastsiam.report.run_report import write_report
 from fastsiam.run import checkpoint as checkpoints
 from fastsiam.run.log import read_metrics
 from tests.configs import with_settings

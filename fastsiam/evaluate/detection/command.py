@@ -29,7 +29,7 @@ from fastsiam.markdown import format_mean
 from fastsiam.run.records import DataFacts, Evaluation, ImageFacts, Record
 
 from .datasets import DetectionSet, open_detection
-from .model import build_detector
+from .detectors import build_detector
 from .protocol import FIGURES, NAMES, differences, papers_rows, protocol_of, schedule_of
 from .scores import coco_scores, voc_scores
 from .training import DetectorTraining

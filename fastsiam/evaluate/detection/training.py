@@ -22,10 +22,10 @@ from fastsiam.evaluate.supervised import Training
 from fastsiam.methods.optim import init_momentum_buffers
 
 from .datasets import DetectionSet
-from .images import Sample, TrainingImages, resize
-from .model import Detector
+from .detectors import Detector
 from .protocol import schedule_of
 from .scores import Detections
+from .training_images import Sample, TrainingImages, resize
 
 _STEPS_BETWEEN_READS = 20
 """Steps between reads of the loss, which wait for the GPU, and opportunities to save the state."""

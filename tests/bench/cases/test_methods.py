@@ -12,7 +12,7 @@ from torch import nn
 from fastsiam.bench.cases.methods import lightly_step
 from fastsiam.bench.cases.step import step_of, training_setup
 from fastsiam.bench.config import VARIANTS, BenchConfig
-from fastsiam.bench.records import read
+from fastsiam.bench.measurements import read
 from fastsiam.bench.session import session
 from fastsiam.config import DataConfig
 from tests.bench.sample_records import bench

@@ -17,7 +17,7 @@ import pytest
 import torch
 from PIL import Image
 
-from fastsiam.bench import peers
+from fastsiam.bench import libraries
 from fastsiam.bench.cases import peers as cases
 from fastsiam.bench.cases.peers import STARTERS, build_peer
 from fastsiam.bench.config import BenchConfig
@@ -72,14 +72,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     return source
 
 
-PEERS = [slow(name) if name == "ffcv-plain" else name for name in peers.PEERS]
+PEERS = [slow(name) if name == "ffcv-plain" else name for name in libraries.PEERS]
 """ffcv-plain is slow: FFCV compiles its pipelines again, which takes 15 seconds."""
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("peer", PEERS)
 def test_peer_yields_two_new_views_of_every_image(peer: str, device: str, folder: str) -> None:
-    if reason := peers.PEERS[peer].missing:
+    if reason := libraries.PEERS[peer].missing:
         by_hand = peer in ("spdl", "slipstream")
         (pytest.skip if by_hand else skip)(f"needs {peer}: {reason}")
     build = partial(build_inspection, device=device, folder=folder, peer=peer)
@@ -102,7 +102,7 @@ def test_images_are_converted_only_for_ffcv(
     bench_config: BenchConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cases, "compare", lambda session, rows: rows)
-    monkeypatch.setattr(peers.Peer, "missing", None)
+    monkeypatch.setattr(libraries.Peer, "missing", None)
     for peer in ("lightly", "ffcv-plain"):
         with session(replace(bench_config, peers=(peer,), pipelines=("native",))) as bench_session:
             assert len(cases.measure(bench_session)) == 3
@@ -132,7 +132,7 @@ def test_spdl_threads_use_one_torch_thread(folder: str, monkeypatch: pytest.Monk
 
 
 def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert set(STARTERS) == set(peers.PEERS)
+    assert set(STARTERS) == set(libraries.PEERS)
 
     def find(name: str) -> ModuleSpec | None:
         if name == "nvidia.dali":  # find_spec raises if the package nvidia is missing
@@ -140,6 +140,6 @@ def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         return None if name == "cv2" else find_spec("json")
 
     monkeypatch.setattr(peers, "find_spec", find)
-    assert peers.PEERS["lightly"].missing is None
-    assert peers.PEERS["albumentations"].missing == "pip install albumentations"
-    assert peers.PEERS["dali-solo-learn"].missing == "pip install nvidia-dali-cuda120"
+    assert libraries.PEERS["lightly"].missing is None
+    assert libraries.PEERS["albumentations"].missing == "pip install albumentations"
+    assert libraries.PEERS["dali-solo-learn"].missing == "pip install nvidia-dali-cuda120"

@@ -10,7 +10,7 @@ import pytest
 
 from fastsiam.bench.cases.profile import gpu_use
 from fastsiam.bench.config import BenchConfig
-from fastsiam.bench.records import read
+from fastsiam.bench.measurements import read
 from tests.bench.sample_records import bench
 
 

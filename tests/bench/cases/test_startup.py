@@ -14,7 +14,7 @@ import pytest
 from fastsiam.bench import runner
 from fastsiam.bench.cases import CASES, startup
 from fastsiam.bench.config import BenchConfig
-from fastsiam.bench.records import Sample
+from fastsiam.bench.measurements import Sample
 from fastsiam.bench.session import session
 
 

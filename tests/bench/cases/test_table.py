@@ -13,7 +13,7 @@ import pytest
 
 from fastsiam.bench.cases import CASES, sweep
 from fastsiam.bench.config import VARIANTS, BenchConfig
-from fastsiam.bench.records import Record
+from fastsiam.bench.measurements import Record
 from fastsiam.bench.session import session
 from tests.conftest import ROOT
 

@@ -22,7 +22,7 @@ from fastsiam.evaluate.detection import command as detect
 from fastsiam.evaluate.detection import open_detection, training
 from fastsiam.evaluate.detection.command import evaluate_detection
 from fastsiam.evaluate.detection.training import DetectorTraining
-from fastsiam.report.run import evaluation_tables
+from fastsiam.report.run_report import evaluation_tables
 from fastsiam.run.records import read_records
 from fastsiam.study.detection import _options
 from tests.processes import Forked

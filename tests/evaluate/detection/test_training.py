@@ -23,9 +23,9 @@ from fastsiam.evaluate.detection import (
     open_detection,
     voc_scores,
 )
-from fastsiam.evaluate.detection.images import Sample, TrainingImages, draw_position
 from fastsiam.evaluate.detection.protocol import PROTOCOL, differences, schedule_of
 from fastsiam.evaluate.detection.training import DetectorTraining
+from fastsiam.evaluate.detection.training_images import Sample, TrainingImages, draw_position
 from tests.evaluate.detection.tiny import SIDE, picture, squares, tiny
 from tests.train.runs import CPU as HERE
 

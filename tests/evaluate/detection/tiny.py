@@ -11,7 +11,7 @@ from PIL import Image
 
 from fastsiam.config.detect import DetectConfig
 from fastsiam.evaluate.detection import DetectionSet, Picture
-from fastsiam.evaluate.detection.model import build_detector
+from fastsiam.evaluate.detection.detectors import build_detector
 from fastsiam.model.backbones import ResNet
 
 SIDE = 64

@@ -16,8 +16,8 @@ from PIL import Image
 
 from fastsiam.errors import NoImagesError
 from fastsiam.pipelines.store import ArchiveStore, archive, index, open_store
-from fastsiam.pipelines.store.files import File, Mapped
 from fastsiam.pipelines.store.index import ROW
+from fastsiam.pipelines.store.mapped_files import File, Mapped
 from tests.pipelines.cases import batches
 from tests.processes import Forked
 from tests.sources import encoded, huge_tar, imagenet_train_tar, jpeg, picture, tar, tar_bytes

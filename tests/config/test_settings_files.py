@@ -11,8 +11,8 @@ import pytest
 
 from fastsiam.cli.options import merge_sources
 from fastsiam.config import TrainConfig
-from fastsiam.config.files import merge, read_settings, run_folder, to_toml
 from fastsiam.config.recipes import RECIPES
+from fastsiam.config.settings_files import merge, read_settings, run_folder, to_toml
 from fastsiam.config.train import train_settings
 from fastsiam.errors import FastSiamError
 from fastsiam.run import checkpoint as checkpoints

@@ -11,7 +11,7 @@ from torchvision.models.detection.image_list import ImageList
 
 from fastsiam.config.detect import DetectConfig
 from fastsiam.errors import FastSiamError
-from fastsiam.evaluate.detection.model import build_detector
+from fastsiam.evaluate.detection.detectors import build_detector
 from tests.evaluate.detection.tiny import tiny
 
 MEAN = (0.5, 0.5, 0.5)

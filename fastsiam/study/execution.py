@@ -44,7 +44,7 @@ def check(runs: Sequence[Run]) -> None:
     from fastsiam.evaluate.subject import EvalImages
     from fastsiam.train.command import preflight
     from fastsiam.train.image_list import fingerprint
-    from fastsiam.train.images import run_images
+    from fastsiam.train.run_images import run_images
 
     for run in left.values():
         preflight(run.config, world=run.config.run.gpus)

@@ -11,8 +11,8 @@ import torch
 from PIL import Image
 
 from fastsiam.config import AugmentConfig, DataConfig
+from fastsiam.contact_sheets import Captioned, denormalize, picture_grid
 from fastsiam.errors import DataError
-from fastsiam.pictures import Captioned, denormalize, picture_grid
 from fastsiam.pipelines import build_loader, open_training_images
 from fastsiam.pipelines.automatic import with_pipeline
 from fastsiam.views.batch import Batch

@@ -14,8 +14,8 @@ import pytest
 from fastsiam.config import TrainConfig
 from fastsiam.errors import CheckpointError, FastSiamError
 from fastsiam.run import checkpoint as checkpoints
-from fastsiam.run.folder import RunFolder, create_folder
 from fastsiam.run.log import read_metrics
+from fastsiam.run.run_folder import RunFolder, create_folder
 from fastsiam.views.batch import Batch
 from tests.configs import flags, with_settings
 from tests.disks import fill, small_disk

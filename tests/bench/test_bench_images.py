@@ -8,8 +8,8 @@ import numpy as np
 from PIL import Image
 from PIL.JpegImagePlugin import get_sampling
 
+from fastsiam.bench.bench_images import make_images, take_images
 from fastsiam.bench.config import CONTAINERS, BenchConfig
-from fastsiam.bench.images import make_images, take_images
 from fastsiam.pipelines.store import BetonStore, open_store
 from fastsiam.pipelines.store.beton import RAW
 from tests.conftest import write_images

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fastsiam.bench.records import read, write
+from fastsiam.bench.measurements import read, write
 from fastsiam.bench.tables import table
 from fastsiam.errors import DataError
 from tests.bench.sample_records import build_record

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fastsiam.pictures import Captioned, check_picture, picture_grid, save_picture
+from fastsiam.contact_sheets import Captioned, check_picture, picture_grid, save_picture
 
 
 def test_picture_grid_accepts_different_sizes() -> None:

@@ -17,18 +17,18 @@ from typing import Any
 import pytest
 
 from fastsiam.config.evaluate import KnnConfig
-from fastsiam.config.files import RunSettings
+from fastsiam.config.settings_files import RunSettings
 from fastsiam.config.study import StudyConfig, StudyRunConfig
 from fastsiam.errors import DataError, FastSiamError
 from fastsiam.evaluate.command import evaluate_knn
 from fastsiam.run import checkpoint
 from fastsiam.run.log import read_metrics
-from fastsiam.study import runner
+from fastsiam.study import execution
 from fastsiam.study.catalogue import STUDIES
+from fastsiam.study.execution import check, execute_runs, slots
 from fastsiam.study.record import collect, read_record, read_result, write_record
-from fastsiam.study.runner import check, execute_runs, slots
+from fastsiam.study.result_table import caption, cells
 from fastsiam.study.runs import Run, seeds_in
-from fastsiam.study.table import caption, cells
 from tests.conftest import write_data, write_images
 from tests.processes import Forked
 from tests.study.tiny import run_study_in_process, study, tiny, tiny_runs
@@ -212,10 +212,10 @@ def test_no_run_starts_after_failure(monkeypatch: pytest.MonkeyPatch) -> None:
         if code:
             raise FastSiamError("failed")
 
-    monkeypatch.setattr(runner._Scheduler, "_execute", execute)
+    monkeypatch.setattr(execution._Scheduler, "_execute", execute)
     codes: Any = [0, 1, 0]
     with pytest.raises(FastSiamError, match="failed"):
-        runner._Scheduler(codes).finish([{}, {}])
+        execution._Scheduler(codes).finish([{}, {}])
     assert started == [0, 1]
 
 
@@ -223,7 +223,7 @@ def test_run_without_result_is_failure(
     data: Path, study_copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is not retried at once: an unwritable folder stays unwritable."""
-    monkeypatch.setattr("fastsiam.study.runner._command", lambda run: ["true"])
+    monkeypatch.setattr("fastsiam.study.execution._command", lambda run: ["true"])
     run = replace(tiny_runs(data, study_copy, SCALE)[0], linear=True)
     with pytest.raises(FastSiamError, match=r"failed \(it has no linear evaluation\); see "):
         execute_runs([run], CPU)

@@ -20,7 +20,7 @@ from fastsiam import kernels
 from fastsiam.bench import runner
 from fastsiam.child_process import LAUNCHER
 from fastsiam.config import NumericsConfig, RunConfig, TrainConfig
-from fastsiam.distributed import StopSignals, bn_group, cores, place, start
+from fastsiam.distributed import StopSignals, bn_group, place, rank_cores, start
 from fastsiam.environment import environment
 from fastsiam.errors import DeviceError
 from fastsiam.kernels.cores import own_cores
@@ -96,7 +96,7 @@ def take_cores_of_rank(
     monkeypatch: pytest.MonkeyPatch, *, gpu: int, of: int, beside_gpu: bool = True
 ) -> None:
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(of))
-    cores.take_cores(torch.device("cuda", gpu), beside_gpu=beside_gpu)
+    rank_cores.take_cores(torch.device("cuda", gpu), beside_gpu=beside_gpu)
 
 
 @pytest.mark.parametrize(

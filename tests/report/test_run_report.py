@@ -16,12 +16,12 @@ from matplotlib import rc_context
 
 from fastsiam.config import TrainConfig
 from fastsiam.config.evaluate import KnnConfig, LinearConfig
-from fastsiam.config.files import RunSettings
+from fastsiam.config.settings_files import RunSettings
 from fastsiam.errors import DataError
 from fastsiam.evaluate.command import evaluate_knn, evaluate_linear
 from fastsiam.report import run as report
 from fastsiam.report.page import render
-from fastsiam.report.run import Run, curves, evaluation_tables, write_report
+from fastsiam.report.run_report import Run, curves, evaluation_tables, write_report
 from fastsiam.run.log import read_metrics
 from fastsiam.train.command import train_here
 from tests.configs import with_settings

@@ -11,7 +11,7 @@ from statistics import median_high
 from typing import Any
 
 from fastsiam.bad_image_list import read_bad_images
-from fastsiam.config.files import RunSettings
+from fastsiam.config.settings_files import RunSettings
 from fastsiam.console import format_count, format_number
 from fastsiam.errors import DataError
 from fastsiam.files import atomic_write_for_user, value_errors_as_data_error

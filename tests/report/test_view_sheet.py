@@ -10,10 +10,9 @@ import pytest
 from PIL import Image
 
 from fastsiam.config import DataConfig, TrainConfig
+from fastsiam.contact_sheets import Captioned
 from fastsiam.errors import DataError
-from fastsiam.pictures import Captioned
-from fastsiam.report import views
-from fastsiam.report.views import show_views
+from fastsiam.report.view_sheet import show_views
 from tests.processes import fastsiam
 
 FEW: dict[str, Any] = {"images": 2, "epoch": 0, "seed": 0}
