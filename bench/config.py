@@ -19,6 +19,7 @@ from fastsiam.config import (
     TrainConfig,
     require,
 )
+from fastsiam.config.convert import check_workers
 from fastsiam.config.recipes import RECIPES
 from fastsiam.config.setting import Config, check_name, setting
 from fastsiam.config.urls import Url
@@ -158,7 +159,7 @@ class BenchConfig(Config):
         check_name("recipe", self.recipe, RECIPES)
         check_name("backbone", self.backbone, ("", *OWN_BACKBONES))
         require(self.batch != 1, "batch must be at least 2 (BN needs two samples)")
-        require(self.workers != 0, "workers must be -1 or at least 1, not 0")
+        check_workers(self.workers)
         for option, known_names in _LISTS.items():
             for name in getattr(self, option):
                 check_name(f"name in {option}", name, known_names)

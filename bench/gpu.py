@@ -27,6 +27,7 @@ from fastsiam.bench.expected import Found
 from fastsiam.bench.expected import table as expected_table
 from fastsiam.bench.measurements import read
 from fastsiam.bench.report import records_block
+from fastsiam.bench.session import NOT_MEASURED
 from fastsiam.child_process import Child
 from fastsiam.config import RunConfig
 from fastsiam.console import Console, duration
@@ -60,9 +61,7 @@ _SMALL: dict[str, Any] = {
     "repeats": 1,
 }  # fmt: skip
 """Options that make measurements on a CPU small."""
-_NOT_MEASURED = ": not measured: "
-"""Text in the log lines of ``runner.compare`` about runners that failed."""
-_TELLING = re.compile(rf"{_NOT_MEASURED}|rror\b|\d (passed|failed|skipped)\b")
+_TELLING = re.compile(rf"{NOT_MEASURED}|rror\b|\d (passed|failed|skipped)\b")
 """Log lines that the page can quote."""
 _SKIPPED = re.compile(r"SKIPPED \[\d+\] \S+ (?!needs \w+ (GPUs|GiB of free GPU memory)$|this GPU )")
 """pytest's lines about skipped tests, except tests that this machine's GPUs cannot run."""
@@ -271,7 +270,7 @@ def perform(stage: Stage, out: Path, *, seconds: float) -> Outcome:
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
     skipped = [line for line in lines if _SKIPPED.match(line)]
     telling = [f"exit code {code}", *filter(_TELLING.search, lines), *skipped]
-    failed = code or any(_NOT_MEASURED in line for line in lines)
+    failed = code or any(NOT_MEASURED in line for line in lines)
     return Outcome(
         status="stopped" if is_over else "failed" if failed else "partly" if skipped else "done",
         seconds=round(time.monotonic() - start, 1),

@@ -218,7 +218,7 @@ def _timings(session: Session, rows: Mapping[str, Row]) -> dict[str, Timing]:
             yield
         except RunnerError as failure:
             session.failed[name] = str(failure)
-            say(f"{name}: not measured: {failure}")
+            session.skip(name, failure)
             if name in running:
                 running.pop(name).close()  # its other ranks would wait forever
 

@@ -37,6 +37,8 @@ _TRAINED_ON_CPU, _SMALL_TRAINED_ON_CPU = 8, 64
 """Large and small views that a CPU trains on in half a second; narrow networks take twice as many.
 """
 _FOR_EACH_WORKER = 4
+NOT_MEASURED = ": not measured: "
+"""Text in the log lines about runners that are skipped or failed."""
 _GPU_BYTES = 220e6
 """Approximate memory per image of 224 pixels when training a ResNet-50 in float32."""
 
@@ -142,8 +144,12 @@ class Session:
         """Return the names of the installed libraries; log how to install the others."""
         for name, library in libraries.items():
             if library.missing:
-                self.console.say(f"{name}: not measured: {library.missing}")
+                self.skip(name, library.missing)
         return [name for name, library in libraries.items() if not library.missing]
+
+    def skip(self, name: str, why: object) -> None:
+        """Log why something is not measured."""
+        self.console.say(f"{name}{NOT_MEASURED}{why}")
 
     def train_config(self, batch: int, *, ranks: int = 1, **settings: Any) -> TrainConfig:
         """Return the recipe with a batch size per rank.

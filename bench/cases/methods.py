@@ -54,11 +54,11 @@ def _measure_method(session: Session, name: str) -> list[Record]:
     rows = [row(reference, "plain", lightly_step)]
     for variant in session.config.variants or _DEFAULT_VARIANTS:
         if variant in (SYNC_BN, AUTHORS):
-            session.console.say(f"{name}, {variant}: not measured: only bench step measures it")
+            session.skip(f"{name}, {variant}", "only bench step measures it")
         elif session.gpu or variant not in ONLY_ON_GPU:
             rows.append(row(f"{name}, {variant}", variant))
         else:
-            session.console.say(f"{name}, {variant}: not measured: needs a GPU")
+            session.skip(f"{name}, {variant}", "needs a GPU")
     return compare(session, rows, apart=session.gpu)
 
 

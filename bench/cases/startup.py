@@ -39,7 +39,7 @@ def measure(session: Session) -> list[Record]:
                 loading = session.loading(images, pipeline)
                 runs[pipeline, state].append(_start(loading, cold=state == "cold"))
             except RunnerError as failure:
-                session.console.say(f"{pipeline}, {state}: not measured: {failure}")
+                session.skip(f"{pipeline}, {state}", failure)
                 del runs[pipeline, state]
     records = []
     for (pipeline, state), started in runs.items():
@@ -47,10 +47,8 @@ def measure(session: Session) -> list[Record]:
             key: statistics.median(facts[key] for _, facts in started) for key in started[0][1]
         }
         if state == "cold" and numbers["cached"] > _STILL_COLD:
-            session.console.say(
-                f"{pipeline}, cold: not measured: {numbers['cached']:.0%} of the files "
-                "stayed in the page cache"
-            )
+            kept = f"{numbers['cached']:.0%} of the files stayed in the page cache"
+            session.skip(f"{pipeline}, cold", kept)
             continue
         row = Row(
             case="startup",

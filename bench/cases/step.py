@@ -63,11 +63,11 @@ def measure(session: Session) -> list[Record]:
     rows = []
     for name in session.config.names("variants"):
         if name in ONLY_ON_GPU and not session.gpu:
-            session.console.say(f"{name}: not measured: needs a GPU")
+            session.skip(name, "needs a GPU")
         elif name != SYNC_BN:
             rows.append(row(name, **VARIANTS[name]))
         elif most_ranks == 1:
-            session.console.say(f"{name}: not measured: needs several GPUs")
+            session.skip(name, "needs several GPUs")
         else:
             for label, sync_bn in ((name, True), ("BN of each", False)):
                 rows.append(row(f"{most_ranks} ranks, {label}", most_ranks, sync_bn=sync_bn))

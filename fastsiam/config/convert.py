@@ -12,6 +12,11 @@ from .data import Alpha, ColumnNames, DataConfig, Exif
 from .setting import Config, require, setting
 
 
+def check_workers(number: int) -> None:
+    """Raise ``ValueError`` for no worker processes; -1 stands for one per core."""
+    require(number != 0, "workers must be -1 or at least 1, not 0")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConvertConfig(Config):
     """Conversion of a data set into .beton files."""
@@ -76,7 +81,7 @@ class ConvertConfig(Config):
 
     def check(self) -> None:
         """Raise ``ValueError`` if settings contradict each other."""
-        require(self.workers != 0, "workers must be -1 or at least 1, not 0")
+        check_workers(self.workers)
         require(
             self.parts > 0 or not self.scheduler,
             "--scheduler needs --parts: pass the number of parts, a few per machine",

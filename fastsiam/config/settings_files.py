@@ -160,7 +160,7 @@ def read_settings(path: Path, *, resumes: bool = False) -> Settings:
             settings = train_settings()
             for section, value in content.items():
                 table = value if isinstance(value, Mapping) else {section: value}
-                require(not table.get("restarts"), "restarts was removed after version 0.2")
+                require(not table.get("restarts"), _removed("restarts"))
                 for key in [x for x in table if _as_name(x) not in REMOVED]:
                     name = _setting_name(key, settings)
                     require(name not in flags, f"{name} occurs twice")
@@ -205,12 +205,13 @@ def _as_name(text: object) -> str:
 
 def _setting_name(text: object, settings: Collection[str]) -> str:
     name = _as_name(text)
-    require(
-        name not in REMOVED,
-        f"{name} was removed in version 0.3; leave it out (CHANGELOG.md says what replaces it)",
-    )
+    require(name not in REMOVED, _removed(name))
     check_name("setting", name, settings)
     return name
+
+
+def _removed(name: str) -> str:
+    return f"{name} was removed in version 0.3; leave it out (CHANGELOG.md says what replaces it)"
 
 
 def parse_assignments(texts: Iterable[str]) -> dict[str, Any]:

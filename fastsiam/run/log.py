@@ -158,7 +158,7 @@ def read_metrics(
     lines, invalid = [], 0
     for number, (_, line) in enumerate(_lines(run), 1):
         if invalid and numbers is not None:
-            raise DataError(f"{path} has an invalid line, number {invalid:,}; restore the file")
+            raise _invalid_line(path, invalid)
         if line is None:
             invalid = number
         else:
@@ -167,11 +167,12 @@ def read_metrics(
         for name in (numbers or {}).get(line["kind"], ()):
             value = line.get(name)
             if not isinstance(value, int | float) or (name == "epoch" and not isfinite(value)):
-                raise DataError(
-                    f"{path} has an invalid line, number {number:,}: {name} must be a number, not "
-                    f"{value!r}; restore the file"
-                )
+                raise _invalid_line(path, number, f": {name} must be a number, not {value!r}")
     return lines
+
+
+def _invalid_line(path: Path, number: int, reason: str = "") -> DataError:
+    return DataError(f"{path} has an invalid line, number {number:,}{reason}; restore the file")
 
 
 def _lines(run: Path) -> Iterator[tuple[str, dict[str, Any] | None]]:

@@ -152,17 +152,17 @@ def _find_start(config: TrainConfig, run: Path) -> Start:
                 f"{path} is at step {requested.step:,}, but {run} is at step {start.step:,}; pass "
                 f"--resume {quote(run)} to resume it there, or another --out to branch off"
             )
-        elif not is_same_run and not _is_branch_of(start, origin):
-            raise CheckpointError(
-                f"{run} already contains a run that did not branch off {path}; pass --resume "
-                f"{quote(run)} to resume that run, or choose another --out for a new branch"
-            )
-        elif start.step < requested.step:
-            raise CheckpointError(
-                f"{run} already contains a run at step {start.step:,}, before step "
-                f"{requested.step:,} of {path}; pass --resume {quote(run)} to resume that run, or "
-                "choose another --out for a new branch"
-            )
+        else:
+            conflict = ""
+            if not is_same_run and not _is_branch_of(start, origin):
+                conflict = f"that did not branch off {path}"
+            elif start.step < requested.step:
+                conflict = f"at step {start.step:,}, before step {requested.step:,} of {path}"
+            if conflict:
+                raise CheckpointError(
+                    f"{run} already contains a run {conflict}; pass --resume {quote(run)} to "
+                    "resume that run, or choose another --out for a new branch"
+                )
     steps = torch.tensor([-1 if start is None else start.step])
     if distributed.gather(steps).unique().numel() > 1:
         raise CheckpointError(

@@ -37,6 +37,7 @@ _SOS, _APP1, _APP14 = 0xDA, 0xE1, 0xEE
 _BETWEEN_SCANS = {_SOS, 0xC4, 0xDB, 0xDD}
 """Markers that may appear between the scans of a progressive JPEG: scan headers and tables."""
 _ORIENTATION = 0x0112
+_DAMAGED = "its JPEG header is damaged"
 _NAMES_ORIENTATION = re.compile(rb"\x01\x12|\x12\x01")
 
 
@@ -169,7 +170,7 @@ def _parse_jpeg(data: Bytes) -> Probe:
     place, end = 2, len(data)
     while place + 4 <= end:
         if data[place] != 0xFF:
-            raise ValueError("its JPEG header is damaged")
+            raise ValueError(_DAMAGED)
         marker = data[place + 1]
         if marker == 0xFF:  # fill byte
             place += 1
@@ -180,7 +181,7 @@ def _parse_jpeg(data: Bytes) -> Probe:
             break
         if marker in _SOF or marker in _OTHER_SOF:
             if length < 8 or length < 8 + 3 * data[body + 5]:
-                raise ValueError("its JPEG header is damaged")
+                raise ValueError(_DAMAGED)
             bits, height, width, channels = struct.unpack_from(">BHHB", data, body)
             size = (height, width)
             if marker in _OTHER_SOF or bits != 8:

@@ -101,7 +101,7 @@ def test_toml_and_yaml_files_are_equivalent(name: str, text: str, tmp_path: Path
         ("a.toml", "recipe = 'resnet50'", "unknown recipe 'resnet50'; choose one of imagenet, "),
         ("a.yaml", "optim:\n  lr: ~", "lr has no value: leave it out"),
         ("a.json", '{"out": null}', "out has no value: leave it out"),
-        ("a.toml", "[optim]\nrestarts = '2@6'", r"restarts was removed after version 0\.2"),
+        ("a.toml", "[optim]\nrestarts = '2@6'", r"restarts was removed in version 0\.3"),
     ],
 )
 def test_invalid_settings_file_is_one_line_error(

@@ -40,7 +40,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[set[int
     for gpu, node in enumerate(GPUS):
         put(tmp_path / f"bus/pci/devices/0001:{gpu + 10:02x}:00.0/numa_node", f"{node}\n")
 
-    monkeypatch.setattr(cores, "_SYSTEM", tmp_path)
+    monkeypatch.setattr(rank_cores, "_SYSTEM", tmp_path)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(allowed))
     monkeypatch.setattr(
         os, "sched_setaffinity", lambda _, chosen: allowed.intersection_update(chosen)

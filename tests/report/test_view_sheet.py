@@ -12,6 +12,7 @@ from PIL import Image
 from fastsiam.config import DataConfig, TrainConfig
 from fastsiam.contact_sheets import Captioned
 from fastsiam.errors import DataError
+from fastsiam.report import view_sheet
 from fastsiam.report.view_sheet import show_views
 from tests.processes import fastsiam
 
@@ -31,7 +32,7 @@ def test_columns_are_named_after_pipelines(
         names.extend(name for _, name, _ in groups[0][1:])
         return Image.new("RGB", (1, 1))
 
-    monkeypatch.setattr(views, "picture_grid", note)
+    monkeypatch.setattr(view_sheet, "picture_grid", note)
     show_views(pipeline_configs(small, "torchvision", "memory"), small.augment, **FEW)
     assert names == ["torchvision 1", "torchvision 2", "memory 1", "memory 2"]
 

@@ -114,8 +114,7 @@ def _open_data(config: DetectConfig) -> tuple[DetectionSet, DetectionSet, DataFa
     val = open_detection(config.task, Path(config.data), "val")
     if train.classes != val.classes:
         raise DataError(f"{train.name} and {val.name} have different classes")
-    if all(picture.difficult.all() for picture in val.pictures):
-        raise DataError(f"{val.name} has no objects to detect")
+    val.check_has_objects()
     facts = DataFacts(
         root=config.data,
         train=len(train),

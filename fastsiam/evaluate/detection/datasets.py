@@ -92,6 +92,11 @@ class DetectionSet:
                 value = zlib.crc32(array.tobytes(), value)
         return value
 
+    def check_has_objects(self) -> None:
+        """Raise ``DataError`` if there are no objects, or only difficult ones."""
+        if all(one.difficult.all() for one in self.pictures):
+            raise DataError(f"{self.name} has no objects to detect")
+
     def image(self, index: int) -> Image.Image:
         """Decode an image as RGB.
 

@@ -19,8 +19,6 @@ import torch
 from numpy.typing import NDArray
 from torchvision.ops import box_iou
 
-from fastsiam.errors import DataError
-
 from .datasets import DetectionSet, Picture
 
 Rule = Literal["11 points", "area"]
@@ -70,6 +68,7 @@ def voc_scores(
     Raises:
         DataError: all objects in the data set are difficult, or it has none.
     """
+    dataset.check_has_objects()
     pictures = {picture.image_id: picture for picture in dataset.pictures}
     counted_labels = np.concatenate([one.labels[~one.difficult] for one in dataset.pictures])
     rows = []
@@ -82,8 +81,6 @@ def voc_scores(
                     for threshold in OVERLAPS
                 ]
             )
-    if not rows:
-        raise DataError(f"{dataset.name} has no objects to detect")
     mean = 100 * np.array(rows).mean(axis=0)
     return {"AP50": float(mean[0]), "AP": float(mean.mean()), "AP75": float(mean[5])}
 

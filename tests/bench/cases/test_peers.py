@@ -139,7 +139,7 @@ def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
             raise ModuleNotFoundError("No module named 'nvidia'")
         return None if name == "cv2" else find_spec("json")
 
-    monkeypatch.setattr(peers, "find_spec", find)
+    monkeypatch.setattr(libraries, "find_spec", find)
     assert libraries.PEERS["lightly"].missing is None
     assert libraries.PEERS["albumentations"].missing == "pip install albumentations"
     assert libraries.PEERS["dali-solo-learn"].missing == "pip install nvidia-dali-cuda120"
