@@ -19,7 +19,7 @@ from fastsiam.config.evaluate import KnnConfig, LinearConfig
 from fastsiam.config.settings_files import RunSettings
 from fastsiam.errors import DataError
 from fastsiam.evaluate.command import evaluate_knn, evaluate_linear
-from fastsiam.report import run as report
+from fastsiam.report import run_report as report
 from fastsiam.report.page import render
 from fastsiam.report.run_report import Run, curves, evaluation_tables, write_report
 from fastsiam.run.log import read_metrics
