@@ -217,7 +217,7 @@ def _timings(session: Session, rows: Mapping[str, Row]) -> dict[str, Timing]:
         try:
             yield
         except RunnerError as failure:
-            session.failed[name] = str(failure)
+            session.failures[name] = str(failure)
             session.skip(name, failure)
             if name in running:
                 running.pop(name).close()  # its other ranks would wait forever

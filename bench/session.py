@@ -53,7 +53,7 @@ class Session:
     folder: Path
     """Temporary folder, which is deleted when the session ends."""
     console: Console
-    failed: dict[str, str] = field(default_factory=dict)
+    failures: dict[str, str] = field(default_factory=dict)
     """Runners that failed, and why."""
     _images: dict[int, Images] = field(default_factory=dict)
 
@@ -214,8 +214,8 @@ def run(case: str, config: BenchConfig) -> None:
         print(f"\n{finding(records)}")
     if config.json:
         write(Path(config.json), records)
-    if case == "step" and active_session.failed:
-        reasons = (f"{name} ({reason})" for name, reason in active_session.failed.items())
+    if case == "step" and active_session.failures:
+        reasons = (f"{name} ({reason})" for name, reason in active_session.failures.items())
         raise BackendError(f"not measured: {'; '.join(reasons)}")
 
 

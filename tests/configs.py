@@ -47,7 +47,7 @@ def flags(config: TrainConfig, recipe: str = "imagenet") -> list[str]:
 def make_resolved_config(config: TrainConfig, place: Place) -> ResolvedConfig:
     """Wrap a config without "auto" settings as the resolved config of a new run on noise."""
     return ResolvedConfig(
-        asked=config, config=config, place=place, beginning=Start(), images=RunImages()
+        user_config=config, config=config, place=place, beginning=Start(), images=RunImages()
     )
 
 

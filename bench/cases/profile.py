@@ -43,7 +43,7 @@ WARM_UP = 6
 """Untraced steps before the traced ones: roughly the number of prefetched batches."""
 
 
-def profile(session: Session, asked: PipelineSetting, steps: int, out: Path) -> tuple[str, Record]:
+def profile(session: Session, choice: PipelineSetting, steps: int, out: Path) -> tuple[str, Record]:
     """Trace a few steps of training, from the middle of an epoch, into the file ``out``.
 
     Returns:
@@ -57,9 +57,11 @@ def profile(session: Session, asked: PipelineSetting, steps: int, out: Path) -> 
     check_targets(out)
     batch = session.trained_batch
     data = DataConfig(pipeline=CEILING, workers=session.workers)
-    if asked != CEILING:
+    if choice != CEILING:
         images = session.images(batch, at_least=WARM_UP + steps + 1)
-        data = session.data(images, _choose_pipeline(session, images) if asked == "auto" else asked)
+        data = session.data(
+            images, _choose_pipeline(session, images) if choice == "auto" else choice
+        )
     pipeline: Pipeline = data.pipeline  # type: ignore[assignment]  # not "auto"
     config = replace(session.train_config(batch), data=data)
     with tempfile.TemporaryDirectory(prefix="fastsiam-trace-") as folder:

@@ -57,7 +57,7 @@ class RunSettings:
     recipe: str
     config: TrainConfig
     """The settings as they were used."""
-    asked: TrainConfig
+    user_config: TrainConfig
     """The settings as the user passed them; those used, if that is not recorded."""
     environment: dict[str, Any]
     """Versions and machine (``fastsiam.environment``)."""
@@ -85,7 +85,7 @@ class RunSettings:
             return cls(
                 recipe=values["recipe"],
                 config=TrainConfig.from_dict(values["config"]),
-                asked=TrainConfig.from_dict(values.get("asked", values["config"])),
+                user_config=TrainConfig.from_dict(values.get("asked", values["config"])),
                 environment=_machine(values["environment"]),
                 branch=values.get("branch"),
                 extensions=values.get("extensions", ()),

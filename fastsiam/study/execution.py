@@ -59,7 +59,7 @@ def check(runs: Sequence[Run]) -> None:
         raise DataError(f"{actual} classes; {expected}")
     if bank.images != scale.images:
         Console().warn(f"{actual} classes; {expected}")
-    image_list = run_images(config, None).listed
+    image_list = run_images(config, None).image_list
     digest = fingerprint(image_list.names) if image_list else ""
     for folder in sorted(runs[0].folder.parent.glob("*-seed-*")):
         if images_digest(folder) not in ("", digest):

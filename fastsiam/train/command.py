@@ -197,7 +197,7 @@ def train_here(config: TrainConfig, recipe: str) -> Path:
 def _train(config: TrainConfig, recipe: str, folder: RunFolder, place: Place) -> None:
     _check_same_settings_on_ranks(config)
     resolved = resolve(config, folder.path, place)
-    listing = resolved.images.listed
+    listing = resolved.images.image_list
     check_same_images(() if listing is None else listing.names, resolved.config.data.root)
     for note in resolved.notes:
         folder.console.say(note)
@@ -266,7 +266,7 @@ def _trainer(
             place,
             console,
             resolved.dtype,
-            training=resolved.images.opened,
+            training=resolved.images.training,
             resumed=folder.path if resolved.start else None,
         ),
         before_saving=bad.share,
@@ -366,7 +366,7 @@ def prepare_step(
 def _begin_folder(resolved: ResolvedConfig, recipe: str, folder: RunFolder) -> None:
     """Write settings and the list of images; save the resumed checkpoint if last.pt is missing."""
     last_checkpoint, start = checkpoints.last(folder.path), resolved.start
-    if (listing := resolved.images.listed) is not None:
+    if (listing := resolved.images.image_list) is not None:
         folder.keep(image_list.FILE, listing.to_bytes())
     if start is not None and not last_checkpoint.is_file():
         checkpoints.save(last_checkpoint, start)

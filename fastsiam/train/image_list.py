@@ -39,8 +39,8 @@ class DataFile(NamedTuple):
     path: str
     """Absolute path, with links resolved."""
     bytes: int
-    written: int
-    """Modification time, in nanoseconds."""
+    mtime_ns: int
+    """Modification time in nanoseconds."""
 
 
 @dataclass(frozen=True, slots=True)

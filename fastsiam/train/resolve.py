@@ -33,7 +33,7 @@ _WORTH_COMPILING = 1000
 class ResolvedConfig:
     """The resolved settings, images and start of a run."""
 
-    asked: TrainConfig
+    user_config: TrainConfig
     """The settings as the user passed them, in this command or when the run was started."""
     config: TrainConfig
     """The settings with each "auto" resolved, as saved in checkpoints and config.json."""
@@ -76,7 +76,7 @@ class ResolvedConfig:
             history = {"branch": self.start.branch, "extensions": self.start.extensions}
         return {
             "config": self.config.to_dict(),
-            "asked": self.asked.to_dict(),
+            "asked": self.user_config.to_dict(),
             "resolved": {
                 "ranks": ranks,
                 "device": self.place.device.type,
@@ -91,7 +91,7 @@ class ResolvedConfig:
         }
 
 
-def resolve(asked: TrainConfig, run: Path, place: Place) -> ResolvedConfig:
+def resolve(user_config: TrainConfig, run: Path, place: Place) -> ResolvedConfig:
     """Resolve all settings of a run; every rank must call this, and gets the same result.
 
     A resumed run keeps the resolved settings that it started with, unless the user changes them.
@@ -101,10 +101,10 @@ def resolve(asked: TrainConfig, run: Path, place: Place) -> ResolvedConfig:
         CheckpointError: the run cannot be resumed, or not with these settings.
         DataError: the training images cannot be read, or are fewer than a batch.
     """
-    data = asked.data
+    data = user_config.data
     if data.loads_images and not data.data:  # $FASTSIAM_DATA may name other images later
         data = replace(data, data=str(data.root))
-    config, beginning = start_of(replace(asked, data=data), run, place)
+    config, beginning = start_of(replace(user_config, data=data), run, place)
     start = beginning.checkpoint
     images = run_images(config, beginning.folder)
     # The user accepts only this change of the data, not later ones.
@@ -117,8 +117,10 @@ def resolve(asked: TrainConfig, run: Path, place: Place) -> ResolvedConfig:
         )
     end = last_step(config, len(images) // config.optim.batch)
     config = with_compilation(config, start, end=end)
+    if beginning.folder is not None:
+        user_config = _first_user_config(user_config, beginning.folder)
     return ResolvedConfig(
-        asked=asked if beginning.folder is None else _first_asked(asked, beginning.folder),
+        user_config=user_config,
         config=config,
         place=place,
         beginning=beginning,
@@ -127,7 +129,7 @@ def resolve(asked: TrainConfig, run: Path, place: Place) -> ResolvedConfig:
     )
 
 
-def _first_asked(asked: TrainConfig, run: Path) -> TrainConfig:
+def _first_user_config(user_config: TrainConfig, run: Path) -> TrainConfig:
     """Return the settings that the user passed, of which a resumed run keeps those of its start.
 
     ``--resume RUN`` passes on the settings that the run uses, in which each "auto" is resolved.
@@ -135,12 +137,12 @@ def _first_asked(asked: TrainConfig, run: Path) -> TrainConfig:
     try:
         first = RunSettings.read(run)
     except DataError:  # a checkpoint is enough to resume a run
-        return asked
-    used, flags = first.config.to_flags(), first.asked.to_flags()
+        return user_config
+    used, flags = first.config.to_flags(), first.user_config.to_flags()
     return TrainConfig.from_flags(
         {
             name: flags.get(name, value) if used.get(name) == value else value
-            for name, value in asked.to_flags().items()
+            for name, value in user_config.to_flags().items()
         }
     )
 

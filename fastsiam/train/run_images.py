@@ -46,9 +46,9 @@ class RunImages:
 
     store: Store | None = None
     """The images, in the order of the list; None if the pipeline generates noise."""
-    opened: TrainingImages | None = None
+    training: TrainingImages | None = None
     """The images of the data set today, for the kNN monitor; None for a mixture or noise."""
-    listed: ImageList | None = None
+    image_list: ImageList | None = None
     """The list that is saved in the run's folder."""
     notes: tuple[str, ...] = ()
     """Messages for the user."""
@@ -60,8 +60,8 @@ class RunImages:
         return len(self.store) if self.store is not None else NOISE_IMAGES
 
 
-def run_images(config: TrainConfig, begun: Path | None) -> RunImages:
-    """Open the training images; for a resumed run in the order of the list in its folder ``begun``.
+def run_images(config: TrainConfig, run: Path | None) -> RunImages:
+    """Open the training images; for a resumed run in the order of the list in its folder ``run``.
 
     Raises:
         BackendError: the pipeline's package is missing.
@@ -73,9 +73,9 @@ def run_images(config: TrainConfig, begun: Path | None) -> RunImages:
         return RunImages()
     if data.pipeline != "auto":
         backend_of(data).check()
-    image_list = None if begun is None else ImageList.load(begun)
-    opened = _open_images(data, image_list)
-    full_store, train_positions, holdout_positions = opened
+    image_list = None if run is None else ImageList.load(run)
+    training = _open_images(data, image_list)
+    full_store, train_positions, holdout_positions = training
     files, notes = files_of(full_store), list[str]()
     if image_list is None:  # a new run, or a run of a version that saved no list
         names = names_of(full_store)
@@ -109,8 +109,8 @@ def run_images(config: TrainConfig, begun: Path | None) -> RunImages:
         notes.append(shuffle.describe([str(place) for place in data.places]))
     return RunImages(
         store=store,
-        opened=None if data.mixed_with else opened,
-        listed=replace(image_list, files=files, blocks=blocks),
+        training=None if data.mixed_with else training,
+        image_list=replace(image_list, files=files, blocks=blocks),
         notes=tuple(notes),
         shuffle=shuffle,
     )

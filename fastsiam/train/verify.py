@@ -37,7 +37,7 @@ class Line:
 
     first: int
     last: int
-    seen: str = ""
+    digest: str = ""
     """Digest of the images and augmentations, 16 hexadecimal digits."""
 
     def __str__(self) -> str:
@@ -89,11 +89,11 @@ def verify(run: Path, config: VerifyConfig) -> Iterator[str]:
         for line in lines:
             numbers = range(line.first, line.last + 1)
             digest = hex_digest(sum_digests(*map(steps.digest, numbers)))
-            if digest != line.seen:
+            if digest != line.digest:
                 raise FastSiamError(
-                    f"{line} of {run}: the log has digest {line.seen}, but seed, settings and data "
-                    f"give {digest}: the run used other images or augmentations, or config.json, "
-                    "metrics.jsonl or the data have changed since"
+                    f"{line} of {run}: the log has digest {line.digest}, but seed, settings and "
+                    f"data give {digest}: the run used other images or augmentations, or "
+                    "config.json, metrics.jsonl or the data have changed since"
                 )
             progress.add(len(numbers))
     yield (

@@ -92,7 +92,7 @@ def test_runners_are_interleaved_unless_apart(apart: bool, tmp_path: Path) -> No
         for word in build.keywords["words"]
     ]  # fmt: skip
     session = Session(BenchConfig(repeats=2), "cpu", tmp_path, Console())
-    records, failed = compare(session, rows, apart=apart), session.failed
+    records, failed = compare(session, rows, apart=apart), session.failures
     assert log.read_text() == ("ab" * 3 + "xx" + "ccc" if apart else "abxc" + "abxc" + "abc")
     assert [one.name for one in records] == ["a", "b", "c"]
     assert all(one.n == 2 and one.images == 10 and one.ceiling == "b" for one in records)
