@@ -28,6 +28,8 @@ BRANCH_SETTINGS = (
 )  # fmt: skip
 """Fixed settings that a branch of a run may change. Weights, momenta and the number of finished
 steps keep their meaning, which they would not with another batch size or optimizer."""
+_OTHER_OPTIONS = {"recipe", "config", "assignments", "set", "help", "help_all"}
+"""Names of the options of ``train`` that are not settings, which a setting cannot have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -324,10 +326,12 @@ def all_settings(method: str = SimSiamConfig.name) -> list[Setting]:
     If several of the other methods share a name, their settings of this name are all returned.
 
     Raises:
-        ValueError: a method has a setting of the same name as another section.
+        ValueError: a method has a setting of the same name as another section or an option.
     """
     method_settings = settings_of(METHOD_CONFIGS[method])
     of_methods = {name for kind in METHOD_CONFIGS.values() for name in settings_of(kind)}
+    for name in _OTHER_OPTIONS & of_methods:
+        raise ValueError(f"a method cannot have a setting {name}: the command has such an option")
     settings: list[Setting] = []
     for kind in get_type_hints(TrainConfig).values():
         common = [*settings_of(kind).values()]

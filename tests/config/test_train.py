@@ -114,7 +114,7 @@ def test_invalid_sections_are_rejected(sections: Any, message: str) -> None:
         TrainConfig.from_dict(sections)
 
 
-@pytest.mark.parametrize("name", ["momentum", "crop", "backbone"])
+@pytest.mark.parametrize("name", ["momentum", "crop", "backbone", "config"])
 def test_method_setting_with_duplicate_name_is_rejected(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
