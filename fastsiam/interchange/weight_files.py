@@ -17,21 +17,19 @@ from safetensors.torch import load_file, save
 from torch.serialization import safe_globals
 
 from fastsiam.errors import CheckpointError
-from fastsiam.files import atomic_write, parse_json, reason, why
+from fastsiam.files import atomic_write, os_errors_as, parse_json, reason
 from fastsiam.run.checkpoint import previous_hint
 
-_HARMLESS_PACKAGES = re.compile(
+_HARMLESS = re.compile(
     r"(addict|argparse|collections|datetime|detectron2|easydict|fvcore|lightly|lightly_train"
     r"|lightning|lightning_fabric|lightning_utilities|ml_collections|mmcls|mmcv|mmengine|mmpretrain"
-    r"|mmselfsup|numpy|omegaconf|pathlib|pytorch_lightning|solo|torchmetrics|typing|uuid|yacs)\."
+    r"|mmselfsup|numpy|omegaconf|pathlib|pytorch_lightning|solo|torchmetrics|typing|uuid|yacs)\..*"
+    r"|builtins\.(bool|bytearray|bytes|complex|dict|float|frozenset|getattr|int|list|object|range"
+    r"|set|slice|str|tuple)|_codecs\.encode|copyreg\._reconstructor"
+    r"|torch\.torch_version\.TorchVersion"
 )
-"""Packages whose objects occur next to the weights in real files: settings, logs, versions."""
-
-_HARMLESS_NAMES = re.compile(
-    r"builtins\.(bool|bytearray|bytes|complex|dict|float|frozenset|getattr|int|list|object|range|set"
-    r"|slice|str|tuple)|_codecs\.encode|copyreg\._reconstructor|torch\.torch_version\.TorchVersion"
-)
-"""Harmless names. mmengine's logs pickle methods by ``getattr``; its stand-in does nothing."""
+"""Names that occur next to the weights in real files: settings, logs, versions. mmengine's logs
+pickle methods by ``getattr``; its stand-in does nothing."""
 
 _UNKNOWN = re.compile(r"GLOBAL (.+?) (was not an allowed global|whose module .* is blocked)")
 """Matches the error with which torch's unpickler rejects a name; it omits ``builtins.``."""
@@ -57,20 +55,6 @@ class _Inert:
     def __setstate__(self, state: Any) -> None: ...
 
 
-class _InertDict:
-    """Stand-in for a third-party dict: torch's unpickler fills no unknown subclass of dict."""
-
-    def __new__(cls, *args: Any) -> Any:
-        return OrderedDict()
-
-
-class _InertList:
-    """Stand-in for a third-party list, for the same reason."""
-
-    def __new__(cls, *args: Any) -> Any:
-        return []
-
-
 def read(path: Path) -> Any:
     """Read a ``.safetensors`` or ``torch.save`` file; tensors are on the CPU.
 
@@ -80,21 +64,19 @@ def read(path: Path) -> Any:
         CheckpointError: the file is corrupt, or contains objects of unknown packages.
     """
     try:
-        return _read_safetensors(path) if path.suffix == ".safetensors" else _unpickle(path)
+        with os_errors_as(CheckpointError, f"cannot read {path}"):
+            content = _read_safetensors(path) if path.suffix == ".safetensors" else _unpickle(path)
+        return content
     except CheckpointError:
         raise
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {why(error)}") from error
     except Exception as error:  # the unpickler can raise any exception on a corrupt file
+        fault = (
+            "it is corrupt, or not a weights file (torch.save or .safetensors; files of TensorFlow "
+            "and JAX must be converted to PyTorch first)"
+        )
         if "TorchScript" in str(error):
-            raise CheckpointError(
-                f"{path} is a TorchScript archive: save its state_dict() instead"
-            ) from error
-        raise CheckpointError(
-            f"cannot read {path}: it is corrupt, or not a weights file (torch.save or "
-            ".safetensors; files of TensorFlow and JAX must be converted to PyTorch first)"
-            f"{previous_hint(path)}"
-        ) from error
+            fault = "it is a TorchScript archive: save its state_dict() instead"
+        raise CheckpointError(f"cannot read {path}: {fault}{previous_hint(path)}") from error
 
 
 def write(path: Path, content: Any) -> None:
@@ -162,8 +144,8 @@ def _unpickle(path: Path) -> Any:
             if match is None:
                 raise
             name = match[1] if "." in match[1] else f"builtins.{match[1]}"
-            harmless = _HARMLESS_PACKAGES.match(name) or _HARMLESS_NAMES.fullmatch(name)
-            if name in stand_ins or len(stand_ins) == _MOST_NAMES or not harmless:
+            is_harmless = _HARMLESS.fullmatch(name) and len(stand_ins) < _MOST_NAMES
+            if name in stand_ins or not is_harmless:
                 raise CheckpointError(
                     f"{path} is refused: it refers to {name}, which does not belong in a weights "
                     "file and might execute code"
@@ -172,7 +154,9 @@ def _unpickle(path: Path) -> Any:
 
 
 def _stand_in(name: str) -> type:
+    """Return a class for a third-party one; torch's unpickler fills only plain dicts and lists."""
     kind = name.rpartition(".")[2].lower()
-    if kind.endswith(("dict", "cfgnode")) and name != "builtins.dict":
-        return _InertDict
-    return _InertList if kind == "deque" else _Inert
+    is_dict = kind.endswith(("dict", "cfgnode")) and name != "builtins.dict"
+    if not is_dict and kind != "deque":
+        return _Inert
+    return type(kind, (), {"__new__": lambda cls, *args: OrderedDict() if is_dict else []})
