@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from fastsiam.run.records import Record
 from . import weight_files
 from .card import model_card, snippet
 from .head_weights import HEADS, Head
-from .layouts import AUTHORS, Layout, to_detectron2
+from .layouts import AUTHORS, DETECTRON2, Layout, substitute
 from .pretrained import Pretrained
 
 SHARED_RESNETS = (
@@ -58,15 +58,6 @@ def plain_content(pretrained: Pretrained, file: str) -> dict[str, Any]:
     return {"state_dict": _backbone(pretrained), "snippet": code, "fastsiam": metadata}
 
 
-def _detectron2(pretrained: Pretrained) -> dict[str, Any]:
-    weights = {
-        to_detectron2(key): value.numpy()
-        for key, value in _backbone(pretrained).items()
-        if not key.endswith("num_batches_tracked")
-    }
-    return {"model": weights, "__author__": "fastsiam", "matching_heuristics": True}
-
-
 def _checkpoint(authors: Layout, pretrained: Pretrained) -> dict[str, Any]:
     """Return a checkpoint in the authors' layout, without a momentum encoder."""
     weights: dict[str, Tensor] = {}
@@ -86,7 +77,15 @@ def _content(format: str, pretrained: Pretrained, file: str) -> dict[str, Any]:
         return plain_content(pretrained, file)
     if format in AUTHORS:
         return _checkpoint(AUTHORS[format], pretrained)
-    return _detectron2(pretrained) if format == "detectron2" else _backbone(pretrained)
+    weights = _backbone(pretrained)
+    if format != "detectron2":
+        return weights
+    arrays = {
+        substitute(key, DETECTRON2): value.numpy()
+        for key, value in weights.items()
+        if not key.endswith("num_batches_tracked")
+    }
+    return {"model": arrays, "__author__": "fastsiam", "matching_heuristics": True}
 
 
 def export_weights(
@@ -143,45 +142,43 @@ def export_weights(
 
 def unsupported_formats(pretrained: Pretrained) -> dict[str, str]:
     """Return for each format a short reason why it does not support a network; "" if it does."""
-    model, method = pretrained.model, pretrained.method
-    reasons = {
-        name: _find_backbone_problem(name, _rename_backbone(name, model)) for name in _FORMATS
-    }
-    for name, authors in AUTHORS.items():
-        assert authors.method is not None
-        if not reasons[name] and method is not None and not issubclass(method, authors.method):
-            reasons[name] = f"the heads of {method.title}"
-        reasons[name] = reasons[name] or _find_heads_problem(
-            authors, pretrained.state, skeleton(model).features
-        )
+    reasons = {}
+    for name in _FORMATS:
+        reasons[name] = _find_backbone_problem(name, _rename_backbone(name, pretrained.model))
+        if name in AUTHORS and not reasons[name]:
+            reasons[name] = _find_heads_problem(AUTHORS[name], pretrained)
     return reasons
 
 
 def _find_backbone_problem(format: str, model: BackboneConfig) -> str:
-    name, of_timm = model.backbone, model.backbone.startswith("timm/")
-    owner = "torchvision's" if format == "torchvision" else "its"
-    other_width = f"width {model.width}: {owner} ResNets are 64 wide" if model.width != 64 else ""
+    name, width, of_timm = model.backbone, model.width, model.backbone.startswith("timm/")
     if format == "plain" or (format == "timm" and of_timm):
         return ""
-    if format == "torchvision":
-        return "a timm network" if of_timm else other_width
-    if format == "swav":
-        other_width = ""
-        if name != "resnet50" or model.width not in (64, 128, 256, 320):
-            return "its authors have only ResNet-50, at 1, 2, 4 or 5 times the width"
-    elif name not in SHARED_RESNETS or (format == "detectron2" and name not in BLOCKS):
-        return f"it has no {name}"
-    return other_width if model.stem == "imagenet" else f"{model.stem} stem"
+    if format == "torchvision" and of_timm:
+        return "a timm network"
+    if format == "swav" and (name != "resnet50" or width not in (64, 128, 256, 320)):
+        return "its authors have only ResNet-50, at 1, 2, 4 or 5 times the width"
+    if format != "torchvision":
+        if name not in SHARED_RESNETS or (format == "detectron2" and name not in BLOCKS):
+            return f"it has no {name}"
+        if model.stem != "imagenet":
+            return f"{model.stem} stem"
+    if width != 64 and format != "swav":
+        return f"width {width}: {format}'s ResNets are 64 wide"
+    return ""
 
 
-def _find_heads_problem(authors: Layout, state: Mapping[str, Tensor], features: int) -> str:
+def _find_heads_problem(authors: Layout, pretrained: Pretrained) -> str:
+    state, method = pretrained.state, pretrained.method
+    if method and authors.method and not issubclass(method, authors.method):
+        return f"the heads of {method.title}"
     for part in (*HEADS, "prototypes"):
         present = any(key.startswith(f"{part}.") for key in state)
         if present != (part in authors.parts):
             return f"the authors have no {part}" if present else f"no {part}"
     for part, expected in authors.heads.items():
         head = Head.of(state, part)
-        if expected.widths[0] == 0 and head.widths[0] != features:
+        if expected.widths[0] == 0 and head.widths[0] != skeleton(pretrained.model).features:
             return f"a {part} of width {head.widths[0]}: the authors' has the features' width"
         if head.norms != expected.norms or len(head.widths) != len(expected.widths):
             return f"a {part} with different layers or BN than the authors'"
@@ -191,17 +188,14 @@ def _find_heads_problem(authors: Layout, state: Mapping[str, Tensor], features: 
 def _check_target(target: Path, source: Path, *, force: bool) -> None:
     """Raise if the target is the source, is in a checkpoint folder, or exists without ``force``."""
     with os_errors_as(CheckpointError, f"cannot write {target}"):
-        exists = target.exists()
-        is_source = exists and source.exists() and target.samefile(source)
+        if target.exists() and source.exists() and target.samefile(source):
+            raise CheckpointError(f"{target} is the source of the weights: choose another file")
         folder = target.resolve().parent
         last = checkpoints.last(folder.parent)
-        holds_checkpoints = last.parent == folder and last.is_file()
-    if is_source:
-        raise CheckpointError(f"{target} is the source of the weights: choose another file")
-    if holds_checkpoints:
-        raise CheckpointError(f"{folder} holds a run's checkpoints: choose another folder")
-    if exists and not force:
-        raise CheckpointError(f"{target} already exists: choose another, or pass --force")
+        if last.parent == folder and last.is_file():
+            raise CheckpointError(f"{folder} holds a run's checkpoints: choose another folder")
+        if target.exists() and not force:
+            raise CheckpointError(f"{target} already exists: choose another, or pass --force")
 
 
 def _rename_backbone(format: str, model: BackboneConfig) -> BackboneConfig:

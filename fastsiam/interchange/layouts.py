@@ -18,7 +18,7 @@ chigur/byol-convert convert them to torchvision's names.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -176,14 +176,14 @@ AUTHORS = {layout.name: layout for layout in LAYOUTS if layout.method}
 _CHILDREN = ("conv1", "bn1", "relu", "maxpool", "layer1", "layer2", "layer3", "layer4")
 """A ResNet's children, in the order in which ``nn.Sequential`` numbers them."""
 
-_DETECTRON2 = (
+DETECTRON2 = (
     (r"^(?=conv1|bn1)", "stem."),
     *((rf"^layer{i}\.", f"res{i + 1}.") for i in range(1, 5)),
     (r"bn(\d)\.", r"conv\1.norm."),
     (r"downsample\.0\.", "shortcut."),
     (r"downsample\.1\.", "shortcut.norm."),
 )
-"""Converts torchvision's names to detectron2's (detectron2/modeling/backbone/resnet.py)."""
+"""Changes of torchvision's names to detectron2's (detectron2/modeling/backbone/resnet.py)."""
 
 
 def translate(
@@ -204,27 +204,23 @@ def translate(
     part_rules = ((re.escape(prefix), f"{part}.") for part, prefix in layout.parts.items())
     rules = (*layout.rules, *part_rules)
     new_names = {key: name for key in state if (name := _apply_rules(key, rules)) is not None}
-    # In lightly's ResNetGenerator ReLU and pooling are not modules, so its stages start at 2.
-    is_lightly = not foreign and "backbone.2.0.conv1.weight" in new_names.values()
-    if is_lightly:
-        layout = replace(layout, small_stem="cifar-no-relu")
     if not foreign:
-        is_numbered = "backbone.0.weight" in new_names.values()
-        new_names = {
-            k: _to_torchvision(name, is_numbered, is_lightly) for k, name in new_names.items()
-        }
+        values = set(new_names.values())
+        children = [*_CHILDREN] if "backbone.0.weight" in values else []
+        # In lightly's ResNetGenerator ReLU and pooling are not modules, so its stages start at 2.
+        if "backbone.2.0.conv1.weight" in values:
+            layout = replace(layout, small_stem="cifar-no-relu")
+            children = [x for x in children if x not in ("relu", "maxpool")]
+        changes = [(rf"^backbone\.{i}\.", f"backbone.{x}.") for i, x in enumerate(children)]
+        changes.append((r"^(backbone\.layer\d\.\d+)\.shortcut\.", r"\1.downsample."))  # lightly's
+        new_names = {key: substitute(name, changes) for key, name in new_names.items()}
     names = renumber(new_names, state)
-    _check_unambiguous(names, state)
-    return layout, names
-
-
-def _check_unambiguous(names: Mapping[str, str], state: Mapping[str, Tensor]) -> None:
-    """Raise a ``ValueError`` if two keys with different weights have the same fastsiam name."""
     first: dict[str, str] = {}
     for key, name in names.items():
         other = first.setdefault(name, key)
         if other != key and not torch.equal(state[other], state[key]):
             raise ValueError(f"holds two networks, {other} and {key}: save only one of them")
+    return layout, names
 
 
 def unwrap(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -245,17 +241,8 @@ def _apply_rules(key: str, rules: Rules) -> str | None:
     return re.sub(r"^projector\.(?=weight|bias)", "projector.0.", key)  # a single linear layer
 
 
-def _to_torchvision(name: str, is_numbered: bool, is_lightly: bool) -> str:
-    """Replace ``nn.Sequential``'s numbers by torchvision's names; rename lightly's shortcuts."""
-    children = [x for x in _CHILDREN if not (is_lightly and x in ("relu", "maxpool"))]
-    match = re.match(r"backbone\.(\d)\.", name)
-    if is_numbered and match and int(match[1]) < len(children):
-        name = f"backbone.{children[int(match[1])]}.{name[match.end() :]}"
-    return re.sub(r"^(backbone\.layer\d\.\d+)\.shortcut\.", r"\1.downsample.", name)
-
-
-def to_detectron2(name: str) -> str:
-    """Convert the name of a torchvision ResNet's weight to detectron2's name."""
-    for pattern, replacement in _DETECTRON2:
+def substitute(name: str, changes: Iterable[tuple[str, str]]) -> str:
+    """Apply pairs of a regular expression and a replacement, one after the other."""
+    for pattern, replacement in changes:
         name = re.sub(pattern, replacement, name)
     return name

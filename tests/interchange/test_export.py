@@ -213,7 +213,7 @@ REFUSED: tuple[tuple[ModelConfig, str, str], ...] = (
     (with_model_settings(R18, predictor="none"), "simsiam", "no predictor"),
     (FASTSIAM, "simsiam", ""),
     (MOCO, "simsiam", "the heads of MoCo v2"),
-    (replace(MOCO, width=4), "moco", "width 4: its ResNets are 64 wide"),
+    (replace(MOCO, width=4), "moco", "width 4: moco's ResNets are 64 wide"),
     (replace(MOCO, method=MoCoV2Config(**HEAD, projector_dim=64)), "moco", _WIDE),
     (replace(_R50, backbone="resnet18"), "swav", _NOT_R50),
     (replace(_R50, method=_PREDICTOR), "swav", "the authors have no predictor"),
