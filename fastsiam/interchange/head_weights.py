@@ -94,10 +94,7 @@ def _split(name: str) -> tuple[str, int, str]:
 
 def _layers(weights: Mapping[str, Tensor], part: str) -> dict[int, Tensor]:
     """Return the weight matrices of a head by layer number, in order."""
-    split = {key: _split(key) for key, value in weights.items() if value.dim() == 2}
-    layers = {
-        n: weights[key]
-        for key, (key_part, n, rest) in split.items()
-        if (key_part, rest) == (part, "weight")
-    }
+    pattern = re.compile(rf"{part}\.(\d+)\.weight")
+    matches = ((pattern.fullmatch(key), x) for key, x in weights.items() if x.dim() == 2)
+    layers = {int(match[1]): x for match, x in matches if match}
     return dict(sorted(layers.items()))

@@ -118,7 +118,7 @@ class Pretrained:
         The state of torch's random generator does not change.
 
         Raises:
-            CheckpointError: there is no projector, or the weights do not match the network.
+            CheckpointError: there is no projector.
             BackendError: timm is needed but not installed.
         """
         parts = ("backbone",) if layer == "backbone" else ("backbone", "projector")
@@ -126,12 +126,7 @@ class Pretrained:
         with torch.random.fork_rng(devices=[]):
             module = self.build()
         network = nn.Sequential(OrderedDict((part, module.get_submodule(part)) for part in parts))
-        try:
-            network.load_state_dict(state)
-        except RuntimeError as error:
-            raise CheckpointError(
-                f"the weights in {self.path} do not match {self.model.backbone}"
-            ) from error
+        network.load_state_dict(state)
         backbone: Backbone = network.eval().get_submodule("backbone")  # type: ignore[assignment]
         if layer == "backbone":
             return backbone
@@ -153,11 +148,8 @@ class Pretrained:
 
     def __str__(self) -> str:
         """Return a one-line description for display."""
-        descriptions = {
-            **{name: f"{name} (the authors' layout)" for name in AUTHORS},
-            "fastsiam": "a run of fastsiam",
-            "plain": "a plain file",
-        }
+        descriptions = {"fastsiam": "a run of fastsiam", "plain": "a plain file"}
+        descriptions |= {name: f"{name} (the authors' layout)" for name in AUTHORS}
         stem = "" if self.model.stem == "imagenet" else f" ({self.model.stem} stem)"
         if self.stem_assumed:
             stem = f" (stem assumed: {self.model.stem})"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torchvision.models.resnet import BasicBlock, Bottleneck
 
-from fastsiam.config import BackboneConfig, Stem
+from fastsiam.config import OWN_BACKBONES, BackboneConfig
 from fastsiam.config.setting import convert_value
 from fastsiam.errors import CheckpointError
 from fastsiam.methods import method_skeleton
@@ -24,9 +25,6 @@ from . import weight_files
 from .head_weights import build_parts, fold_biases
 from .layouts import AUTHORS, translate, unwrap
 from .pretrained import Input, Pretrained, format_keys
-
-_MOST_EPOCHS = 1e9
-"""Upper bound of a plausible number of epochs."""
 
 
 def load_pretrained(path: Path | str, *, backbone: str = "", stem: str = "") -> Pretrained:
@@ -49,7 +47,7 @@ def load_pretrained(path: Path | str, *, backbone: str = "", stem: str = "") -> 
         ValueError: the name of the backbone or the stem is unknown.
     """
     options: dict[str, Any] = {"backbone": backbone, "stem": stem}
-    config = BackboneConfig(**{key: name for key, name in options.items() if name})
+    BackboneConfig(**{key: name for key, name in options.items() if name})  # checks the names
     file = checkpoints.locate(Path(path))
     content = weight_files.read(file)
     if isinstance(content, dict) and "steps_per_epoch" in content:
@@ -57,7 +55,7 @@ def load_pretrained(path: Path | str, *, backbone: str = "", stem: str = "") -> 
     elif isinstance(content, dict) and {"fastsiam", "state_dict"} <= content.keys():
         pretrained = _parse_plain(content, file)
     else:
-        return _parse_other(content, file, config, options)
+        return _parse_other(content, file, backbone, stem)
     for name, actual in ((backbone, pretrained.model.backbone), (stem, pretrained.model.stem)):
         if name not in ("", actual):
             raise CheckpointError(f"{file} holds {actual}, not {name}")
@@ -84,7 +82,7 @@ def _parse_plain(content: dict[str, Any], path: Path) -> Pretrained:
     try:
         metadata, weights = content["fastsiam"], content["state_dict"]
         model = BackboneConfig(**metadata["backbone"])
-        network = _skeleton(model, {})
+        network = build_parts(skeleton(model), {})
         epoch = convert_value(float | None, metadata["epoch"], "epoch")
         preprocessing = convert_value(Input | None, metadata["input"], "input")
         state = {f"backbone.{key}": value for key, value in weights.items()}
@@ -102,24 +100,26 @@ def _parse_plain(content: dict[str, Any], path: Path) -> Pretrained:
     )
 
 
-def _parse_other(
-    content: Any, path: Path, config: BackboneConfig, options: Mapping[str, str]
-) -> Pretrained:
+def _parse_other(content: Any, path: Path, backbone: str, stem: Any) -> Pretrained:
     state, ignored_keys = _weights(path, content)
     try:
-        layout, names = translate(state, foreign=not config.is_own)
+        layout, names = translate(state, foreign=backbone not in ("", *OWN_BACKBONES))
     except ValueError as error:
         raise CheckpointError(f"{path} {error}") from error
     origin = {name: key for key, name in names.items()}
     weights = {name: state[key] for name, key in origin.items()}
-    backbone = options["backbone"] or _resnet(weights)
+    backbone = backbone or _resnet(weights)
     if not backbone:
         raise CheckpointError(
             f"cannot tell which network {path} holds ({format_keys(origin.values())}): "
             "name it with --backbone, such as convnext_tiny or timm/NAME"
         )
     try:
-        model = _backbone(backbone, options["stem"], weights, layout.small_stem)
+        model = BackboneConfig(backbone=backbone)
+        conv1 = weights.get("backbone.conv1.weight")
+        if model.is_own and conv1 is not None and conv1.dim() == 4:
+            default_stem = layout.small_stem if conv1.shape[-1] == 3 else "imagenet"
+            model = replace(model, width=len(conv1), stem=stem or default_stem)
     except ValueError as error:
         raise CheckpointError(f"{path} contains no valid network: {error}") from error
     classifier = {f"backbone.{key}" for key in classifier_keys(model)}
@@ -127,7 +127,8 @@ def _parse_other(
     left_out += [origin[name] for name in weights if name in classifier]
     weights = {name: value for name, value in weights.items() if name not in classifier}
     fold_biases(weights)
-    network = _skeleton(model, weights)
+    with torch.device("meta"):
+        network = build_parts(skeleton(model), weights)
     for key in network.state_dict():  # torch before 0.4.1 and Caffe have no counters
         if key.endswith(".num_batches_tracked"):
             weights.setdefault(key, torch.tensor(0))
@@ -139,7 +140,7 @@ def _parse_other(
         state=_check_weights(path, weights, network, origin),
         epoch=_epochs(content, program),
         unused_keys=(*left_out, *ignored_keys),
-        stem_assumed=model.stem == "cifar" and not options["stem"],
+        stem_assumed=model.stem == "cifar" and not stem,
     )
 
 
@@ -163,30 +164,12 @@ def _weights(path: Path, content: Any) -> tuple[dict[str, Tensor], list[str]]:
 
 def _resnet(weights: Mapping[str, Tensor]) -> str:
     """Return the name of the ResNet with the same kind and number of blocks; "" if unknown."""
-    blocks = {m[0] for key in weights if (m := re.match(r"backbone\.layer[1-4]\.\d+\.", key))}
-    depths = tuple(
-        sum(block.startswith(f"backbone.layer{stage}.") for block in blocks)
-        for stage in range(1, 5)
-    )
+    pattern = re.compile(r"backbone\.layer([1-4])\.(\d+)\.")
+    blocks = {match.groups() for key in weights if (match := pattern.match(key))}
+    depths = Counter(stage for stage, _ in blocks)
     kind = Bottleneck if "backbone.layer1.0.conv3.weight" in weights else BasicBlock
-    return next((name for name, design in BLOCKS.items() if design == (kind, depths)), "")
-
-
-def _backbone(
-    name: str, stem: Any, weights: Mapping[str, Tensor], small_stem: Stem
-) -> BackboneConfig:
-    """Return a network's configuration. A ResNet's width, and stem if "", are its weights'."""
-    model, conv1 = BackboneConfig(backbone=name), weights.get("backbone.conv1.weight")
-    if not model.is_own or conv1 is None or conv1.dim() != 4:
-        return model
-    stem = stem or (small_stem if conv1.shape[-1] == 3 else "imagenet")
-    return replace(model, width=len(conv1), stem=stem)
-
-
-def _skeleton(model: BackboneConfig, weights: Mapping[str, Tensor]) -> nn.Module:
-    """Build the parts that a state dict has weights for, on the meta device."""
-    with torch.device("meta"):
-        return build_parts(skeleton(model), weights)
+    design = kind, tuple(depths[stage] for stage in "1234")
+    return next((name for name, x in BLOCKS.items() if x == design), "")
 
 
 def _check_weights(
@@ -202,35 +185,30 @@ def _check_weights(
         raise CheckpointError(f"{path} contains no state dict where fastsiam stores the weights")
     origin = origin or {key: key for key in weights}
     expected = network.state_dict()
+    shared = {key: (weights[key], value) for key, value in expected.items() if key in weights}
     problems = {
         "missing": [key for key in expected if key not in weights],
         "unknown": [origin[key] for key in weights if key not in expected],
         "of a different shape": [
-            f"{origin[key]}: {tuple(weights[key].shape)} instead of {tuple(value.shape)}"
-            for key, value in expected.items()
-            if key in weights and weights[key].shape != value.shape
+            f"{origin[key]}: {tuple(value.shape)} instead of {tuple(other.shape)}"
+            for key, (value, other) in shared.items()
+            if value.shape != other.shape
         ],
         "of a different type": [
-            f"{origin[key]}: {weights[key].dtype}, {weights[key].layout}, {weights[key].device}"
-            for key, value in expected.items()
-            if key in weights and value.is_floating_point()
+            f"{origin[key]}: {value.dtype}, {value.layout}, {value.device}"
+            for key, (value, other) in shared.items()
             # Integer, quantised, sparse and meta tensors have no real number for each element.
-            if not weights[key].is_floating_point()
-            or weights[key].layout != torch.strided
-            or weights[key].is_meta
+            if other.is_floating_point()
+            and (not value.is_floating_point() or value.layout != torch.strided or value.is_meta)
         ],
     }
     if any(problems.values()):
         backbone = network.get_submodule("backbone")
         kind = type(getattr(backbone, "network", backbone)).__name__
-        descriptions = [
-            f"{len(keys)} {problem} ({format_keys(keys)})"
-            for problem, keys in problems.items()
-            if keys
-        ]
+        text = ", ".join(f"{len(x)} {name} ({format_keys(x)})" for name, x in problems.items() if x)
         raise CheckpointError(
-            f"the weights in {path} do not match {kind}: "
-            f"{', '.join(descriptions)}; if this is a different network, name it with --backbone"
+            f"the weights in {path} do not match {kind}: {text}; if this is a different network, "
+            "name it with --backbone"
         )
     state = {
         key: (value.detach().float() if value.is_floating_point() else value.detach()).contiguous()
@@ -249,11 +227,11 @@ def _epochs(content: Any, layout: str) -> float | None:
     """Return the number of epochs trained; None if the meaning of the file's number is unknown."""
     if not isinstance(content, Mapping):
         return None
-    if isinstance(meta := content.get("meta"), Mapping):  # OpenMMLab's
+    epoch, meta = content.get("epoch"), content.get("meta")
+    if isinstance(meta, Mapping):  # OpenMMLab's
         epoch = meta.get("epoch")
     elif "pytorch-lightning_version" in content:
-        epoch = content.get("epoch")
         epoch = epoch + 1 if isinstance(epoch, int) else None  # it counts from 0
-    else:  # torchvision's and timm's trainers count from 0, others vary
-        epoch = content.get("epoch") if layout in AUTHORS else None
-    return float(epoch) if isinstance(epoch, int | float) and 0 <= epoch < _MOST_EPOCHS else None
+    elif layout not in AUTHORS:  # torchvision's and timm's trainers count from 0, others vary
+        epoch = None
+    return float(epoch) if isinstance(epoch, int | float) and 0 <= epoch < 1e9 else None
