@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torchvision
 
 import fastsiam
-from fastsiam.config import DataConfig
+from fastsiam.config import TrainConfig
 from fastsiam.config.settings_files import RunSettings
-from fastsiam.console import format_number
+from fastsiam.console import format_count, format_number
 from fastsiam.environment import commit
 from fastsiam.files import as_utf8, quote, value_errors_as_data_error
 from fastsiam.model.backbones import skeleton
@@ -27,8 +27,11 @@ from fastsiam.run.records import Record, TrainingDataFacts
 from .layouts import AUTHORS
 from .pretrained import Input, Pretrained, title
 
-if TYPE_CHECKING:
-    from jinja2 import Template
+_PREPROCESSING = {
+    "resize": "shorter side",
+    **{name: name for name in ("crop", "mean", "std", "exif", "alpha")},
+}
+"""Names of preprocessing settings, by field of ``ImageFacts``."""
 
 
 def snippet(pretrained: Pretrained, format: str, file: str) -> str:
@@ -44,7 +47,8 @@ def snippet(pretrained: Pretrained, format: str, file: str) -> str:
         *prefixes, encoder = (f"module.{start}" for start in AUTHORS[format].parts.values())
         # Prefixes of the heads' keys after the encoder's prefix has been removed.
         heads = [x.removeprefix(encoder) if x.startswith(encoder) else "module." for x in prefixes]
-    return _template("snippet.py.jinja", trim_blocks=True, lstrip_blocks=True).render(
+    return render(
+        "snippet.py.jinja",
         model=model,
         name=model.backbone.removeprefix("timm/"),
         skeleton=skeleton(model),
@@ -56,23 +60,30 @@ def snippet(pretrained: Pretrained, format: str, file: str) -> str:
     )
 
 
-def _template(name: str, **settings: bool) -> Template:
-    from jinja2 import Environment, PackageLoader, StrictUndefined  # PyTorch depends on it
+def render(template: str, **values: Any) -> str:
+    """Render a template of this package; names that it lacks are errors."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    loader = PackageLoader("fastsiam.interchange", "")
+    is_code = template.endswith(".py.jinja")
     environment = Environment(  # nosec B701
-        loader=loader,
+        loader=PackageLoader("fastsiam.interchange", ""),
         undefined=StrictUndefined,
-        **settings,  # type: ignore[arg-type]
+        trim_blocks=is_code,
+        lstrip_blocks=is_code,
+        keep_trailing_newline=not is_code,
     )
-    environment.filters |= {"cell": _cell, "literal": _literal, "rounded": format_number}
-    return environment.get_template(name)
+    environment.filters |= {"cell": _cell, "literal": _literal}
+    environment.filters |= {"rounded": format_number, "counted": format_count}
+    return environment.get_template(template).render(values)
 
 
 def model_card(pretrained: Pretrained, *, format: str, file: str, results: Sequence[Record]) -> str:
     """Return a weight file's model card in Markdown; ``results`` are evaluations of the weights."""
     config, arch, run = pretrained.config, pretrained.model.backbone, pretrained.run
-    settings, history = None, list[str]()
+    settings, history, monitored = None, list[str](), list[dict[str, Any]]()
+    if run:
+        epoch = pretrained.epoch or 0
+        monitored = [x for x in read_metrics(run) if x["kind"] == "knn" and x["epoch"] <= epoch]
     if run and (run / "config.json").is_file():
         settings = RunSettings.read(run)
         with value_errors_as_data_error(run / "config.json"):
@@ -83,7 +94,8 @@ def model_card(pretrained: Pretrained, *, format: str, file: str, results: Seque
         if config.data.loads_images:
             data = " and ".join(place.resolve().name for place in config.data.places)
         init = Path(config.run.init).name if config.run.init else None
-    text = _template("card.md.jinja", keep_trailing_newline=True).render(
+    text = render(
+        "card.md.jinja",
         pretrained=pretrained,
         network=title(arch),
         network_as_read=replace(pretrained, path=Path(pretrained.path.name)),
@@ -97,16 +109,11 @@ def model_card(pretrained: Pretrained, *, format: str, file: str, results: Seque
         init=init,
         settings=settings,
         history="; ".join(history) or None,
-        monitored=_last_monitored(pretrained),
+        monitored=monitored[-1] if monitored else None,
         results=[
             (
                 record,
-                [
-                    *_images(record),
-                    *preprocessing(
-                        record, pretrained.input_or_default, config.data if config else None
-                    ),
-                ],
+                _images(record) + preprocessing(record, config),
                 dict.fromkeys(key for row in record.results for key in row),
             )
             for record in results
@@ -117,15 +124,6 @@ def model_card(pretrained: Pretrained, *, format: str, file: str, results: Seque
         torchvision=torchvision.__version__,
     )
     return as_utf8(text)
-
-
-def _last_monitored(pretrained: Pretrained) -> dict[str, Any] | None:
-    """Return the run's last kNN result up to the epoch of these weights; None without one."""
-    run, epoch = pretrained.run, pretrained.epoch
-    if run is None or epoch is None:
-        return None
-    lines = [x for x in read_metrics(run) if x["kind"] == "knn" and x["epoch"] <= epoch]
-    return lines[-1] if lines else None
 
 
 def _images(record: Record) -> list[str]:
@@ -144,29 +142,25 @@ def _images(record: Record) -> list[str]:
     return [*details, f"{data.train:,} training images"] if details else []
 
 
-def preprocessing(record: Record, usual: Input, trained_on: DataConfig | None) -> list[str]:
-    """Describe the preprocessing of an evaluation where it differs from the network's own.
+def preprocessing(record: Record, config: TrainConfig | None) -> list[str]:
+    """Describe the preprocessing of an evaluation where it differs from that of the run's own.
 
     Empty for detection, whose protocol says how images are resized.
 
     Args:
         record: the evaluation.
-        usual: the network's own preprocessing.
-        trained_on: settings of the training images; None if unknown.
+        config: settings of the run; None to describe the entire preprocessing.
     """
-    images = record.images
     if record.kind == "detect":
         return []
-    details = []
-    if (images.resize, images.crop) != (usual.resize, usual.crop):
-        details.append(f"shorter side {images.resize}, crop {images.crop}")
-    for name in ("mean", "std"):
-        if tuple(getattr(images, name)) != tuple(getattr(usual, name)):
-            details.append(f"{name} {', '.join(f'{x:g}' for x in getattr(images, name))}")
-    for name in ("exif", "alpha"):
-        if trained_on and getattr(images, name) != getattr(trained_on, name):
-            details.append(f"{name} {getattr(images, name)}")
-    return details
+    images, usual = asdict(record.images), dict[str, Any]()
+    if config:
+        usual = asdict(Input.of(config)) | {"exif": config.data.exif, "alpha": config.data.alpha}
+    return [
+        f"{name} {', '.join(f'{x:g}' for x in value) if isinstance(value, tuple) else value}"
+        for field, name in _PREPROCESSING.items()
+        if (value := images[field]) != usual.get(field)
+    ]
 
 
 def _literal(text: str) -> str:

@@ -17,9 +17,6 @@ QUIET = "#59636e"
 GRAY, BLUE, GREEN, ORANGE = "#8c8c8c", "#0072b2", "#009e73", "#e69f00"
 SKY, PINK, VERMILION = "#56b4e9", "#cc79a7", "#d55e00"
 """Okabe and Ito's colour-blind-safe palette, and a gray."""
-_DPI = 150
-_WIDTH = 6.0
-"""Inches: 900 pixels, the width of a README."""
 
 
 def canvas(title: str, small: str, height: float) -> Figure:
@@ -35,7 +32,8 @@ def canvas(title: str, small: str, height: float) -> Figure:
     lines = textwrap.wrap(small, 128)
     head = 0.38 + 0.12 * len(lines)
     height += head
-    figure = Figure(figsize=(_WIDTH, height), dpi=_DPI, facecolor="white")
+    # 900 pixels, the width of a README
+    figure = Figure(figsize=(6, height), dpi=150, facecolor="white")
     figure.set_layout_engine("constrained", rect=(0, 0, 1, 1 - head / height))
     top = 1 - 0.08 / height
     figure.text(0.012, top, escape(title), va="top", fontsize=11, fontweight="bold", color=INK)

@@ -12,7 +12,7 @@ from fastsiam.files import as_utf8
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table of plain text, with an optional title."""
+    """A table of plain text."""
 
     rows: Sequence[Sequence[Any]]
     heads: Sequence[str] = ()
@@ -46,23 +46,18 @@ class Figure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """A section of a page; empty fields are left out."""
+    """A section of a page, which is left out if it has no figures and no rows."""
 
     title: str = ""
     facts: str = ""
     """Line below the title."""
-    lines: Sequence[str] = ()
-    """Items of a bulleted list."""
     figures: Sequence[Figure] = ()
-    columns: bool = True
-    """Whether figures are placed side by side if the screen is wide enough."""
     tables: Sequence[Table] = ()
-    settings: Sequence[Table] = ()
-    """Narrow tables that are placed side by side."""
+    """Tables; those without rows are left out."""
+    columns: bool = False
+    """Whether figures and tables are placed side by side if the screen is wide enough."""
     details: Sequence[Table] = ()
     """Tables that are collapsed until the reader opens them."""
-    note: str = ""
-    """Paragraph at the end."""
 
 
 def render(title: str, facts: str, sections: Sequence[Section]) -> str:
@@ -73,7 +68,7 @@ def render(title: str, facts: str, sections: Sequence[Section]) -> str:
         facts: line below the title.
         sections: sections of the page; empty ones are left out.
     """
-    from jinja2 import Environment, PackageLoader, StrictUndefined  # PyTorch depends on it
+    from jinja2 import Environment, PackageLoader, StrictUndefined
 
     loader = PackageLoader("fastsiam.report", "")
     environment = Environment(

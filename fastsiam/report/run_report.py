@@ -16,38 +16,33 @@ from fastsiam.console import format_count, format_number
 from fastsiam.errors import DataError
 from fastsiam.files import atomic_write_for_user, value_errors_as_data_error
 from fastsiam.interchange.card import preprocessing
-from fastsiam.interchange.pretrained import Input
 from fastsiam.markdown import format_mean
 from fastsiam.report.drawing import escape
 from fastsiam.report.page import Figure, Section, Table, flat, render, text_of
 from fastsiam.run.log import read_metrics
-from fastsiam.run.records import DataFacts, Record, TrainingDataFacts, read_records
+from fastsiam.run.records import Record, TrainingDataFacts, read_records
 
-_CURVES: dict[str, tuple[str, str, tuple[float | None, float | None]]] = {
-    "loss": ("Loss", "negative cosine similarity; -1 is the minimum", (None, None)),
+_CURVES = {
+    "loss": ("Loss", "negative cosine similarity; -1 is the minimum"),
     "z_std": (
         "Std of the l2-normalised projections, times sqrt(d)",
         "1: spread over the sphere; 0: collapsed",
-        (0, None),
     ),
-    "top1": ("kNN top-1 (%)", "frozen pool5 features", (None, None)),
+    "top1": ("kNN top-1 (%)", "frozen pool5 features"),
     "rank": (
         "Effective rank of the projections",
         "dimensions in use; at most the smaller of batch and dim",
-        (0, None),
     ),
     "images_per_second": (
         "Images per second",
         "over all ranks; an image counts once, with all its views",
-        (0, None),
     ),
     "data_wait": (
         "Share of time waiting for data",
         "0: the loader keeps up; 1: training only waits",
-        (0, 1),
     ),
 }
-"""Title, note and limits of the y axis of each chart, by the field of metrics.jsonl."""
+"""Title and note of each chart, by the field of metrics.jsonl."""
 
 _NUMBERS = {
     "train": ("epoch", *(_CURVES.keys() - {"top1"})),
@@ -63,13 +58,13 @@ _OF_ONE_RUN = ("out", "resume", "rendezvous")
 _TITLES = {"knn": "kNN", "linear": "Linear", "finetune": "Fine-tuning", "detect": "Detection"}
 _COLUMNS = {"top1": "top-1 (%)", "top5": "top-5 (%)", "temperature": "T", "lr": "base rate"}
 """Column titles for the results of a record; other columns keep the names of their fields."""
-_PROTOCOL = ("task", "detector", "optimizer", "batch", "epochs", "cached", "trials")
-"""Fields of a protocol that the page shows."""
-_SHOWN_IF_DIFFERENT = {
-    "protocol": ("seed", "momentum", "weight_decay", "scale_min"),
-    "images": ("mean", "std", "exif", "alpha", "precision"),
-}
-"""Fields of a record that the page shows if the evaluations in a table differ in them."""
+_CONDITIONS = ("task", "detector", "optimizer", "batch", "epochs", "cached", "trials")
+"""Fields of a record's protocol that the page shows."""
+_IF_DIFFERENT = (
+    *("seed", "momentum", "weight_decay", "scale_min"),
+    *("mean", "std", "exif", "alpha", "precision"),
+)
+"""Fields of a record's protocol and images that the page shows if evaluations differ in them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +97,11 @@ def write_report(runs: Sequence[Path], out: Path) -> Path:
         FastSiamError: the page cannot be written.
     """
     loaded_runs = [_read(folder, runs) for folder in runs]
-    first, has_several = loaded_runs[0], len(loaded_runs) > 1
+    first = loaded_runs[0]
     sections = [
         _results(loaded_runs),
-        Section(title="Alarms", facts="About the machine.", lines=_alarms(loaded_runs)),
-        Section(title="Curves", figures=curves(loaded_runs)),
+        _alarms(loaded_runs),
+        Section(title="Curves", figures=curves(loaded_runs), columns=True),
         Section(
             title="Evaluations",
             tables=evaluation_tables({run.name: run.records for run in loaded_runs}),
@@ -115,10 +110,11 @@ def write_report(runs: Sequence[Path], out: Path) -> Path:
         Section(
             title="Settings",
             facts=f"of {first.name}",
-            settings=[
+            tables=[
                 Table.of(settings.items(), title=section)
                 for section, settings in first.settings.config.flags_by_section().items()
             ],
+            columns=True,
         ),
         Section(
             title="Machine",
@@ -128,7 +124,7 @@ def write_report(runs: Sequence[Path], out: Path) -> Path:
     ]
     text = render(
         f"fastsiam: {', '.join(run.name for run in loaded_runs)}",
-        f"{f'{first.name}: ' if has_several else ''}{_facts(first)}",
+        f"{first.name}: {_facts(first)}",
         sections,
     )
     with atomic_write_for_user(out) as temporary:
@@ -156,12 +152,12 @@ def curves(runs: Sequence[Run]) -> list[Figure]:
     """Draw a chart over epochs of each metric that at least one run has."""
     return [
         Figure(chart, "image/svg+xml", f"{title} over epochs", title, note)
-        for field, (title, note, limits) in _CURVES.items()
-        if (chart := _chart(runs, field, limits))
+        for field, (title, note) in _CURVES.items()
+        if (chart := _chart(runs, field))
     ]
 
 
-def _chart(runs: Sequence[Run], field: str, limits: tuple[float | None, float | None]) -> bytes:
+def _chart(runs: Sequence[Run], field: str) -> bytes:
     """Draw one field of all runs over epochs: an SVG, or b"" if no run has it."""
     from matplotlib.figure import Figure as Canvas
 
@@ -184,7 +180,8 @@ def _chart(runs: Sequence[Run], field: str, limits: tuple[float | None, float | 
     axes.set_xlabel("epoch")
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.set_ylim(*limits)
+    if field not in ("loss", "top1"):
+        axes.set_ylim(0, 1 if field == "data_wait" else None)
     if len(runs) > 1:
         axes.legend(frameon=False, fontsize=8)
     buffer = io.BytesIO()
@@ -210,32 +207,25 @@ def _facts(run: Run) -> str:
 
 def _results(runs: Sequence[Run]) -> Section:
     """Compare the settings and histories in which runs differ, and each run's last metrics."""
-    flags = [run.settings.config.to_flags() for run in runs]
+    values = [run.settings.config.to_flags() | {"history": "; ".join(run.history)} for run in runs]
     differing = [
-        flag
-        for flag in dict.fromkeys(chain(*flags))
-        if flag not in _OF_ONE_RUN
-        and any(run_flags.get(flag) != flags[0].get(flag) for run_flags in flags)
+        name
+        for name in dict.fromkeys(chain(*values))
+        if name not in _OF_ONE_RUN and any(x.get(name) != values[0].get(name) for x in values)
     ]
-    has_histories = len(runs) > 1 and any(run.history for run in runs)
     rows = [
         [
             run.name,
-            *(text_of(run_flags[flag]) if flag in run_flags else "" for flag in differing),
-            *["; ".join(run.history)] * has_histories,
+            *(text_of(of_run[name]) if name in of_run else "" for name in differing),
             *_last_figures(run),
             _knn_text(run),
         ]
-        for run, run_flags in zip(runs, flags, strict=True)
+        for run, of_run in zip(runs, values, strict=True)
     ]
-    options = [f"--{flag.replace('_', '-')}" for flag in differing]
-    options += ["history"] * has_histories
+    options = [x if x == "history" else f"--{x.replace('_', '-')}" for x in differing]
     heads = ("epochs", "loss", "std", "rank", "images/s (median)", "kNN top-1 (%)")
-    all_same = len(runs) > 1 and not differing
-    return Section(
-        tables=[Table(rows, ("run", *options, *heads))],
-        note="All runs have the same settings." if all_same else "",
-    )
+    facts = "All runs have the same settings." if len(runs) > 1 and not options else ""
+    return Section(tables=[Table(rows, ("run", *options, *heads), facts=facts)])
 
 
 def _last_figures(run: Run) -> list[str]:
@@ -256,26 +246,24 @@ def _last_figures(run: Run) -> list[str]:
 def _knn_text(run: Run) -> str:
     """Format the kNN monitor's first and last accuracy, and those of the newest evaluations."""
 
-    def protocol(line: Mapping[str, Any]) -> str:
+    def top1(line: Mapping[str, Any]) -> str:
+        return f"{line['top1']:.2f} at epoch {format_number(line['epoch'])}"
+
+    def votes(line: Mapping[str, Any]) -> str:
         return f"(k {line['k']}, T {line['temperature']:g}, bank {line['bank']:,})"
 
-    def top1(line: Mapping[str, Any]) -> str:
-        epoch_text = f" at epoch {format_number(line['epoch'])}" if "epoch" in line else ""
-        return f"{line['top1']:.2f}{epoch_text}"
-
-    parts = []
+    parts, config = [], run.settings.config
     if monitored := run.lines("knn"):
         first, last = monitored[0], monitored[-1]
-        parts.append(f"{top1(first)}, {top1(last)} {protocol(last)}")
+        parts.append(f"{top1(first)}, {top1(last)} {votes(last)}")
     trained = [x for x in run.records if x.kind == "knn" and not x.network.untrained]
     newest = max((x.network.epoch or 0.0 for x in trained), default=0.0)
     for record in (x for x in trained if (x.network.epoch or 0.0) == newest):
-        line, data = record.first_with("trained"), record.data
-        data_text = f" on {data.other_data}" if data.other_data else ""
-        knn = protocol({**line, "bank": data.train})
-        unusual = preprocessing(record, Input.of(run.settings.config), run.settings.config.data)
-        unusual_text = f" with {', '.join(unusual)}" if unusual else ""
-        parts.append(f"evaluated{data_text}: {top1(line)} {knn}{unusual_text}")
+        line = record.first_with("trained") | {"epoch": newest}
+        data = f" on {record.data.other_data}" if record.data.other_data else ""
+        unusual = ", ".join(preprocessing(record, config))
+        end = f" with {unusual}" if unusual else ""
+        parts.append(f"evaluated{data}: {top1(line)} {votes(line)}{end}")
     return "; ".join(parts) or "not measured"
 
 
@@ -296,11 +284,7 @@ def evaluation_tables(records: Mapping[str, Sequence[Record]]) -> list[Table]:
                 if record.kind == kind:
                     groups.setdefault(_conditions(record), []).extend(_rows_of(run, record))
         all_rows = list(chain(*groups.values()))
-        hidden = {
-            name
-            for name in chain(*_SHOWN_IF_DIFFERENT.values())
-            if len({row.get(name) for row in all_rows}) == 1
-        }
+        hidden = {name for name in _IF_DIFFERENT if len({row.get(name) for row in all_rows}) == 1}
         for facts, rows in groups.items():
             heads = [name for name in dict.fromkeys(chain(*rows)) if name not in hidden]
             cells = [[row.get(name, "") for name in heads] for row in rows]
@@ -310,9 +294,16 @@ def evaluation_tables(records: Mapping[str, Sequence[Record]]) -> list[Table]:
 
 def _conditions(record: Record) -> str:
     """Describe an evaluation's images, and a detector's differences from the paper's protocol."""
-    data, images = record.data, record.images
+    data, images, parts = record.data, record.images, list[str]()
+    if isinstance(data, TrainingDataFacts) and data.subset:
+        parts.append(f"listed in {data.subset}")
+    elif isinstance(data, TrainingDataFacts) and data.percent != 100:
+        parts.append(f"{data.percent:g}%")
+    if data.holdout:
+        parts.append(f"without {data.holdout} held out")
+    part = f" ({', '.join(parts)})" if parts else ""
     text = (
-        f"{data.train:,} images for training{_part(data)}, {data.val:,} for validation, from "
+        f"{data.train:,} images for training{part}, {data.val:,} for validation, from "
         f"{data.root}; shorter side {images.resize}, crop {images.crop}"
     )
     differences = record.protocol.get("differences")
@@ -321,16 +312,17 @@ def _conditions(record: Record) -> str:
 
 def _rows_of(run: str, record: Record) -> Iterator[dict[str, str]]:
     """Yield a row for each result; for detectors, the mean and standard deviation over trials."""
-    network, images, protocol = record.network, record.images, record.protocol
+    network, conditions = record.network, asdict(record.images) | record.protocol
     epoch = "untrained" if network.untrained else format_number(network.epoch or 0)
     results: list[dict[str, Any]] = record.results
     if record.kind == "detect":
         means, _ = record.over_trials
         results = [{name: format_mean([x[name] for x in results], 1) for name in means}]
-    protocol_texts = {name: text_of(protocol[name]) for name in _PROTOCOL if protocol.get(name)}
-    for facts, source in ((protocol, "protocol"), (asdict(images), "images")):
-        shown = ((name, facts.get(name)) for name in _SHOWN_IF_DIFFERENT[source])
-        protocol_texts |= {name: text_of(value) for name, value in shown if value is not None}
+    condition_texts = {
+        name: text_of(conditions[name])
+        for name in (*_CONDITIONS, *_IF_DIFFERENT)
+        if conditions.get(name) not in (None, "")
+    }
     for result in results:
         figures = {
             _COLUMNS.get(name, name): f"{value:.2f}" if "top" in name else text_of(value)
@@ -341,31 +333,19 @@ def _rows_of(run: str, record: Record) -> Iterator[dict[str, str]]:
             "run": run,
             "epoch": epoch if result.get("features", "trained") == "trained" else "",
             **figures,
-            **protocol_texts,
+            **condition_texts,
             "on": record.date,
         }
 
 
-def _part(data: DataFacts) -> str:
-    """Return, in brackets, which part of the training images was used; "" for all."""
-    parts = []
-    if isinstance(data, TrainingDataFacts) and data.subset:
-        parts.append(f"listed in {data.subset}")
-    elif isinstance(data, TrainingDataFacts) and data.percent != 100:
-        parts.append(f"{data.percent:g}%")
-    if data.holdout:
-        parts.append(f"without {data.holdout} held out")
-    return f" ({', '.join(parts)})" if parts else ""
-
-
-def _alarms(runs: Sequence[Run]) -> list[str]:
+def _alarms(runs: Sequence[Run]) -> Section:
     """List the warnings that all runs logged about their machines."""
-    return [
-        f"{f'{run.name}, ' if len(runs) > 1 else ''}epoch {format_number(line['epoch'])}: "
-        f"{line.get('text')}"
+    rows = [
+        (f"{run.name}, epoch {format_number(line['epoch'])}: {line.get('text')}",)
         for run in runs
         for line in run.lines("alarm")
     ]
+    return Section(title="Alarms", facts="About the machine.", tables=[Table(rows)])
 
 
 def _bad_images(runs: Sequence[Run]) -> Section:
@@ -377,4 +357,4 @@ def _bad_images(runs: Sequence[Run]) -> Section:
     ]
     heads = ("run", "position", "image", "reason", "epoch", "steps before")
     facts = f"Each of these {len(rows):,} images was replaced by another one from then on."
-    return Section(title="Bad images", facts=facts, tables=[Table(rows, heads)] if rows else [])
+    return Section(title="Bad images", facts=facts, tables=[Table(rows, heads)])

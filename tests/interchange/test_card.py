@@ -14,17 +14,16 @@ from fastsiam.config import AugmentConfig
 from fastsiam.config.methods.fastsiam import FastSiamConfig
 from fastsiam.errors import DataError
 from fastsiam.interchange import export_weights, load_pretrained
-from fastsiam.interchange.card import _template
+from fastsiam.interchange.card import render
 from fastsiam.run.records import TrainingDataFacts, read_records
 from tests.configs import with_model_settings, with_settings
 from tests.conftest import ROOT
 from tests.interchange.networks import R18, TINY, saved_run
 
 
-def test_unknown_names_in_templates_are_errors() -> None:
-    environment = _template("card.md.jinja").environment
-    with pytest.raises(UndefinedError, match="typo"):
-        environment.from_string("{% if typo %}text{% endif %}").render()
+def test_names_that_templates_lack_are_errors() -> None:
+    with pytest.raises(UndefinedError, match="file"):
+        render("snippet.py.jinja")
 
 
 def test_card_of_partial_run_claims_only_known_facts(tmp_path: Path) -> None:
@@ -58,7 +57,7 @@ def test_card_lists_schedule_and_variant(tmp_path: Path) -> None:
     saved_run(tmp_path / "run", model)
     pretrained, out = load_pretrained(tmp_path / "run"), tmp_path / "w.pt"
     assert pretrained.config is not None
-    rates = {"lr": 0.05, "lr_end": 0.001, "warmup_epochs": 2.0, "warmup_from": 0.0625}
+    rates = {"lr": 0.05, "lr_end": 0.001, "warmup_epochs": 1.0, "warmup_from": 0.0625}
     other = with_settings(pretrained.config, **rates, sync_bn=False, bn_images=32)
     fastsiam = replace(TINY, method=FastSiamConfig())
     rate = "| learning rate | 0.05 x batch / 256, cosine"
@@ -73,7 +72,7 @@ def test_card_lists_schedule_and_variant(tmp_path: Path) -> None:
         (
             replace(other, augment=AugmentConfig.alike(4), model=fastsiam),
             (
-                f"{rate} to 0.001 of the peak, 2 epochs of warm-up from 0.0625 of the peak |",
+                f"{rate} to 0.001 of the peak, 1 epoch of warm-up from 0.0625 of the peak |",
                 "| BN statistics | of 32 images each |", "| views | 4 of each image |",
             ),
         ),

@@ -46,7 +46,7 @@ def copy_edited_run(folder: Path, name: str = "", old: str = "", new: str = "") 
 
 def test_unknown_names_in_template_are_errors() -> None:
     sections: list[Any] = [{}]
-    with pytest.raises(UndefinedError, match="lines"):
+    with pytest.raises(UndefinedError, match="figures"):
         render("title", "facts", sections)
 
 
