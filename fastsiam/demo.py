@@ -23,7 +23,7 @@ from fastsiam import distributed
 from fastsiam.config import ConvertConfig
 from fastsiam.config.evaluate import KnnConfig, LinearConfig
 from fastsiam.config.recipes import RECIPES
-from fastsiam.console import tally
+from fastsiam.console import format_count, tally
 from fastsiam.contact_sheets import save_picture
 from fastsiam.errors import DataError
 from fastsiam.evaluate.command import evaluate_knn, evaluate_linear
@@ -188,7 +188,7 @@ def _summary(knn: Record, curve: list[dict[str, Any]], linear: Record) -> str:
         ("raw pixels", knn.first_with("pixels")["top1"]),
         ("untrained network", knn.first_with("untrained")["top1"]),
     ]
-    rows += [(f"after {line['epoch']:g} epochs", line["top1"]) for line in curve if line["epoch"]]
+    rows += [(f"after {format_count(x['epoch'], 'epoch')}", x["top1"]) for x in curve if x["epoch"]]
     return (
         f"\nkNN top-1 on {len(CLASSES) * VAL:,} validation images of {len(CLASSES)} classes "
         f"(k {protocol['k']}, T {protocol['temperature']:g}, bank {protocol['bank']:,})\n"
