@@ -22,7 +22,7 @@ from fastsiam.environment import commit
 from fastsiam.files import as_utf8, quote, value_errors_as_data_error
 from fastsiam.model.backbones import skeleton
 from fastsiam.run.log import read_metrics
-from fastsiam.run.records import Record, TrainingDataFacts
+from fastsiam.run.records import DataFacts, Record, TrainingDataFacts
 
 from .layouts import AUTHORS
 from .pretrained import Input, Pretrained, title
@@ -113,7 +113,7 @@ def model_card(pretrained: Pretrained, *, format: str, file: str, results: Seque
         results=[
             (
                 record,
-                _images(record) + preprocessing(record, config),
+                [describe_images(record.data, full_paths=False), *preprocessing(record, config)],
                 dict.fromkeys(key for row in record.results for key in row),
             )
             for record in results
@@ -126,20 +126,24 @@ def model_card(pretrained: Pretrained, *, format: str, file: str, results: Seque
     return as_utf8(text)
 
 
-def _images(record: Record) -> list[str]:
-    """Describe the images of an evaluation; empty if it used all of the run's own images.
+def describe_images(data: DataFacts, *, full_paths: bool) -> str:
+    """Describe the images of an evaluation; full paths may reveal private information."""
 
-    Only the last component of paths is named, because full paths may reveal private information.
-    """
-    data = record.data
-    details = [f"data {Path(data.other_data).name}"] if data.other_data else []
-    details += [f"{data.holdout} of each class held out"] if data.holdout else []
-    if isinstance(data, TrainingDataFacts) and data.chosen_crc32 is not None:
-        part = f"{data.percent:g}% of the training images"
-        if data.subset:
-            part = f"training images in {Path(data.subset).name}"
-        return [*details, f"{part}: {data.train:,}"]
-    return [*details, f"{data.train:,} training images"] if details else []
+    def name(path: str) -> str:
+        return path if full_paths else Path(path).name or path
+
+    parts = []
+    if isinstance(data, TrainingDataFacts) and data.subset:
+        parts.append(f"listed in {name(data.subset)}")
+    elif isinstance(data, TrainingDataFacts) and data.percent != 100:
+        parts.append(f"{data.percent:g}%")
+    if data.holdout:
+        parts.append(f"without {data.holdout} held out")
+    part = f" ({', '.join(parts)})" if parts else ""
+    return (
+        f"{data.train:,} images for training{part}, {data.val:,} for validation, from "
+        f"{name(data.root)}"
+    )
 
 
 def preprocessing(record: Record, config: TrainConfig | None) -> list[str]:

@@ -15,12 +15,12 @@ from fastsiam.config.settings_files import RunSettings
 from fastsiam.console import format_count, format_number
 from fastsiam.errors import DataError
 from fastsiam.files import atomic_write_for_user, value_errors_as_data_error
-from fastsiam.interchange.card import preprocessing
+from fastsiam.interchange.card import describe_images, preprocessing
 from fastsiam.markdown import format_mean
 from fastsiam.report.drawing import escape
 from fastsiam.report.page import Figure, Section, Table, flat, render, text_of
 from fastsiam.run.log import read_metrics
-from fastsiam.run.records import Record, TrainingDataFacts, read_records
+from fastsiam.run.records import Record, read_records
 
 _CURVES = {
     "loss": ("Loss", "negative cosine similarity; -1 is the minimum"),
@@ -294,18 +294,9 @@ def evaluation_tables(records: Mapping[str, Sequence[Record]]) -> list[Table]:
 
 def _conditions(record: Record) -> str:
     """Describe an evaluation's images, and a detector's differences from the paper's protocol."""
-    data, images, parts = record.data, record.images, list[str]()
-    if isinstance(data, TrainingDataFacts) and data.subset:
-        parts.append(f"listed in {data.subset}")
-    elif isinstance(data, TrainingDataFacts) and data.percent != 100:
-        parts.append(f"{data.percent:g}%")
-    if data.holdout:
-        parts.append(f"without {data.holdout} held out")
-    part = f" ({', '.join(parts)})" if parts else ""
-    text = (
-        f"{data.train:,} images for training{part}, {data.val:,} for validation, from "
-        f"{data.root}; shorter side {images.resize}, crop {images.crop}"
-    )
+    images = record.images
+    text = describe_images(record.data, full_paths=True)
+    text += f"; shorter side {images.resize}, crop {images.crop}"
     differences = record.protocol.get("differences")
     return f"{text}; unlike the paper: {text_of(differences)}" if differences else text
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -82,9 +83,7 @@ def test_card_lists_schedule_and_variant(tmp_path: Path) -> None:
         assert all(row in card for row in rows)
 
 
-def test_card_names_images_of_unusual_evaluations(
-    tmp_path: Path,
-) -> None:
+def test_card_names_images_of_evaluations(tmp_path: Path) -> None:
     saved_run(tmp_path / "run", TINY)
     pretrained, out = load_pretrained(tmp_path / "run"), tmp_path / "w.pt"
     records = read_records(ROOT / "bench" / "results" / "cifar10-evaluation")
@@ -96,21 +95,20 @@ def test_card_names_images_of_unusual_evaluations(
     data, first = full_record.data, next(iter(full_record.protocol))
     assert isinstance(part, TrainingDataFacts)
     listed = replace(part, percent=100.0, subset="/home/me/mine.txt")
-    elsewhere = "/home/me/photos"
     for facts, text in (
-        (data, ""),
-        (part, "1% of the training images: 100, "),
-        (listed, "training images in mine.txt: 100, "),
-        (replace(data, holdout="10%"), "10% of each class held out, 10,000 training images, "),
-        (replace(data, other_data=elsewhere), "data photos, 10,000 training images, "),
-        (replace(part, other_data=elsewhere), "data photos, 1% of the training images: 100, "),
+        (data, "10,000 images for training, 10,000 for validation, from cifar10-10k, "),
+        (part, "100 images for training (1%), 10,000 for validation, from cifar10-10k, "),
+        (listed, "100 images for training (listed in mine.txt), 10,000 for validation, from "),
+        (replace(data, holdout="10%"), "10,000 images for training (without 10% held out), "),
+        (replace(part, root="/home/me/photos"), "(1%), 10,000 for validation, from photos, "),
     ):
         results = [replace(full_record, data=facts)]
         export_weights(pretrained, format="plain", out=out, results=results, force=True)
         card = (tmp_path / "w.pt.md").read_text()
-        assert f"**linear** ({text}{first} " in card and "/home" not in card
+        (facts_line,) = re.findall(r"\*\*linear\*\* \((.*)\)", card)
+        assert text in facts_line and f", {first} " in facts_line and "/home" not in card
     other = replace(full_record.images, crop=40, resize=48, mean=(0.5, 0.5, 0.25), exif="apply")
     results = [replace(full_record, images=other)]
     export_weights(pretrained, format="plain", out=out, results=results, force=True)
-    text = "shorter side 48, crop 40, mean 0.5, 0.5, 0.25, exif apply, "
-    assert f"**linear** ({text}{first} " in (tmp_path / "w.pt.md").read_text()
+    text = "cifar10-10k, shorter side 48, crop 40, mean 0.5, 0.5, 0.25, exif apply, "
+    assert f"{text}{first} " in (tmp_path / "w.pt.md").read_text()
