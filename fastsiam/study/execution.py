@@ -5,11 +5,12 @@ Settings, images and the machine are checked before the first run starts.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import cycle, islice
 
@@ -85,7 +86,7 @@ def execute_runs(runs: Sequence[Run], config: StudyRunConfig) -> None:
     config = replace(config, parallel=min(config.parallel, len(runs)))
     environments, work = slots(config, _gpus(config)), _Scheduler(left)
     with handle_stop_signals(work.stop, again=work.kill):
-        work.finish(environments)
+        asyncio.run(work.finish(environments))
 
 
 def _gpus(config: StudyRunConfig) -> list[str]:
@@ -120,22 +121,14 @@ class _Scheduler:
     def __init__(self, runs: Sequence[Run]) -> None:
         self._console = Console()
         self._waiting, self._left = deque(runs), len(runs)
-        self._active: dict[Iterator[Child], Child] = {}
-        """Current process of each generator of ``_work``."""
+        self._active: set[Child] = set()
         self._failure: FastSiamError | None = None
         self._signal = 0
 
-    def finish(self, slots: Iterable[dict[str, str]]) -> None:
+    async def finish(self, slots: Iterable[dict[str, str]]) -> None:
         """Execute the runs. After a failure or a signal, no further runs start."""
         try:
-            for slot in slots:
-                self._advance(self._work(slot))
-            while self._active:
-                time.sleep(_TICK)
-                ended = [x for x in self._active.items() if x[1].process.poll() is not None]
-                # Failures first: after a success, the next run starts at once in its place.
-                for work, _ in sorted(ended, key=lambda x: x[1].process.returncode == 0):
-                    self._advance(work)
+            await asyncio.gather(*map(self._work, slots))
         finally:
             self.kill()
         if self._signal and self._left:
@@ -154,32 +147,25 @@ class _Scheduler:
             f"{signal_name(number)}: saving and stopping the runs; a second signal kills them "
             "without saving"
         )
-        for child in self._active.values():
+        for child in self._active:
             child.process.terminate()
 
     def kill(self, _: int = signal.SIGKILL) -> None:
         """Kill the active runs without saving."""
-        for child in self._active.values():
+        for child in self._active:
             child.kill()
 
-    def _advance(self, work: Iterator[Child]) -> None:
-        """Start the next process; store an error, to raise it once all active runs have ended."""
-        self._active.pop(work, None)
-        try:
-            if child := next(work, None):
-                self._active[work] = child
-                if self._signal:  # it arrived while the process was starting
-                    child.process.terminate()
-        except FastSiamError as error:
-            self._failure = self._failure or error
-
-    def _work(self, slot: dict[str, str]) -> Iterator[Child]:
-        """Start the processes of waiting runs one after the other; continue when one ends."""
+    async def _work(self, slot: dict[str, str]) -> None:
+        """Execute waiting runs one after the other; store an error until all active runs ended."""
         while self._waiting and not self._failure and not self._signal:
-            yield from self._execute(self._waiting.popleft(), slot)
+            try:
+                await self._execute(self._waiting.popleft(), slot)
+            except FastSiamError as error:
+                self._failure = self._failure or error
+            await asyncio.sleep(_TICK)  # notice failures of other runs before the next one starts
 
-    def _execute(self, run: Run, slot: dict[str, str]) -> Iterator[Child]:
-        """Start training, then linear evaluation; yield each process, and continue when it ends."""
+    async def _execute(self, run: Run, slot: dict[str, str]) -> None:
+        """Train a run, then evaluate it linearly if the study needs that."""
         run.prepare()
         verb = "resuming" if (run.folder / "checkpoints").exists() else "starting"
         self._console.say(f"{verb} {run.folder.name}; its output is in {run.log_file}")
@@ -187,7 +173,12 @@ class _Scheduler:
         while True:
             trains = not run.is_trained
             child = Child(_command(run), run.log_file, **slot)
-            yield child
+            self._active.add(child)
+            if self._signal:  # it arrived while the process was starting
+                child.process.terminate()
+            while child.process.poll() is None:
+                await asyncio.sleep(_TICK)
+            self._active.remove(child)
             if self._signal and not run.is_done:
                 return
             if message := child.divergence():

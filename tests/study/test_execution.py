@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -204,18 +204,17 @@ def test_failed_run_ends_study_after_parallel_runs(data: Path, tmp_path: Path) -
 
 def test_no_run_starts_after_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not even if another run succeeded at the same time, and left a slot."""
-    started: list[Any] = []
+    started: list[int] = []
 
-    def execute(self: Any, code: Any, slot: dict[str, str]) -> Iterator[Any]:
+    async def execute(self: Any, code: int, slot: dict[str, str]) -> None:
         started.append(code)
-        yield SimpleNamespace(process=SimpleNamespace(poll=lambda: code, returncode=code))
         if code:
             raise FastSiamError("failed")
 
     monkeypatch.setattr(execution._Scheduler, "_execute", execute)
     codes: Any = [0, 1, 0]
     with pytest.raises(FastSiamError, match="failed"):
-        execution._Scheduler(codes).finish([{}, {}])
+        asyncio.run(execution._Scheduler(codes).finish([{}, {}]))
     assert started == [0, 1]
 
 
