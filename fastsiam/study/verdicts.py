@@ -22,7 +22,7 @@ from typing import Literal
 
 from scipy.special import stdtr, stdtrit
 
-from fastsiam.study.catalogue import ORIGINAL, Claim, ClaimKind
+from fastsiam.study.catalogue import ORIGINAL, Claim
 from fastsiam.study.record import Result, RowRecord, StudyRecord
 from fastsiam.train.guard import is_collapsed, lowest_spread
 
@@ -81,15 +81,8 @@ def interval(values: Sequence[float]) -> Interval | None:
 
 def judge_all(record: StudyRecord) -> dict[str, list[tuple[Claim, Verdict]]]:
     """Judge all of the paper's claims about a study; return the verdicts by variant."""
-    rows = {row.variant: row.results for row in record.rows}
-
-    def verdict_of(claim: Claim, row: RowRecord) -> Verdict:
-        if claim.than == ORIGINAL:
-            return _against_original(claim, row, record)
-        return judge(claim, row.variant, rows, reference=record.reference)
-
     verdicts = {
-        row.variant: [(claim, verdict_of(claim, row)) for claim in row.claims]
+        row.variant: [(claim, judge(claim, row, record)) for claim in row.claims]
         for row in record.rows
     }
     tests = [one.comparison for row in verdicts.values() for _, one in row]
@@ -119,14 +112,10 @@ def _corrected(verdict: Verdict, corrected: Mapping[float, float]) -> Verdict:
     return replace(verdict, outcome=outcome, reason=reason)
 
 
-def judge(claim: Claim, row: str, rows: Mapping[str, Results], *, reference: str) -> Verdict:
-    """Judge a claim about a row of a study, without correction for multiple tests.
-
-    Args:
-        row, reference: variants of the row and of the study's reference row.
-        rows: results by variant; rows without results may be missing.
-    """
-    results, reference_results = rows.get(row, ()), rows.get(reference, ())
+def judge(claim: Claim, row: RowRecord, record: StudyRecord) -> Verdict:
+    """Judge a claim about a row of a study, without correction for multiple tests."""
+    rows = {one.variant: one.results for one in record.rows}
+    results, reference_results = row.results, rows.get(record.reference, ())
     match claim.kind:
         case "collapses" | "stands":
             return _by_count(results, _is_collapsed, expected=claim.kind == "collapses")
@@ -143,23 +132,17 @@ def judge(claim: Claim, row: str, rows: Mapping[str, Results], *, reference: str
             return _by_mean(excess, "gain minus a quarter of the reference's {} points", high=0)
         case "unstable":
             return _is_unstable(results, reference_results)
-        case _:
-            pairs = _pairs(results, rows.get(claim.than, ()))
-            return _by_difference(claim.kind, [one.top1 - other.top1 for one, other in pairs])
-
-
-def _against_original(claim: Claim, row: RowRecord, record: StudyRecord) -> Verdict:
-    """Compare a row's mean over seeds with its original, which is a constant in the test."""
-    if (record.scale, record.epochs) != ORIGINAL_SCALE or not isinstance(row.original, float):
+    if claim.than != ORIGINAL:
+        pairs = _pairs(results, rows.get(claim.than, ()))
+        differences = [one.top1 - other.top1 for one, other in pairs]
+    elif (record.scale, record.epochs) == ORIGINAL_SCALE and isinstance(row.original, float):
+        differences = [one.top1 - row.original for one in results]  # a constant in the test
+    else:
         return Verdict(
             "cannot be told", "no original result with this scale's images, measure and epochs"
         )
-    return _by_difference(claim.kind, [one.top1 - row.original for one in row.results])
-
-
-def _by_difference(kind: ClaimKind, differences: Sequence[float]) -> Verdict:
-    low = {"better": 0.0, "alike": -MARGIN, "comparable": -MARGIN}.get(kind, -inf)
-    high = {"worse": 0.0, "alike": MARGIN}.get(kind, inf)
+    low = {"better": 0.0, "alike": -MARGIN, "comparable": -MARGIN}.get(claim.kind, -inf)
+    high = {"worse": 0.0, "alike": MARGIN}.get(claim.kind, inf)
     return _by_mean(differences, "differs by {} points", low=low, high=high)
 
 

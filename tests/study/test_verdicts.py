@@ -26,14 +26,18 @@ Results = tuple[Result, ...]
 
 REFERENCE = row(60, 61, 59)
 """Gains over the untrained network of 40, 41 and 39 points; a quarter of the mean is 10."""
+TABLE = record()
 
 
 def verdict_of(kind: ClaimKind, results: Results, other: Results = REFERENCE) -> Verdict:
     """Judge a claim about a row; ``other`` is the reference and the row it is compared with."""
     compared_row = "other" if kind in ("better", "worse", "alike") else ""
-    return judge(
-        Claim(kind, compared_row), "own", {"own": results, "other": other}, reference="other"
-    )
+    rows = [
+        replace(TABLE.rows[0], variant=variant, results=row_results)
+        for variant, row_results in (("own", results), ("other", other))
+    ]
+    table = replace(TABLE, rows=tuple(rows), reference="other")
+    return judge(Claim(kind, compared_row), rows[0], table)
 
 
 def test_interval_uses_student_t() -> None:
@@ -160,10 +164,9 @@ def test_holm_correction() -> None:
 def test_comparisons_are_holm_corrected() -> None:
     """Table 2 has six comparisons; a difference significant alone is not after correction."""
     base, smaller = row(60, 61, 59), row(55, 57, 51.5)
-    claim = Claim("worse", "baseline")
-    rows = {"own": smaller, "baseline": base}
-    assert judge(claim, "own", rows, reference="baseline").outcome == HOLDS
-    verdict = dict(judge_all(record("batch", [smaller, *[base] * 6]))["eighth-batch"])[claim]
+    assert verdict_of("worse", smaller, base).outcome == HOLDS
+    verdicts = judge_all(record("batch", [smaller, *[base] * 6]))["eighth-batch"]
+    verdict = dict(verdicts)[Claim("worse", "baseline")]
     assert verdict.outcome == OPEN and "corrected" in verdict.reason
 
 
