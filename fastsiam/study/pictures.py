@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import cycle
 from math import isfinite
 from pathlib import Path
@@ -20,8 +20,6 @@ from fastsiam.study.verdicts import interval
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-Curve = Sequence[tuple[float, float]]
 
 _VARIANT_COLOURS = (ORANGE, GREEN, PINK, SKY, VERMILION, GRAY)
 _TITLES = {
@@ -118,7 +116,7 @@ def _curves(axes: Axes, record: StudyRecord, panel: str, colours: Mapping[str, s
     axes.grid(axis="y", alpha=0.3)
 
 
-def _curve(one: Result, panel: str) -> Curve:
+def _curve(one: Result, panel: str) -> list[tuple[float, float]]:
     """Return a seed's finite points as (epoch, value)."""
     epochs, values = {
         "loss": (one.epochs, one.loss_curve),
