@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 import typer.core
@@ -71,14 +71,13 @@ def profile(
     from fastsiam.bench.session import session
     from fastsiam.run.records import check_targets
 
-    records = Path(config.json) if config.json else None
-    if records:
-        check_targets(records)
+    if config.json:
+        check_targets(Path(config.json))
     with session(config) as bench_session:
         text, record = trace(bench_session, pipeline, steps, out)
     print(text)
-    if records:
-        write(records, [record])
+    if config.json:
+        write(Path(config.json), [record])
     print(f"\nwrote {out}; open it at https://ui.perfetto.dev")
 
 
@@ -87,7 +86,7 @@ def _lightly(
     recipe: str,
     config: TrainConfig,
     loader: Annotated[
-        str,
+        Literal["lightly", "fastsiam"],
         typer.Option(help="lightly: its transform in a DataLoader; fastsiam: the run's pipeline."),
     ] = "lightly",
 ) -> None:
@@ -96,8 +95,6 @@ def _lightly(
     Settings are those of fastsiam train. The folder --out gets backbone.pt, for fastsiam eval, and
     result.json; the last line printed is its summary. --workers: lightly's loader processes.
     """
-    if loader not in ("lightly", "fastsiam"):
-        raise typer.BadParameter(f"--loader must be lightly or fastsiam, not {loader!r}")
     require_lightly()
     if not config.run.out:
         raise typer.BadParameter("pass a folder for the weights: --out DIR")
