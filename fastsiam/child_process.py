@@ -49,16 +49,11 @@ def own_program() -> list[str]:
 
 
 class Child:
-    """A subprocess that logs to a file.
+    """A subprocess whose output is appended to the file ``log``; the file's folder is created.
 
     It has its own process group, so the terminal's Ctrl-C does not reach it. If this process is
-    killed, it gets SIGTERM, which makes a run save and stop.
-
-    Args:
-        command: program and arguments.
-        log: file that the output is appended to; its folder is created.
-        folder: working directory; default: that of this process.
-        environment: environment variables in addition to this process's.
+    killed, it gets SIGTERM, which makes a run save and stop. It starts in ``folder``, with
+    ``environment`` in addition to this process's variables.
 
     Raises:
         FastSiamError: the log cannot be written.
@@ -131,11 +126,8 @@ class Child:
 def die_with_parent(parent: int, number: signal.Signals = signal.SIGTERM) -> Callable[[], None]:
     """Return a function that makes its process receive a signal when its parent thread ends.
 
-    It is safe to call between fork and exec, because it imports and loads nothing.
-
-    Args:
-        parent: process ID of the parent. If the parent has already ended, the signal is sent
-            immediately.
+    It is safe to call between fork and exec, because it imports and loads nothing. If the process
+    with the ID ``parent`` has already ended, the signal is sent immediately.
     """
     if sys.platform != "linux":  # other systems lack prctl
         return lambda: None

@@ -89,12 +89,9 @@ class Console:
     def progress(
         self, total: int | None, done: int, unit: str = "step", *, transient: bool = False
     ) -> Iterator[None]:
-        """Show a progress bar inside a ``with`` block.
+        """Show a progress bar inside a ``with`` block; remove it at the end if it is ``transient``.
 
-        Args:
-            total: number of units, if known.
-            done: number of units already done.
-            transient: whether the bar is removed at the end.
+        ``total`` and ``done`` are numbers of units; ``total`` is None if it is unknown.
         """
         self._total, self._unit = total, unit
         if self._quiet or not self._out.is_terminal:
@@ -117,10 +114,7 @@ class Console:
     def advance(self, completed: int, text: str, *, place: str = "") -> None:
         """Update the bar; without a terminal, print a line every ten seconds and at the end.
 
-        Args:
-            completed: number of units done.
-            text: shown next to the bar.
-            place: shown after the number of units in a plain line.
+        ``place`` follows the number of completed units in a plain line.
         """
         if self._progress:
             task, text = self._progress.task_ids[0], f"{self._count(completed)} {text}"
@@ -134,13 +128,7 @@ class Console:
         return f"{self._unit} {completed:,}{total}"
 
     def show(self, values: dict[str, Any], *, remaining: int, batch: int) -> None:
-        """Show the metrics of a log line and the remaining time.
-
-        Args:
-            values: the log line.
-            remaining: number of remaining steps.
-            batch: images per step.
-        """
+        """Show a log line, and the time left for ``remaining`` steps of ``batch`` images."""
         text = (
             f"loss {values['loss']:.3f}, std {values['z_std']:.2f}, rank {values['rank']:.0f}, "
             f"data wait {values['data_wait']:.0%}, "
@@ -152,11 +140,8 @@ class Console:
 class Tally:
     """Context manager that shows progress and speed of work that takes longer than five seconds.
 
-    Args:
-        what: the work and its unit, such as "decoding images".
-        total: number of units, if known.
-        done: number of units already done.
-        quiet: show nothing.
+    ``what`` is the work and its unit, such as "decoding images". ``total`` is the number of units,
+    if known, and ``done`` the number that an earlier process finished.
     """
 
     def __init__(
@@ -167,7 +152,6 @@ class Tally:
         self._ends = contextlib.ExitStack()
         self._began = self._last = time.monotonic()
         self.done = done
-        """Number of units done."""
 
     def __enter__(self) -> Self:
         return self
@@ -212,10 +196,8 @@ def duration(seconds: float) -> str:
 def pace(speed: float, remaining: float | None = None, *, unit: str = " images") -> str:
     """Format a speed and, if known, the remaining time: 1,234 images/s, 3 min left.
 
-    Args:
-        speed: units per second.
-        remaining: number of remaining units, if known.
-        unit: name of the units, after a space; empty if the reader knows it.
+    ``speed`` is in units per second, and ``remaining`` is the number of remaining units. ``unit``
+    is their name after a space; empty if the reader knows it.
     """
     text = f"{speed:{',.0f' if speed >= 10 else '.2g'}}{unit}/s"
     if remaining is None:

@@ -71,12 +71,8 @@ def picture_grid(
 ) -> Image.Image:
     """Arrange groups of pictures in a grid, with a caption below each picture.
 
-    Captions with good news are green, those with bad news red.
-
-    Args:
-        groups: pictures of any size; the first one of each group is set apart from the others.
-        columns: maximum number of groups in a row.
-        side: side in pixels of the square that each picture is scaled to fit.
+    A row has at most ``columns`` groups. Pictures of any size are scaled to fit into squares of
+    ``side`` pixels. The first one of each group is set apart from the others.
     """
     columns = min(columns, len(groups))
     step, height = side + _GAP, side + _LINE + 2 * _GAP

@@ -23,11 +23,7 @@ class DataError(FastSiamError):
 class ImageError(DataError):
     """An image of a data set cannot be decoded.
 
-    Args:
-        message: one line that names the image and says what to do.
-        index: position of the image in the data set.
-        name: name of the image within the data set.
-        reason: why it cannot be decoded.
+    ``index`` is its position in the data set, ``name`` its name there, ``reason`` says why.
     """
 
     def __init__(self, message: str, *, index: int = -1, name: str = "", reason: str = "") -> None:
@@ -84,12 +80,7 @@ class OtherRankError(FastSiamError):
 
 
 class Interrupted(FastSiamError):
-    """A signal ended the run after its state was saved.
-
-    Args:
-        message: one line that says how to resume.
-        number: number of the signal.
-    """
+    """A signal ended the run after its state was saved; the message says how to resume."""
 
     def __init__(self, message: str, number: int) -> None:
         super().__init__(message)

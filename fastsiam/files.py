@@ -55,9 +55,8 @@ def atomic_write(path: Path, *, by_many: bool = False) -> Iterator[Path]:
     Libraries report a full disk in their own words, such as torch's "enforce fail". After an error
     without an ``errno``, a test write therefore determines the reason.
 
-    Args:
-        by_many: whether other processes may write the same file at the same time. Each then writes
-            its own temporary file, and the last one to finish wins.
+    If ``by_many`` processes write the same file at the same time, each has its own temporary file,
+    and the last one to finish wins.
 
     Raises:
         OSError: the folder cannot be written, or the disk is full.
@@ -142,12 +141,9 @@ def write_at(file: int, data: bytes | memoryview, offset: int) -> None:
 def os_errors_as(kind: type[FastSiamError], what: str) -> Iterator[None]:
     """Convert an ``OSError`` in the block to an error with a one-line message and advice.
 
-    Args:
-        kind: class of the error to raise.
-        what: what failed, such as "cannot read /data/list.txt".
-
     Raises:
-        FastSiamError: of class ``kind``, with ``what``, the reason and advice in its message.
+        FastSiamError: of class ``kind``. Its message starts with ``what`` failed, such as "cannot
+            read /data/list.txt".
     """
     try:
         yield
@@ -208,15 +204,12 @@ def atomic_write_for_user(path: Path) -> Iterator[Path]:
 
 
 def require_local(path: Path, *, reads: bool = False) -> None:
-    """Check that a path is not a URL and does not start with an unexpanded ``~`` or ``~user``.
+    """Check the path of an output, or of an input if ``reads``.
 
     Otherwise ``s3://bucket`` would be a local folder ``s3:``, and ``~/runs`` in a folder ``~``.
 
-    Args:
-        path: path of an output, or of an input if ``reads``.
-
     Raises:
-        FastSiamError: the path is a URL or starts with the home directory of a user.
+        FastSiamError: the path is a URL, or starts with an unexpanded ``~`` or ``~user``.
     """
     action = "read" if reads else "write to"
     if hint := tilde_hint(path):
@@ -257,11 +250,7 @@ def expand_home(path: Path) -> Path:
 def parse_json(
     text: str | bytes, *, table: Callable[[list[tuple[str, Any]]], Any] | None = None
 ) -> Any:
-    """Parse JSON.
-
-    Args:
-        text: the JSON.
-        table: builds an object from its list of (name, value) pairs; a dict by default.
+    """Parse JSON; ``table`` builds an object from its (name, value) pairs, by default a dict.
 
     Raises:
         ValueError: the text is not JSON, or it is nested too deeply.
@@ -284,12 +273,9 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def check_private_folder(folder: Path, *, what: str, instead: str) -> None:
-    """Check that no other user can write to a cache of compiled code.
+    """Check that no other user can write to a cache of compiled code, which need not exist.
 
-    Args:
-        folder: the cache, which need not exist.
-        what: its content, for the message.
-        instead: how to choose another folder, for the message.
+    The message names its content (``what``), and says how to choose another folder (``instead``).
 
     Raises:
         BackendError: another user owns or can write to the folder or one of its parents.

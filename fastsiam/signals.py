@@ -46,12 +46,9 @@ def handle_stop_signals(
     numbers: Iterable[signal.Signals] = STOPS,
     echo: Callable[[int], float] = lambda _: ECHO,
 ) -> Iterator[None]:
-    """Handle signals that end a command early within the block.
+    """Within the block, call ``first`` with the first signal, and ``again`` with a later one.
 
-    Args:
-        first: called with the number of the first signal.
-        again: called with the number of a later signal, except for repetitions of the first.
-        echo: returns for how many seconds a signal with this number counts as a repetition.
+    Within ``echo`` seconds, which may depend on the signal, it is only a repetition of the first.
     """
     since: float | None = None
 

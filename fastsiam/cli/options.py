@@ -116,9 +116,7 @@ class Commands(typer.Typer):
         parameter ``recipe`` takes all settings of a training run. Those not passed as options come
         from recipe, method, run and file. An invalid value is a usage error (exit code 2).
 
-        Args:
-            name: name of the command; default: that of the function.
-            options: names of the settings that get an option; default: all.
+        Only settings named in ``options`` get an option; default: all.
         """
 
         def decorate(run: Callable[..., Any]) -> Callable[..., Any]:
@@ -277,10 +275,7 @@ def _value_name(kind: Any) -> str:
 def merge_sources(flags: Mapping[str, Any]) -> Settings:
     """Merge the settings of the recipe, the resumed run, the settings file and the command line.
 
-    Each source overrides the previous ones.
-
-    Args:
-        flags: settings passed on the command line, with ``recipe`` and ``config``.
+    Each source overrides the previous ones. The last one, ``flags``, has ``recipe`` and ``config``.
 
     Raises:
         ValueError: the recipe is unknown, or the file is not a valid settings file.
