@@ -153,19 +153,18 @@ def _with_results(
     folder: Path,
     inputs: tuple[str, str],
 ) -> DetectionRow:
-    """Search the learning rate with the first seed, then run the other seeds at the best rate."""
+    """Search the learning rate with the first seed, then train with every seed at the best rate."""
 
     def trial(lr: float, seed: int) -> Record | None:
         config = replace(detector, lr=lr, seed=seed, trials=1, untrained=row.untrained, json="")
         return _read_or_evaluate(row, config, folder, inputs)
 
-    seed, *further_seeds = range(detector.seed, detector.seed + detector.trials)
-    searched = {lr: record for lr in lrs if (record := trial(lr, seed))}
+    seeds = range(detector.seed, detector.seed + detector.trials)
+    searched = {lr: record for lr in lrs if (record := trial(lr, seeds[0]))}
     if not searched:
         raise FastSiamError(f"{row.title}: the loss diverged at every rate; pass lower --lrs")
     best = max(searched, key=lambda lr: searched[lr].results[0]["AP"])
-    further_records = [trial(best, seed) for seed in further_seeds]
-    records = [searched[best], *filter(None, further_records)]
+    records = [record for seed in seeds if (record := trial(best, seed))]
     return replace(
         row,
         searched={lr: record.results[0]["AP"] for lr, record in searched.items()},
@@ -174,7 +173,7 @@ def _with_results(
             {key: value for key, value in record.results[0].items() if key != "trial"}
             for record in records
         ),
-        diverged=further_records.count(None),
+        diverged=len(seeds) - len(records),
         differences=tuple(
             x for x in records[0].protocol["differences"] if not x.startswith(("trials", "lr"))
         ),
