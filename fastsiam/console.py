@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Iterator
 from functools import cache
-from typing import Any, Self
+from typing import Any
 
 from rich.console import Console as RichConsole
 from rich.progress import BarColumn, Progress, TextColumn
@@ -137,7 +137,7 @@ class Console:
         self.advance(values["step"], text, place=f" (epoch {values['epoch']:.2f})")
 
 
-class Tally:
+class Tally(contextlib.ExitStack):
     """Context manager that shows progress and speed of work that takes longer than five seconds.
 
     ``what`` is the work and its unit, such as "decoding images". ``total`` is the number of units,
@@ -147,17 +147,11 @@ class Tally:
     def __init__(
         self, what: str, total: int | None = None, *, done: int = 0, quiet: bool = False
     ) -> None:
+        super().__init__()
         self._console, self._total, self._first = Console(quiet=quiet), total, done
         self._bar = self._console.progress(total, 0, what, transient=True)
-        self._ends = contextlib.ExitStack()
         self._began = self._last = time.monotonic()
         self.done = done
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ends.close()
 
     def add(self, count: int = 1) -> None:
         """Add to the number of units done."""
@@ -168,7 +162,7 @@ class Tally:
             return
         self._last = now
         if not is_shown:
-            self._ends.enter_context(self._bar)
+            self.enter_context(self._bar)
         speed = (self.done - self._first) / (now - self._began)
         remaining, total_text = None, ""
         if self._total is not None:

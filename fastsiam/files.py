@@ -74,7 +74,7 @@ def atomic_write(path: Path, *, by_many: bool = False) -> Iterator[Path]:
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException as error:
-        os_error = _find_os_error(error, temporary) if _is_library_error(error) else None
+        os_error = _find_os_error(error, temporary)
         with contextlib.suppress(OSError):
             os.truncate(temporary, 0)  # frees the space even if a library has the file open
         with contextlib.suppress(OSError):
@@ -90,15 +90,12 @@ def atomic_write(path: Path, *, by_many: bool = False) -> Iterator[Path]:
             os.close(folder)
 
 
-def _is_library_error(error: BaseException) -> bool:
-    """Return whether a library raised this error, which may hide one of the operating system."""
-    if isinstance(error, OSError):
-        return error.errno is None
-    return isinstance(error, Exception) and not isinstance(error, FastSiamError)
-
-
 def _find_os_error(error: BaseException, path: Path) -> OSError | None:
     """Return the OS error behind a library's error, from its message or by a test write."""
+    if not isinstance(error, Exception) or isinstance(error, FastSiamError):
+        return None
+    if isinstance(error, OSError) and error.errno is not None:
+        return None
     if match := re.search(r"\(os error (\d+)\)", str(error)):  # the format of safetensors
         number = int(match[1])
         return OSError(number, os.strerror(number))
@@ -296,23 +293,22 @@ def others_can_write(folder: Path) -> str:
     folder = expand_home(folder).absolute()
     real = folder.resolve()
     for place in dict.fromkeys((folder, real, *folder.parents, *real.parents)):
+        is_parent = place not in (folder, real)
         try:
             status = place.stat()
         except OSError:
             continue  # does not exist yet: this user will create it
-        if status.st_uid not in (0, os.geteuid()) and not (
-            place not in (folder, real) and _is_hidden(status.st_uid)
-        ):
+        is_others = status.st_uid not in (0, os.geteuid())
+        if is_others and not (is_parent and _is_hidden(status.st_uid)):
             return f"{place} belongs to {_user(status.st_uid)}"
-        if status.st_mode & stat.S_ISVTX and place not in (folder, real):
+        if status.st_mode & stat.S_ISVTX and is_parent:
             continue
         if status.st_mode & stat.S_IWOTH:
             return f"everybody can write to {place} (`chmod o-w {quote(place)}`)"
-        if status.st_mode & stat.S_IWGRP and not _is_private_group(status.st_gid):
-            return (
-                f"the group {_group(status.st_gid)} can write to {place} "
-                f"(`chmod g-w {quote(place)}`)"
-            )
+        if status.st_mode & stat.S_IWGRP and status.st_gid != 0:
+            group = _group(status.st_gid)
+            if group != _user(os.geteuid()):
+                return f"the group {group} can write to {place} (`chmod g-w {quote(place)}`)"
     return ""
 
 
@@ -326,11 +322,6 @@ def _is_hidden(user: int) -> bool:
         overflow_uid = int(Path("/proc/sys/kernel/overflowuid").read_text())
         return user == overflow_uid and sum(map(int, counts)) < 2**32 - 1
     return False
-
-
-def _is_private_group(group: int) -> bool:
-    """Return whether a group is root's or this user's private group."""
-    return group == 0 or _group(group) == _user(os.geteuid())
 
 
 def _user(number: int) -> str:
