@@ -42,15 +42,19 @@ def environment() -> dict[str, Any]:
     from fastsiam.kernels import library
 
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    driver = Path("/sys/module/nvidia/version")
+    packages: dict[str, str] = {"torch": torch.__version__}
+    for name in _PACKAGES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            packages[name] = metadata.version(name)
     return {
         "fastsiam": fastsiam.__version__,
         "commit": commit(),
         "python": platform.python_version(),
-        "packages": {"torch": torch.__version__}
-        | {name: version for name in _PACKAGES if (version := _version(name))},
+        "packages": packages,
         "cuda": torch.version.cuda,
         "gpus": gpus,
-        "driver": _driver() if gpus else None,
+        "driver": driver.read_text().strip() if gpus and driver.exists() else None,
         "cpu": cores.cpu_info("model name") or platform.processor() or platform.machine(),
         "kernels": library.kind(),
         "cores": cores.cores(),
@@ -65,18 +69,6 @@ def commit() -> str:
         return ""
     git = ["git", "-C", str(home), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
     return subprocess.run(git, capture_output=True, text=True).stdout.strip()
-
-
-def _driver() -> str | None:
-    version = Path("/sys/module/nvidia/version")
-    return version.read_text().strip() if version.exists() else None
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def free_bytes(device: torch.device) -> int:
