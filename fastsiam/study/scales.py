@@ -1,8 +1,6 @@
 """Scales of the studies: a base recipe, a data set, and an accuracy measure for each.
 
-``scales.toml`` lists them. At the scales ``paper`` and ``cifar``, the related methods use their own
-recipes with the base recipe's number of epochs. At smaller scales, every method uses the base
-recipe's network, views and epochs, with its own heads, loss and learning rate.
+``scales.toml`` lists them; docs/study.md describes the recipes of the related methods.
 """
 
 from __future__ import annotations

@@ -1,10 +1,6 @@
 """Verdicts on the paper's claims: each *holds*, is *contradicted*, or *cannot be told*.
 
-docs/study.md lists the criteria. **collapses**, **stands** (does not collapse) and **degenerates**
-count seeds; they cannot be told if the seeds disagree. The others use a two-sided t test of the
-mean over seeds against a bound. Comparisons of rows are paired by seed, without seeds that diverged
-in both rows. These and comparisons with the original, the result of the paper that introduced a
-method, are corrected for the number of such tests in the study (Holm).
+docs/study.md describes the criteria and the tests. The claim "stands" means "does not collapse".
 
 A seed diverged if its loss was not finite. Its top-1 accuracy counts as chance, but divergence is
 not collapse: "a model with a diverging loss, which is another pattern of failure, may also exhibit
