@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Generator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from functools import lru_cache
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -20,6 +20,7 @@ from torchvision.tv_tensors import BoundingBoxes
 from fastsiam.config.detect import DetectConfig
 from fastsiam.distributed import Place
 from fastsiam.errors import DataError, FastSiamError
+from fastsiam.pipelines.workers import count, prefetch_map
 
 from .datasets import DetectionSet
 from .protocol import schedule_of
@@ -28,7 +29,7 @@ Sample = tuple[Tensor, dict[str, Tensor]]
 """An image (3, H, W) from 0 to 1, and its objects: "boxes" (n, 4), "labels" (n,) from 1, and for
 COCO "masks" (n, H, W) of 0 and 1."""
 
-_AHEAD = 3
+_AHEAD = 2
 """Number of steps that are prefetched."""
 
 
@@ -101,20 +102,12 @@ class TrainingImages:
 
     def from_step(self, first: int, steps: int) -> Generator[list[Sample]]:
         """Yield the batches from step ``first`` up to, but not including, step ``steps``."""
-        pending: deque[list[Future[Sample]]] = deque()
-        batch, workers = self._config.batch_size, self._config.workers
-        threads = torch.get_num_threads() if workers < 0 else max(1, workers)
-        pool = ThreadPoolExecutor(threads)
-        try:
-            for step in range(first, steps):
-                positions = [step * batch + index for index in self._batch_indices]
-                pending.append([pool.submit(self.sample, position) for position in positions])
-                if len(pending) == _AHEAD:
-                    yield [future.result() for future in pending.popleft()]
-            while pending:
-                yield [future.result() for future in pending.popleft()]
-        finally:
-            pool.shutdown(cancel_futures=True)
+        batch, share = self._config.batch_size, self._batch_indices
+        positions = (step * batch + index for step in range(first, steps) for index in share)
+        ahead, threads = _AHEAD * len(share), max(1, count(self._config.workers))
+        with closing(prefetch_map(self.sample, positions, count=ahead, threads=threads)) as samples:
+            for _ in range(first, steps):
+                yield [*islice(samples, len(share))]
 
     def sample(self, position: int) -> Sample:
         """Return the augmented image at a position in the endless sequence, and its objects."""
