@@ -52,14 +52,17 @@ class LabelledImages:
         """Actual percentage of the training split that is used."""
         self.part = ""
         """Name of the subset, for file names; empty if all images are used."""
+        self.selection = ""
+        """Suffix for messages with the options that select the images; empty if all are used."""
         if config.subset or config.percent != 100:
             store = open_split(subject.data, "train")
             if config.subset:
                 self.positions = read_list(store, Path(config.subset))
-                self.part = Path(config.subset).stem
+                self.part, option = Path(config.subset).stem, f"--subset {Path(config.subset).name}"
             else:
                 self.positions = choose(store.labels, percent=config.percent, seed=config.seed)
-                self.part = f"{config.percent:g}percent"
+                self.part, option = f"{config.percent:g}percent", f"--percent {config.percent:g}"
+            self.selection = f", {option}, seed {config.seed}"
             self.percent = 100 * len(self.positions) / len(store)
         self.train, self.val = subject.loaders(self.positions)
         subject.check_same(self.train, self.val)
@@ -84,14 +87,6 @@ class LabelledImages:
         """Describe the training images for display."""
         text = f"{self.train.images:,} training images"
         return f"{text} ({self.percent:.3g}% of all{self.selection})" if self.part else text
-
-    @property
-    def selection(self) -> str:
-        """Suffix for messages with the options that select the images; empty if all are used."""
-        config, option = self.config, f"--percent {self.config.percent:g}"
-        if config.subset:
-            option = f"--subset {Path(config.subset).name}"
-        return f", {option}, seed {config.seed}" if self.part else ""
 
     def facts(self) -> TrainingDataFacts:
         """Describe these images for a record."""

@@ -162,9 +162,10 @@ class Subject(EvalImages):
         check_same_images(names, self.data.root)
 
     @property
-    def _on_own_data(self) -> bool:
+    def _run_data(self) -> DataConfig | None:
+        """The data settings of the network's run, if it was trained on these images."""
         config = self.pretrained.config
-        return config is not None and config.data.has_same_root(self.data)
+        return config.data if config and config.data.has_same_root(self.data) else None
 
     def print_summary(self, *lines: str) -> None:
         """Print the network, the images and the settings that results depend on."""
@@ -182,9 +183,9 @@ class Subject(EvalImages):
                 "the file names no preprocessing: crop, mean and std are assumed unless given "
                 "(--crop, --mean, --std)"
             )
-        run_config, on_own_data = self.pretrained.config, self._on_own_data
+        run_data = self._run_data
         if self.ignored_holdout:
-            reason = "has validation images" if on_own_data else "is not the run's data"
+            reason = "has validation images" if run_data else "is not the run's data"
             self.console.say(
                 f"the run's --holdout {self.ignored_holdout} does not apply: "
                 f"{self.data.root} {reason}"
@@ -193,11 +194,7 @@ class Subject(EvalImages):
             self.console.say(
                 f"{holdout} of each class of the training images held out for validation"
             )
-        if (
-            run_config
-            and on_own_data
-            and self.data.holdout_percent > run_config.data.holdout_percent
-        ):
+        if run_data and self.data.holdout_percent > run_data.holdout_percent:
             self.console.say("the network was trained on images that are held out here")
         for line in filter(None, lines):
             self.console.say(line)
@@ -213,7 +210,7 @@ class Subject(EvalImages):
             labels_crc32=f"{checksum:08x}",
             holdout=self.data.holdout or None,
             image_column=self.data.image_column or None,
-            other_data=None if self._on_own_data else self.data.full_root,
+            other_data=None if self._run_data else self.data.full_root,
         )
 
     def record_files(
@@ -316,11 +313,7 @@ def network_facts(pretrained: Pretrained, network: nn.Module, *, untrained: bool
 
 
 def _image_settings(pretrained: Pretrained, config: EvalConfig) -> tuple[AugmentConfig, int]:
-    """Resolve the crop, the normalisation, and the shorter side before the crop.
-
-    Raises:
-        FastSiamError: the resized images are smaller than the crop.
-    """
+    """Resolve the crop, the normalisation, and the shorter side before the crop."""
     default = pretrained.input_or_default
     augment = AugmentConfig.alike(
         views=1,
