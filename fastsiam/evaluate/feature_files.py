@@ -119,9 +119,6 @@ def _rows(subject: Subject, loader: EvalLoader, splits: NDArray[np.str_] | None)
     """Yield the features of all ranks with their other columns, in the data set's order.
 
     The ranks take batches in turn. A batch without a readable image is left out.
-
-    Raises:
-        DataError: no image is readable.
     """
     names, classes = [
         [as_utf8(name) for name in texts] for texts in (loader.names(), loader.classes)

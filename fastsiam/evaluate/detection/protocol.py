@@ -3,11 +3,7 @@
 The paper follows MoCo's public code, which uses detectron2 (Wu et al.) with the settings in
 detection/configs of facebookresearch/moco: batch 16, rate 0.02, linear warm-up, two drops to a
 tenth, weight decay 1e-4 on all parameters except BN's, SyncBN everywhere, no frozen layers.
-
-VOC's 24,000 steps are those of MoCo's ``pascal_voc_R_50_C4_24k_moco.yaml``, which trains on 2007
-and 2012. It is a guess that the paper used the same number on 2007 alone. COCO's 90,000 steps are
-detectron2's 1x schedule, which the paper names; MoCo's file has 2x. The paper searched the learning
-rate for each method but does not report it; 0.02 is MoCo's.
+docs/transfer.md names the source of each number.
 """
 
 from __future__ import annotations
