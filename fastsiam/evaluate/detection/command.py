@@ -98,16 +98,12 @@ def evaluate_detection(
         summary=_summary(files.results, config) + notes,
         per_class={},
         speed={"seconds": time.monotonic() - began, "steps": config.trials * steps - first_step},
-        images_validated=len(val),
+        images_validated=len(val.pictures),
     )
 
 
 def _open_data(config: DetectConfig) -> tuple[DetectionSet, DetectionSet, DataFacts]:
-    """Open the training set and the test set, and describe them for a record.
-
-    Raises:
-        FastSiamError: the data cannot be read, or a package is missing.
-    """
+    """Open the training set and the test set, and describe them for a record."""
     if not config.data:
         raise FastSiamError(f"eval detect needs --data: the folder with {config.task}'s data")
     train = open_detection(config.task, Path(config.data), "train")
@@ -117,8 +113,8 @@ def _open_data(config: DetectConfig) -> tuple[DetectionSet, DetectionSet, DataFa
     val.check_has_objects()
     facts = DataFacts(
         root=config.data,
-        train=len(train),
-        val=len(val),
+        train=len(train.pictures),
+        val=len(val.pictures),
         classes=len(train.classes),
         labels_crc32=f"{train.checksum ^ val.checksum:08x}",
     )
@@ -130,7 +126,7 @@ def _plan(train: DetectionSet, val: DetectionSet, config: DetectConfig, machine:
     schedule, kind = schedule_of(config), "Mask" if config.task == "coco" else "Faster"
     drops = ", ".join(f"{drop:,}" for drop in schedule.drops)
     return [
-        f"{train.name}: {len(train):,} images; {val.name}: {len(val):,}; "
+        f"{train.name}: {len(train.pictures):,} images; {val.name}: {len(val.pictures):,}; "
         f"{len(train.classes)} classes",
         f"{NAMES[config.detector]}, {kind} R-CNN: {schedule.steps:,} steps of "
         f"{config.batch_size}, rate {config.lr:g}, drops at {drops}; {machine}; "
@@ -173,7 +169,7 @@ def _scores(
     training: DetectorTraining, val: DetectionSet, place: Place, console: Console
 ) -> dict[str, float]:
     """Detect objects, with the images divided among the ranks; return the scores on every rank."""
-    with console.tally("detecting: images", len(val)) as progress:
+    with console.tally("detecting: images", len(val.pictures)) as progress:
         detections = training.detections(val, lambda: progress.add(place.world))
     if val.coco is None:
         return voc_scores(val, detections)

@@ -40,17 +40,12 @@ Entry = Path | zipfile.Path
 _LARGEST_MEMBER = 2**30
 """Largest file in a zip that is read, in bytes; COCO's annotations have 0.45 GB."""
 
-OWN_CLASSES = "classes.txt"
-"""Optional file next to VOC2007 and VOC2012 with the class names of other data, one per line."""
-
 
 @dataclass(frozen=True)
 class Picture:
     """An image and its n objects, in the order of the annotations, without COCO's crowds."""
 
     file: Entry
-    image_id: int
-    """ID, unique within the data set."""
     height: int
     width: int
     """Pixels, according to the annotations."""
@@ -63,10 +58,6 @@ class Picture:
     annotations: tuple[dict[str, Any], ...] = ()
     """(n,) COCO's annotations, from which pycocotools makes masks; empty for VOC."""
 
-    def __len__(self) -> int:
-        """Return the number of objects."""
-        return len(self.labels)
-
 
 @dataclass(frozen=True)
 class DetectionSet:
@@ -77,10 +68,6 @@ class DetectionSet:
     pictures: list[Picture]
     coco: Any = None
     """The annotations as a ``pycocotools.coco.COCO``; None for VOC."""
-
-    def __len__(self) -> int:
-        """Return the number of pictures."""
-        return len(self.pictures)
 
     @property
     def checksum(self) -> int:
@@ -143,17 +130,13 @@ def open_detection(task: Task, data: Path, split: Literal["train", "val"]) -> De
         raise DataError(f"{dataset.name} has no images")
     if missing:
         raise DataError(
-            f"{missing[0]} is missing ({len(missing):,} of {len(dataset):,} images are)"
+            f"{missing[0]} is missing ({len(missing):,} of {len(dataset.pictures):,} images are)"
         )
     return dataset
 
 
 def _find(data: Path, name: str, archive: str) -> Entry:
-    """Return a file or folder in ``data``, or in a zip there if only the zip exists.
-
-    Raises:
-        DataError: the zip cannot be read.
-    """
+    """Return a file or folder in ``data``, or in a zip there if only the zip exists."""
     entry, zip_path = data / name, data / archive
     if entry.exists() or not zip_path.is_file():
         return entry
@@ -162,11 +145,7 @@ def _find(data: Path, name: str, archive: str) -> Entry:
 
 
 def _read(file: Entry) -> bytes:
-    """Read a file; ``zipfile`` compares the checksums of files in zips.
-
-    Raises:
-        DataError: the file cannot be read, or is corrupt.
-    """
+    """Read a file; ``zipfile`` compares the checksums of files in zips."""
     with _read_errors(file):
         if isinstance(file, zipfile.Path) and file.is_file():
             member = file.root.getinfo(file.at)
@@ -193,10 +172,10 @@ def _open_voc(task: str, data: Path, split: str) -> DetectionSet:
     root = root if root.is_dir() else data
     part = "trainval" if split == "train" else "test"
     years = [2007, 2012] if (task, split) == ("voc0712", "train") else [2007]
-    classes = VOC_CLASSES
-    if (root / OWN_CLASSES).is_file():
-        classes = tuple(_read(root / OWN_CLASSES).decode(errors="replace").split("\n"))
-        classes = tuple(filter(None, map(str.strip, classes)))
+    classes, own_classes = VOC_CLASSES, root / "classes.txt"
+    if own_classes.is_file():  # names of the classes of other data, one per line
+        lines = _read(own_classes).decode(errors="replace").split("\n")
+        classes = tuple(filter(None, map(str.strip, lines)))
     pictures: list[Picture] = []
     for year in years:
         folder = root / f"VOC{year}"
@@ -207,12 +186,12 @@ def _open_voc(task: str, data: Path, split: str) -> DetectionSet:
                 "tars with `tar xf` first"
             )
         for line in filter(str.strip, _read(names).decode(errors="replace").splitlines()):
-            pictures.append(_voc_picture(folder, line.split()[0], classes, len(pictures)))
+            pictures.append(_voc_picture(folder, line.split()[0], classes))
     splits_text = " and ".join(f"{part} {year}" for year in years)
     return DetectionSet(f"VOC {splits_text} in {data}", classes, pictures)
 
 
-def _voc_picture(folder: Entry, name: str, classes: tuple[str, ...], image_id: int) -> Picture:
+def _voc_picture(folder: Entry, name: str, classes: tuple[str, ...]) -> Picture:
     """Read the annotation of one image.
 
     VOC's pixels are 1-based and its boxes include the last one: xmin 1 and xmax WIDTH is the full
@@ -236,7 +215,6 @@ def _voc_picture(folder: Entry, name: str, classes: tuple[str, ...], image_id: i
         raise DataError(f"cannot read {path}: {why(error)}") from error
     return Picture(
         file=folder / f"JPEGImages/{name}.jpg",
-        image_id=image_id,
         height=height,
         width=width,
         boxes=np.array(boxes, np.float32).reshape(-1, 4),
@@ -281,11 +259,7 @@ def _open_coco(data: Path, split: str) -> DetectionSet:
 def _coco_picture(
     folder: Entry, image: dict[str, Any], rows: list[dict[str, Any]], labels: dict[int, int]
 ) -> Picture:
-    """Return an image with its objects to train on, and fill in missing fields of all annotations.
-
-    Raises:
-        ValueError: an annotation cannot be read; the message has its ID.
-    """
+    """Return an image with its objects to train on; complete all annotations for COCOeval."""
     height, width = image["height"], image["width"]
     boxes, class_labels, objects = [], [], []
     for row in rows:
@@ -298,7 +272,6 @@ def _coco_picture(
             raise ValueError(f"annotation {row.get('id')}: {_message(error)}") from error
     return Picture(
         file=folder / image["file_name"],
-        image_id=image["id"],
         height=height,
         width=width,
         boxes=np.array(boxes, np.float32).reshape(-1, 4),
@@ -364,9 +337,6 @@ def _run_lengths(text: str) -> list[int]:
 
     Each character has five bits of a number and a continuation bit. From the fourth length on, the
     number is the difference to the length two before.
-
-    Raises:
-        ValueError: the text is not a valid encoding.
     """
     counts: list[int] = []
     value = shift = 0

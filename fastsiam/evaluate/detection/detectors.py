@@ -30,8 +30,6 @@ from fastsiam.model.numerics import autocast
 
 _SIZES, _RATIOS = (32, 64, 128, 256, 512), (0.5, 1.0, 2.0)
 """Anchors: side in pixels, and aspect ratio (height / width)."""
-_POOLED_SIDE = 14
-"""Side of a box's features from RoIAlign on the third stage; the fourth stage halves it."""
 
 _Parts = tuple[Any, Any, Any]
 """Backbone, region proposal network and heads."""
@@ -168,7 +166,7 @@ class _AlignedRoIAlign(RoIAlign):  # type: ignore[misc]
     """RoIAlign like detectron2's: aligned, with an adaptive number of samples."""
 
     def __init__(self, stride: int) -> None:
-        super().__init__(_POOLED_SIDE, 1 / stride, sampling_ratio=0, aligned=True)
+        super().__init__(14, 1 / stride, sampling_ratio=0, aligned=True)  # layer4 halves the 14
 
     def forward(self, features: dict[str, Tensor], boxes: list[Tensor], sizes: Any) -> Any:
         """Return features (R, C, 14, 14) of R boxes."""

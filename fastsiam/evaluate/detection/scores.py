@@ -17,16 +17,13 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torchvision.ops import box_iou
+from torchvision.ops import box_convert, box_iou
 
-from .datasets import DetectionSet, Picture
+from .datasets import DetectionSet
 
 Rule = Literal["11 points", "area"]
 """How VOC averages precision over recall: the mean precision at recalls 0, 0.1, ... 1 (until 2009),
 or the area under the curve (since 2010)."""
-
-OVERLAPS = tuple(percent / 100 for percent in range(50, 100, 5))
-"""Overlap thresholds (intersection over union) over which AP is the mean."""
 
 _POINTS = np.arange(0.0, 1.1, 0.1)
 """Recalls of the eleven points, with the rounding errors of detectron2's: 0.30000000000000004."""
@@ -36,8 +33,6 @@ _POINTS = np.arange(0.0, 1.1, 0.1)
 class Detections:
     """The n objects detected in one image, in any order."""
 
-    image_id: int
-    """``Picture.image_id`` of the image."""
     boxes: NDArray[np.float32]
     """(n, 4) x0, y0, x1, y1 in pixels of the original image."""
     scores: NDArray[np.float32]
@@ -62,25 +57,19 @@ def voc_scores(
 
     Args:
         dataset: the ground truth.
-        detections: detections in the data set's images, at most one entry for each image.
+        detections: those in each picture, in the order of the data set.
         rule: how the precision-recall curve is averaged.
 
     Raises:
         DataError: all objects in the data set are difficult, or it has none.
     """
     dataset.check_has_objects()
-    pictures = {picture.image_id: picture for picture in dataset.pictures}
     counted_labels = np.concatenate([one.labels[~one.difficult] for one in dataset.pictures])
-    rows = []
+    overlaps, rows = [percent / 100 for percent in range(50, 100, 5)], []
     for label in range(len(dataset.classes)):
         if object_count := int((counted_labels == label).sum()):
-            matches = _matches(pictures, detections, label)
-            rows.append(
-                [
-                    _average(*_curve(matches, threshold, object_count), rule)
-                    for threshold in OVERLAPS
-                ]
-            )
+            matches = _matches(dataset, detections, label)
+            rows.append([_average_precision(matches, x, object_count, rule) for x in overlaps])
     mean = 100 * np.array(rows).mean(axis=0)
     return {"AP50": float(mean[0]), "AP": float(mean.mean()), "AP75": float(mean[5])}
 
@@ -94,23 +83,21 @@ def coco_scores(
 
     Args:
         dataset: the ground truth, with COCO's annotations.
-        detections: detections in the data set's images.
+        detections: those in each picture, in the order of the data set.
         kind: "bbox" compares boxes, "segm" masks.
     """
     from pycocotools.coco import COCO
     from pycocotools.cocoeval import COCOeval
 
     categories = sorted(dataset.coco.cats)
-    rows = [
-        {
-            "image_id": one.image_id,
-            "category_id": categories[one.labels[i]],
-            "score": float(one.scores[i]),
-        }
-        | ({"segmentation": one.masks[i]} if kind == "segm" else {"bbox": _as_coco(one.boxes[i])})
-        for one in detections
-        for i in range(len(one.scores))
-    ]
+    rows: list[dict[str, Any]] = []
+    for image_id, one in zip(dataset.coco.imgs, detections, strict=True):
+        boxes = box_convert(torch.from_numpy(one.boxes).double(), "xyxy", "xywh")
+        field, shapes = ("bbox", boxes.tolist()) if kind == "bbox" else ("segmentation", one.masks)
+        rows += [
+            {"image_id": image_id, "category_id": categories[label], "score": score, field: shape}
+            for label, score, shape in zip(one.labels, one.scores.tolist(), shapes, strict=True)
+        ]
     with contextlib.redirect_stdout(io.StringIO()):
         results = dataset.coco.loadRes(rows) if rows else COCO()
         evaluation = COCOeval(dataset.coco, results, kind)
@@ -122,19 +109,17 @@ def coco_scores(
 
 
 def _matches(
-    pictures: dict[int, Picture], detections: Sequence[Detections], label: int
+    dataset: DetectionSet, detections: Sequence[Detections], label: int
 ) -> NDArray[np.float64]:
     """Match each detection of a class with the object that it overlaps most, the first if tied.
 
     Returns:
         (3, detections) by descending score: the overlap, or -1 if the image has no object of the
-        class; whether the object is difficult; its number among the class's objects in images with
-        detections.
+        class; whether the object is difficult; its number among the class's objects.
     """
     scores, rows, count = [np.zeros(0)], [np.zeros((3, 0))], 0
-    for detection in detections:
-        has_label, picture = detection.labels == label, pictures[detection.image_id]
-        is_object = picture.labels == label
+    for picture, detection in zip(dataset.pictures, detections, strict=True):
+        has_label, is_object = detection.labels == label, picture.labels == label
         matches = np.array([[-1.0], [0.0], [-1.0]]).repeat(int(has_label.sum()), axis=1)
         if is_object.any() and has_label.any():
             boxes = (
@@ -153,10 +138,10 @@ def _matches(
     return np.concatenate(rows, axis=1)[:, order]
 
 
-def _curve(
-    matches: NDArray[np.float64], threshold: float, object_count: int
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return recall and precision after each detection, in the order of ``matches``."""
+def _average_precision(
+    matches: NDArray[np.float64], threshold: float, object_count: int, rule: Rule
+) -> float:
+    """Return the average precision of a class at a threshold, from 0 to 1."""
     hit, ignored = matches[0] > threshold, matches[1] > 0
     is_correct = np.zeros(len(hit), bool)
     candidates = np.flatnonzero(hit & ~ignored)
@@ -164,19 +149,10 @@ def _curve(
     is_correct[candidates[first]] = True
     is_wrong = ~is_correct & ~(hit & ignored)
     correct_count, wrong_count = is_correct.cumsum(), is_wrong.cumsum()
-    return correct_count / object_count, correct_count / np.maximum(correct_count + wrong_count, 1)
-
-
-def _average(recall: NDArray[np.float64], precision: NDArray[np.float64], rule: Rule) -> float:
-    """Return the average precision of a curve, from 0 to 1."""
+    recall = correct_count / object_count
+    precision = correct_count / np.maximum(correct_count + wrong_count, 1)
     best = np.maximum.accumulate(precision[::-1])[::-1]  # at this or a higher recall
     if rule == "11 points":
         places = np.searchsorted(recall, _POINTS)
         return float(np.append(best, 0.0)[places].sum() / len(_POINTS))
     return float((np.diff(recall, prepend=0.0) * best).sum())
-
-
-def _as_coco(box: NDArray[np.float32]) -> list[float]:
-    """Convert a box to COCO's format: x, y, width, height."""
-    x0, y0, x1, y1 = map(float, box)
-    return [x0, y0, x1 - x0, y1 - y0]

@@ -114,14 +114,14 @@ class DetectorTraining(Training):
         """
         self.network.eval()
         results = []
-        for index in range(self._place.rank, len(dataset), self._place.world):
+        for index in range(self._place.rank, len(dataset.pictures), self._place.world):
             results.append(self._detections_of(dataset, index))
             done()
         parts = [results]
         if self._place.world > 1:
             parts *= self._place.world
             dist.all_gather_object(parts, parts[0])
-        return [parts[i % len(parts)][i // len(parts)] for i in range(len(dataset))]
+        return [parts[i % len(parts)][i // len(parts)] for i in range(len(dataset.pictures))]
 
     def _detections_of(self, dataset: DetectionSet, index: int) -> Detections:
         picture, side = dataset.pictures[index], self._schedule.sides[-1]
@@ -136,7 +136,7 @@ class DetectorTraining(Training):
             mask_pixels = (output["masks"][:, 0] > 0.5).permute(1, 2, 0).cpu().numpy()
             masks = encode(np.asfortranarray(mask_pixels, np.uint8))
         boxes, scores, labels = (output[x].cpu().numpy() for x in ("boxes", "scores", "labels"))
-        return Detections(picture.image_id, boxes, scores, labels - 1, tuple(masks))
+        return Detections(boxes, scores, labels - 1, tuple(masks))
 
     def _loss(self, model: nn.Module, batch: Sequence[Sample]) -> Tensor:
         device = self._place.device
@@ -155,11 +155,7 @@ class DetectorTraining(Training):
 
 
 def _loss_text(step: int, loss: Tensor) -> str:
-    """Format the loss for the progress bar.
-
-    Raises:
-        FastSiamError: the loss is not finite.
-    """
+    """Format the loss for the progress bar."""
     value = float(loss)
     if not np.isfinite(value):
         raise FastSiamError(

@@ -95,7 +95,7 @@ class TrainingImages:
                 f"--batch-size {config.batch_size} is not divisible by {place.world} ranks"
             )
         self._batch_indices = range(place.rank * share, (place.rank + 1) * share)
-        self.used = [index for index, picture in enumerate(dataset.pictures) if len(picture)]
+        self.used = [index for index, picture in enumerate(dataset.pictures) if len(picture.labels)]
         """Positions of the images to train on."""
         if not self.used:
             raise DataError(f"{dataset.name} has no images with objects to train on")

@@ -89,7 +89,8 @@ def test_voc_boxes_are_shifted_to_count_from_zero(tmp_path: Path) -> None:
     for file, name in ((ANNOTATION, "zebra_a.xml"), (IMAGE, "zebra_a.jpg")):
         shutil.copy(tmp_path / file, (tmp_path / file).with_name(name))
     (tmp_path / NAMES).write_text("2008_000012\nzebra_a\n2008_000012\n")
-    assert [x.image_id for x in open_detection("voc07", tmp_path, "val").pictures] == [0, 1, 2]
+    pictures = open_detection("voc07", tmp_path, "val").pictures
+    assert [x.file.stem for x in pictures] == ["2008_000012", "zebra_a", "2008_000012"]
 
 
 def test_coco_boxes_become_corners_and_labels_contiguous(tmp_path: Path) -> None:
@@ -102,8 +103,8 @@ def test_coco_boxes_become_corners_and_labels_contiguous(tmp_path: Path) -> None
     opened = open_detection("coco", coco_set(tmp_path, *objects), "val")
     assert opened.classes == ("car", "toothbrush")
     first, second = opened.pictures
-    assert (first.image_id, len(first), first.boxes.shape) == (7, 0, (0, 4))
-    assert (second.image_id, second.file) == (9, tmp_path / "val2017/000000000009.jpg")
+    assert (first.file.stem, first.boxes.shape) == ("000000000007", (0, 4))
+    assert second.file == tmp_path / "val2017/000000000009.jpg"
     assert second.boxes.tolist() == [[10, 5, 30, 25]] * 2 and second.labels.tolist() == [1, 0]
     covered = np.zeros((40, 60), np.uint8)
     covered[5:25, 10:30] = 1
@@ -114,22 +115,22 @@ def test_coco_boxes_become_corners_and_labels_contiguous(tmp_path: Path) -> None
 def test_ap_counts_thresholds_below_iou(task: Task, detection_data: Path) -> None:
     """Detect a share of each object's width; AP counts the IoU thresholds below that share."""
     pytest.importorskip("pycocotools")
-    assert len(open_detection("voc07", detection_data / "voc/VOCdevkit", "train")) == 6
-    assert len(open_detection("voc0712", detection_data / "voc", "train")) == 12
+    assert len(open_detection("voc07", detection_data / "voc/VOCdevkit", "train").pictures) == 6
+    assert len(open_detection("voc0712", detection_data / "voc", "train").pictures) == 12
     truth = open_detection(task, detection_data / task[:4].rstrip("0"), "val")
     assert truth.classes == CLASSES
     for share, ap in ((1.0, 100), (0.82, 70), (0.62, 30)):
         detections = []
         for one in truth.pictures:
-            boxes, scores = one.boxes.copy(), np.ones(len(one), "f4")
+            boxes, scores = one.boxes.copy(), np.ones(len(one.labels), "f4")
             boxes[:, 2] = boxes[:, 0] + share * (boxes[:, 2] - boxes[:, 0])
             masks = tuple(map(truth.coco.annToRLE, one.annotations)) if truth.coco else ()
-            detections.append(Detections(one.image_id, boxes, scores, one.labels, masks))
+            detections.append(Detections(boxes, scores, one.labels, masks))
         expected = pytest.approx({"AP50": 100, "AP": ap, "AP75": 100 * (share > 0.75)})
         if task == "coco":
-            assert (
-                coco_scores(truth, detections) == expected and coco_scores(truth, [])["AP50"] == 0
-            )
+            nothing = [Detections(x.boxes[:0], x.scores[:0], x.labels[:0]) for x in detections]
+            assert coco_scores(truth, detections) == expected
+            assert coco_scores(truth, nothing)["AP50"] == 0
             assert coco_scores(truth, detections, "segm")["AP"] == pytest.approx(100)
         else:
             assert voc_scores(truth, detections) == expected
@@ -198,12 +199,13 @@ def test_masks_equal_pycocotools(tmp_path: Path) -> None:
     masks = [code | {"counts": code["counts"].decode()}, run_lengths(covered > 0), []]
     objects = [annotation(i, segmentation=mask) for i, mask in enumerate(masks, start=1)]
     opened = open_detection("coco", coco_set(tmp_path, *objects), "val")
-    one = opened.pictures[1]
-    assert len(one) == 2
+    empty, one = opened.pictures
+    assert len(one.labels) == 2
     for row in one.annotations:
         np.testing.assert_array_equal(opened.coco.annToMask(row), covered)
-    detections = Detections(9, one.boxes, np.ones(2, "f4"), one.labels, (code, code))
-    assert 0 < coco_scores(opened, [detections], "segm")["AP"] < 100
+    detections = Detections(one.boxes, np.ones(2, "f4"), one.labels, (code, code))
+    nothing = Detections(empty.boxes, np.zeros(0, "f4"), empty.labels)
+    assert 0 < coco_scores(opened, [nothing, detections], "segm")["AP"] < 100
 
 
 def test_fields_required_by_pycocotools_are_filled_in(tmp_path: Path) -> None:
@@ -217,9 +219,11 @@ def test_fields_required_by_pycocotools_are_filled_in(tmp_path: Path) -> None:
             del one["area"], one["iscrowd"]
         objects[0]["iscrowd"] = None
         opened = open_detection("coco", coco_set(tmp_path, *objects), "val")
-        (truth,) = (one for one in opened.pictures if len(one))
-        detections = Detections(truth.image_id, truth.boxes, np.ones(2, "f4"), truth.labels)
-        assert coco_scores(opened, [detections])["AP"] == pytest.approx(100)
+        detections = [
+            Detections(one.boxes, np.ones(len(one.labels), "f4"), one.labels)
+            for one in opened.pictures
+        ]
+        assert coco_scores(opened, detections)["AP"] == pytest.approx(100)
 
 
 def zip_with(folder: Path, *, kind: int = zipfile.ZIP_DEFLATED) -> Path:

