@@ -47,7 +47,7 @@ class Store(ABC):
     without copies.
     """
 
-    columns: ClassVar[tuple[str, ...]] = ("labels", "groups")
+    columns: ClassVar[tuple[str, ...]] = ("labels", "groups", "width", "height")
     """Names of attributes with one array element per image, or None.
 
     ``select_images`` indexes them."""
@@ -63,6 +63,9 @@ class Store(ABC):
     """Class names, indexed by label; empty if the images have no classes."""
     labels: NDArray[np.int64]
     """(images,) index of each image's class in ``classes``, or -1 if it has no label."""
+    width: NDArray[Any] | None = None
+    height: NDArray[Any] | None = None
+    """(images,) size of each image in pixels; None if neither the files nor their index have it."""
     groups: NDArray[np.int64] | None = None
     """(images,) index of the unit that each image is read with: a row group of a parquet file.
 
@@ -94,11 +97,9 @@ class Store(ABC):
         """
 
     def read_into(self, indices: NDArray[np.int64], new_chunk: NewChunk) -> list[Bytes]:
-        """Return the bytes of several images, like ``read``.
+        """Return the bytes of images at (N,) positions, like ``read``.
 
-        Args:
-            indices: (N,) positions.
-            new_chunk: allocates buffers for bytes that have to be copied.
+        ``new_chunk`` allocates buffers for bytes that have to be copied.
         """
         return [self.read(index) for index in indices.tolist()]
 
@@ -121,7 +122,9 @@ class Store(ABC):
 
     def dimensions(self) -> NDArray[np.int64] | None:
         """Return the height and width of each decoded image: (images, 2); None if unknown."""
-        return None
+        if self.width is None or self.height is None:
+            return None
+        return np.stack([self.height, self.width], axis=1).astype(np.int64)
 
     def set_rules(self, rules: ImageRules) -> None:
         """Set the decoding rules; call this before ``select_images`` or use in other processes."""
@@ -172,10 +175,7 @@ class Store(ABC):
     def locate(
         self, indices: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
-        """Return the memory addresses of N images' bytes, if all of them are in memory or mapped.
-
-        Args:
-            indices: (N,) positions.
+        """Return where images at (N,) positions are in memory, if all of them are there or mapped.
 
         Returns:
             (N,) addresses and (N,) lengths in bytes, valid while the store exists; None if ``read``
@@ -249,12 +249,7 @@ class Store(ABC):
 class PlacedStore(Store):
     """A store whose images are byte ranges of files; subclasses call ``_set_places``."""
 
-    columns: ClassVar[tuple[str, ...]] = (
-        *Store.columns, "file", "start", "size", "width", "height"
-    )  # fmt: skip
-    width: NDArray[Any] | None = None
-    height: NDArray[Any] | None = None
-    """(images,) size of each image in pixels; None if neither the files nor their index have it."""
+    columns: ClassVar[tuple[str, ...]] = (*Store.columns, "file", "start", "size")
 
     def _set_places(
         self,
@@ -263,13 +258,7 @@ class PlacedStore(Store):
         start: NDArray[np.integer],
         size: NDArray[np.integer],
     ) -> None:
-        """Set the byte range of each image.
-
-        Args:
-            files: memory-mapped or remote files.
-            file: (images,) index of each image's file in ``files``.
-            start: (images,) offset of each image in its file, in bytes.
-            size: (images,) size of each image in bytes.
+        """Set the byte range of each image: number in ``files``, offset and size, each (images,).
 
         Raises:
             DataError: a range extends beyond its file.
@@ -300,12 +289,6 @@ class PlacedStore(Store):
             return None
         base = np.array(addresses, np.int64)[self.file[indices]]
         return base + self.start[indices].astype(np.int64), self.size[indices].astype(np.int64)
-
-    def dimensions(self) -> NDArray[np.int64] | None:
-        """Return the height and width of each image: (images, 2); None if unknown."""
-        if self.width is None or self.height is None:
-            return None
-        return np.stack([self.height, self.width], axis=1).astype(np.int64)
 
     def prefetch(self, indices: Sequence[int]) -> None:
         """Start to prefetch images that will be read soon."""

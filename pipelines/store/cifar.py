@@ -53,6 +53,7 @@ class CifarStore(Store):
                 self._names += [f"{member}/{i}" for i in range(len(batch_labels))]
         self._pixels = np.ascontiguousarray(np.concatenate(pixels))
         self.labels = np.array(labels, np.int64)
+        self.width = self.height = np.full(len(labels), SIDE)
 
     def read(self, index: int) -> Bytes:
         """Return an image's pixels: 32 x 32 x 3 uint8."""
@@ -72,10 +73,6 @@ class CifarStore(Store):
     def name(self, index: int) -> str:
         """Return the batch file and the image's position in it, such as ``data_batch_1/0``."""
         return self._names[self.position(index)]
-
-    def dimensions(self) -> NDArray[np.int64]:
-        """Return the height and width of each image, all 32: (images, 2)."""
-        return np.full((len(self), 2), SIDE)
 
     def sizes(self) -> NDArray[np.int64]:
         """Return the size of each image in bytes, all 3,072: (images,)."""

@@ -43,6 +43,9 @@ class MixedStore(Store):
             number_of = np.array([*(number[name] for name in store.classes), -1])
             new_labels.append(number_of[store.labels])  # -1 stays -1, the last one
         self.labels = np.concatenate(new_labels)
+        dimensions = [known for store in stores if (known := store.dimensions()) is not None]
+        if len(dimensions) == len(stores):
+            self.height, self.width = np.concatenate(dimensions).T
 
     def __str__(self) -> str:
         return " and ".join(map(str, self._stores))
@@ -91,13 +94,6 @@ class MixedStore(Store):
         store, position = self._place(index)
         return store.raw_size(position)
 
-    def dimensions(self) -> NDArray[np.int64] | None:
-        """Return the height and width of each decoded image: (images, 2), or None."""
-        parts = [
-            dimensions for store in self._stores if (dimensions := store.dimensions()) is not None
-        ]
-        return self._concatenate(parts) if len(parts) == len(self._stores) else None
-
     def rules_of(self, index: int) -> ImageRules:
         """Return the decoding rules of an image's data set."""
         store, position = self._place(index)
@@ -105,7 +101,8 @@ class MixedStore(Store):
 
     def sizes(self) -> NDArray[np.int64]:
         """Return the size of each image in bytes: (images,)."""
-        return self._concatenate([store.sizes() for store in self._stores])
+        sizes = np.concatenate([store.sizes() for store in self._stores])
+        return sizes[self.full_positions(np.arange(len(self)))]
 
     def stamp(self) -> str:
         """Return the fingerprints of all data sets, one per line."""
@@ -134,10 +131,6 @@ class MixedStore(Store):
             columns.append(store.blocks() + first)
             first = int(columns[-1].max(initial=first - 1)) + 1
         return np.concatenate(columns)
-
-    def _concatenate(self, columns: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
-        """Concatenate per-image columns of the data sets, and select this store's images."""
-        return np.concatenate(columns)[self.full_positions(np.arange(len(self)))]
 
     def _place(self, index: int) -> tuple[Store, int]:
         """Return the data set of an image, and the image's position in it."""
