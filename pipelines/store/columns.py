@@ -102,7 +102,8 @@ def columns_of(path: Place, schema: Any, names: ColumnNames) -> Columns:
             f"only {as_one_line(', '.join(schema.names))}; a list of image files has to be a .csv"
         )
     features = _features(schema)
-    images = [name for name in images if features.get(name) == "Image"] or images
+    kinds = {name: feature.get("_type") for name, feature in features.items()}
+    images = [name for name in images if kinds.get(name) == "Image"] or images
     preferred = images if len(images) == 1 else [name for name in _IMAGES if name in images]
     detected = next(iter(preferred), None)
     image = names.image or detected
@@ -113,13 +114,13 @@ def columns_of(path: Place, schema: Any, names: ColumnNames) -> Columns:
             f"--image-column {as_one_line(images[0])}"
         )
     is_struct = schema.field(image).type.num_fields > 0
-    is_declared = image in (names.image, *_IMAGES) or features.get(image) == "Image"
+    is_declared = image in (names.image, *_IMAGES) or kinds.get(image) == "Image"
     named_labels = [name for name in LABELS if name in labels]
-    class_labels = [name for name in labels if isinstance(features.get(name), list)]
+    class_labels = [name for name in labels if kinds.get(name) == "ClassLabel"]
     if len(class_labels) == 1:
         named_labels += class_labels
     label = names.label or next(iter(named_labels), None)
-    classes = features.get(label) if label else None
+    classes = features.get(label or "", {}).get("names")
     return Columns(
         path,
         image,
@@ -163,19 +164,10 @@ def _value_type(kind: Any) -> str:
     return str(kind.value_type if str(kind).startswith("dictionary<") else kind)
 
 
-def _features(schema: Any) -> dict[str, Any]:
-    """Return the features that ``datasets`` stores in a schema's metadata, or an empty dict.
-
-    The value is the list of class names for a ClassLabel, else the name of the column's type.
-    """
+def _features(schema: Any) -> dict[str, dict[str, Any]]:
+    """Return the feature of each column that ``datasets`` stores in a schema's metadata."""
     try:
-        features = dict(parse_json((schema.metadata or {})[b"huggingface"])["info"]["features"])
-    except (KeyError, TypeError, ValueError):
+        features = dict(parse_json(schema.metadata[b"huggingface"])["info"]["features"])
+    except (KeyError, TypeError, ValueError):  # not written by ``datasets``
         return {}
-    return {
-        name: feature.get("names", [])
-        if feature.get("_type") == "ClassLabel"
-        else feature.get("_type")
-        for name, feature in features.items()
-        if isinstance(feature, dict)
-    }
+    return {name: feature for name, feature in features.items() if isinstance(feature, dict)}

@@ -55,13 +55,13 @@ Index = dict[str, NDArray[Any]]
 """Named arrays; always contains ``rows``: (images,) of type ROW."""
 
 
-def open_index(files: Sequence[File], build: Callable[[str], Index], *, column: str = "") -> Index:
+def open_index(files: Sequence[File], build: Callable[[str], Index], *columns: str) -> Index:
     """Load the index of files, or build and store it if it is missing or outdated.
 
     Args:
         files: the files to index.
         build: builds the index, given a description of the files for messages.
-        column: the indexed column, if it is not the default; an index of another one is outdated.
+        columns: the indexed columns, if not the default; an index of others is outdated.
 
     Raises:
         DataError: there are too many files, one no longer exists, or ``build`` raised it.
@@ -72,8 +72,7 @@ def open_index(files: Sequence[File], build: Callable[[str], Index], *, column: 
         )
     paths = [file.path for file in files]
     source, facts, places = source_name(paths), file_facts(paths), homes(paths)
-    if column:
-        facts.append([column])
+    facts += [[column] for column in columns]
     if (index := load(places, facts)) is not None:
         return index
     with _locked(places, source):
@@ -136,12 +135,9 @@ def file_facts(paths: Sequence[Place]) -> Facts:
 
 
 def fingerprint(paths: Sequence[Place], *columns: str, rows: bytes = b"") -> str:
-    """Return a fingerprint of files (names, sizes, modification times) and of what they contain.
+    """Return a fingerprint of files (names, sizes, modification times) and of what is read.
 
-    Args:
-        paths: the files.
-        columns: the columns that are read, if they are not the default.
-        rows: the files' index.
+    That is the named ``columns``, if they are not the default, or the ``rows`` of the files' index.
     """
     facts = json.dumps([*file_facts(paths), *columns])
     return hashlib.sha256(facts.encode() + rows).hexdigest()

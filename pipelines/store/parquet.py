@@ -44,7 +44,7 @@ class ParquetStore(TableStore):
     """Images of parquet files.
 
     If ``in_order``, images are read in order, as a conversion does, and each row group once.
-    Otherwise they are read at random, through an index that is loaded or built.
+    Otherwise they are read at random, through an index.
 
     Raises:
         DataError: pyarrow is missing; a file cannot be read or lacks the image column; or the
@@ -82,8 +82,8 @@ class ParquetStore(TableStore):
             means = [metadata.total_byte_size // max(1, metadata.num_rows) for metadata in facts]
             self.groups = np.repeat(np.arange(len(facts)), counts)
             self._first_images = np.cumsum([0, *counts])
-            self._group, self._next = -1, 0
-            self._images: Iterator[bytes] = iter(())
+            self._last, self._images = -1, iter(list[tuple[int, bytes]]())
+            """Position of the last image that was read, and the rest of its row group."""
             self.start, self.size = np.zeros(len(self), np.int64), np.repeat(means, counts)
         else:
             self._index()
@@ -91,21 +91,20 @@ class ParquetStore(TableStore):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state without the row group iterator: a copy starts its row group again."""
-        return self.__dict__ | {"_group": -1, "_images": None}
+        return self.__dict__ | {"_last": -1, "_images": None}
 
     def _read(self, index: int) -> Bytes:
         """Return an image's bytes; if ``in_order``, read on from the last one in its row group."""
         if self.groups is None:
             return super()._read(index)
         group, position = int(self.groups[index]), self.position(index)
-        if group != self._group or position < self._next:
-            self._group, self._next = group, int(self._first_images[group])
-            self._images = self._read_images(*self._row_groups[group])
-        for data in self._images:
-            self._next += 1
-            if self._next > position:
+        (file, number), first = self._row_groups[group], int(self._first_images[group])
+        if not first <= self._last < position:
+            self._images = enumerate(self._read_images(file, number), first)
+        for at, data in self._images:
+            self._last = at
+            if at == position:
                 return data
-        file, number = self._row_groups[group]
         path = self._tables[file].path
         raise DataError(f"{path} is damaged in row group {number}: it ends early")
 
@@ -115,7 +114,7 @@ class ParquetStore(TableStore):
         if len(local_paths) < len(self._tables):
             raise self._random_access_error("are on another machine")
         self.files = [Mapped(path) for path in local_paths]
-        rows = open_index(self.files, self._build, column=self._named)["rows"]
+        rows = open_index(self.files, self._build, *self._named[:1])["rows"]
         if len(rows) != len(self):
             raise DataError(f"{self.root} is damaged: its columns differ in length")
         self._set_places(self.files, rows["file"], rows["offset"], rows["size"])
@@ -136,7 +135,7 @@ class ParquetStore(TableStore):
 
     def _random_access_error(self, reason: str) -> DataError:
         """Return the error for images that cannot be read in random order."""
-        option = f" --image-column {quote(self._named)}" if self._named else ""
+        option = f" --image-column {quote(self._named[0])}" if self._named else ""
         return DataError(
             f"the images in {self.root} {reason}, so they can only be read in order; convert them: "
             f"fastsiam convert parquet --source {quote(self.root)}{option} --out DIR, and pass "

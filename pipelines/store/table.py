@@ -56,8 +56,8 @@ class TableStore(PlacedStore):
         self._tables = [
             columns_of(path, schema, names) for path, schema in zip(paths, schemas, strict=True)
         ]
-        self._named = next((table.named for table in self._tables if table.named), "")
-        """The image column, if the user named one that would not have been detected; else ""."""
+        self._named = [table.named for table in self._tables if table.named]
+        """The image column of each table, if the user named one that would not be detected."""
         self._first_rows = np.cumsum([0, *rows])
         self.file = np.repeat(np.arange(len(paths)), rows)
         if not len(self.file):
@@ -73,12 +73,10 @@ class TableStore(PlacedStore):
                     f"the images in {self.root} are unlabelled: {unlabelled[0]} has no label column"
                 )
             return np.full(len(self.file), -1), ()
-        columns = []
+        columns, first = [], self._tables[0]
         for file, table in enumerate(self._tables):
             with arrow_errors(f"{table.path} is damaged in column {table.label!r}"):
                 columns.append(self._read_leaf(file, str(table.label)))
-        first = self._tables[0]
-        for table in self._tables:
             if table.classes and first.classes and table.classes != first.classes:
                 raise DataError(
                     f"{table.path} and {first.path} have different classes: pass them as separate "
@@ -107,8 +105,7 @@ class TableStore(PlacedStore):
 
     def stamp(self) -> str:
         """Return a fingerprint of the files' names, sizes and times, and of the image column."""
-        columns = [table.named for table in self._tables if table.named]
-        return fingerprint([table.path for table in self._tables], *columns)
+        return fingerprint([table.path for table in self._tables], *self._named)
 
     def read(self, index: int) -> Bytes:
         """Return an image's bytes.
