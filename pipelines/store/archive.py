@@ -165,13 +165,12 @@ def build_index(files: Sequence[File], source: str) -> Index:
             results = stack.enter_context(process_pool(-1, scan))(parts)
         else:
             results = run(scan, parts)
-        rows, names, texts = [], list[str](), list[str]()
-        for part_rows, part_names, part_texts in results:
-            rows.append(part_rows)
-            names += part_names
-            texts += part_texts
+        images = []
+        for result in results:
+            images.append(result)
             progress.add()
-    return _arrange(np.concatenate(rows), names, texts, source)
+    rows, names, texts = zip(*images, strict=True)
+    return _arrange(np.concatenate(rows), [*chain(*names)], [*chain(*texts)], source)
 
 
 def _parts(number: int, file: File, read: Callable[[int, int], Bytes]) -> list[_Part]:
@@ -224,16 +223,10 @@ def _arrange(rows: NDArray[np.void], names: list[str], texts: list[str], source:
     """Label the images and sort them in the order of an equivalent folder.
 
     Args:
-        rows: (images,) of type ROW; labels are filled in.
+        rows: (images,) of type ROW, without labels.
         names: (images,) path of each image within its tar.
         texts: (images,) content of each image's .cls file, "" if it has none.
         source: description of the tars, for messages.
-
-    Returns:
-        An index with the arrays ``rows``, ``names`` and ``classes``.
-
-    Raises:
-        DataError: a number is not a valid class, or there are several splits.
     """
     if not names:  # kept too, so that such tars are not searched at every start
         return {"rows": rows, "names": pack_texts([]), "classes": pack_texts([])}
@@ -299,7 +292,8 @@ def _members(
             while (member := tar.next()) is not None:
                 tar.members.clear()  # type: ignore[attr-defined]  # saves memory
                 offset = start + member.offset_data
-                name = _safe_name(member.name)
+                # relative to the folder: "../a" is a
+                name = "/".join(x for x in member.name.split("/") if x not in ("", ".", ".."))
                 is_hidden = name.startswith(".") or "/." in name  # skipped, as in folders
                 is_image = not is_hidden and is_image_name(PurePosixPath(name).name)
                 reason = ""
@@ -333,8 +327,3 @@ def _members(
         raise DataError(
             f"{path} is not a complete tar file ({error}); fetch it again, or check it with tar -tf"
         ) from error
-
-
-def _safe_name(name: str) -> str:
-    """Make a member's name relative and drop ".." parts, e.g. "../a" becomes "a"."""
-    return "/".join(part for part in name.split("/") if part not in ("", ".", ".."))

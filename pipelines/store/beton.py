@@ -176,11 +176,7 @@ class BetonStore(PlacedStore):
 
 
 class _Part:
-    """One .beton file: its header, tables and annex.
-
-    Raises:
-        DataError: see ``BetonStore``.
-    """
+    """One .beton file: its header, tables and annex."""
 
     def __init__(self, path: Place) -> None:
         self.path, self.file = path, open_file(path)
@@ -287,11 +283,9 @@ class _Part:
         return next(iter(matches + of_kind), None)
 
     def _read_sizes(self, start: NDArray[np.uint64], metadata_crc32: int) -> NDArray[np.int64]:
-        """Look up the size of each image's record in the allocation table, which may be unsorted.
+        """Look up the sizes of the records at these offsets in the allocation table, in any order.
 
-        Args:
-            start: (images,) offset of each record.
-            metadata_crc32: CRC-32 of the metadata; the annex has that of metadata and table.
+        The annex has the CRC-32 of metadata and table.
         """
         if not len(start):
             return np.empty(0, np.int64)
@@ -350,8 +344,7 @@ def head(images: int, page_size: int, table: int, annex_start: int, annex: bytes
     Args:
         images: number of images.
         page_size: a power of 2; no record crosses a page boundary.
-        table: offset of the allocation table.
-        annex_start: offset of the annex.
+        table, annex_start: offsets of the allocation table and the annex.
         annex: result of ``pack_annex``.
     """
     header, fields = np.zeros(1, HEADER), np.zeros(2, FIELD)

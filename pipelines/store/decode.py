@@ -5,6 +5,7 @@ docs/data.md lists how bit depths, transparency, orientation and pages are handl
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 
 import numpy as np
@@ -74,7 +75,11 @@ def decode(
         raise
     except Exception as error:  # Pillow can raise any exception on a corrupt file
         raise ValueError(pillow_reason(error)) from error
-    return _apply_orientation(image, data) if rules.exif == "apply" else image
+    orientation = 0
+    if rules.exif == "apply":
+        with contextlib.suppress(ValueError):  # Pillow reads some files that ``probe`` rejects
+            orientation = probe(data).orientation
+    return image.transpose(_TRANSPOSE[orientation]) if orientation in _TRANSPOSE else image
 
 
 class _UnsupportedError(ValueError):
@@ -145,12 +150,3 @@ def _as_eight_bits(image: Image.Image) -> NDArray[np.uint8]:
     if is_inverted:
         values = most - values
     return ((values * 510 + most) // (2 * most)).astype(np.uint8)
-
-
-def _apply_orientation(image: Image.Image, data: Bytes) -> Image.Image:
-    """Apply the EXIF orientation of an encoded image (``data``) to its decoded pixels."""
-    try:
-        orientation = probe(data).orientation
-    except ValueError:  # Pillow reads some files whose header ``probe`` rejects
-        return image
-    return image.transpose(_TRANSPOSE[orientation]) if orientation in _TRANSPOSE else image

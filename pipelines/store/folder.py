@@ -97,32 +97,26 @@ class FileStore(Store):
         larger than a buffer or cannot be read.
         """
         data: list[Bytes] = []
-        while len(data) < len(indices):
-            chunk = new_chunk()
-            sizes = self._read_files(indices[len(data) :], chunk)
-            for size in sizes:
+        positions = np.ascontiguousarray(self.full_positions(indices), np.int64)
+        sizes = np.empty(len(positions), np.int64)
+        while len(data) < len(positions):
+            chunk, waiting = new_chunk(), positions[len(data) :]
+            count = library.kernels().fastsiam_read_files(
+                self._prefix,
+                library.at(self._names),
+                self._names.itemsize,
+                library.at(waiting),
+                len(waiting),
+                np.frombuffer(chunk, np.uint8).ctypes.data,
+                len(chunk),
+                library.at(sizes),
+            )
+            for size in sizes[:count].tolist():
                 data.append(chunk[:size])
                 chunk = chunk[size:]
-            if not sizes:
+            if not count:
                 data.append(self.read(int(indices[len(data)])))
         return data
-
-    def _read_files(self, indices: NDArray[np.int64], memory: memoryview) -> list[int]:
-        """Read files into consecutive parts of a buffer until it is full; return their sizes."""
-        names, positions = self._names, np.ascontiguousarray(self.full_positions(indices), np.int64)
-        sizes = np.empty(len(positions), np.int64)
-        count: int = library.kernels().fastsiam_read_files(
-            self._prefix,
-            library.at(names),
-            names.itemsize,
-            library.at(positions),
-            len(positions),
-            np.frombuffer(memory, np.uint8).ctypes.data,
-            len(memory),
-            library.at(sizes),
-        )
-        read_sizes: list[int] = sizes[:count].tolist()
-        return read_sizes
 
     def sizes(self) -> NDArray[np.int64]:
         """Return the size of each image in bytes: (images,); 0 if the file no longer exists."""
@@ -324,15 +318,11 @@ class ListedStore(FileStore):
         texts = [text.strip() for text in columns[label]] if label else [""] * len(paths)
         labels, classes = number_classes(parse_labels(texts), path)
         super().__init__(path, path.parent, files, labels[rows], classes)
-        self._check_files()
-
-    def _check_files(self) -> None:
-        """Raise a ``DataError`` if files are missing, checking a sample of a long list."""
         sample = np.unique(np.linspace(0, len(self) - 1, min(len(self), _MOST_CHECKS), dtype=int))
         missing = [index for index in sample.tolist() if not os.path.isfile(self._file(index))]
         if missing:
             raise DataError(
-                f"{self.root} lists files that do not exist: {len(missing):,} of "
+                f"{path} lists files that do not exist: {len(missing):,} of "
                 f"{len(sample):,} that were checked, the first {self.path(missing[0])}; paths are "
                 "absolute, or relative to the list's folder"
             )

@@ -130,6 +130,6 @@ def _from_devkit(path: Place) -> dict[int, str]:
 def _from_kaggle(path: Place) -> dict[int, str]:
     """Return the WordNet ids from Kaggle's list, with lines of image name, WordNet id and boxes."""
     with os_errors_as(DataError, f"cannot read the list of labels {path}"):
-        lines = path.read_bytes().decode(errors="replace").splitlines()
-    matches = (re.match(r"ILSVRC2012_val_(\d{8}),(n\d{8})\b", line) for line in lines)
-    return {int(match[1]): match[2] for match in matches if match}
+        text = path.read_bytes().decode(errors="replace")
+    pairs = re.findall(r"^ILSVRC2012_val_(\d{8}),(n\d{8})\b", text, re.MULTILINE)
+    return {int(number): wnid for number, wnid in pairs}

@@ -119,12 +119,9 @@ def require_local_path(path: Place) -> Path:
 
 
 class FileReader(io.RawIOBase):
-    """A Python file object for a byte range of a ``File``.
+    """A Python file object for the bytes from ``start`` to ``end`` of a file.
 
-    Args:
-        read: returns the bytes of the file from a start to a stop offset.
-        start: offset at which the range starts.
-        end: offset at which it ends.
+    ``read`` returns the bytes of the file between two offsets.
     """
 
     def __init__(self, read: Callable[[int, int], Bytes], start: int, end: int) -> None:
@@ -134,9 +131,7 @@ class FileReader(io.RawIOBase):
         """Return True."""
         return True
 
-    def seekable(self) -> bool:
-        """Return True."""
-        return True
+    seekable = readable
 
     def read(self, size: int = -1, /) -> Any:
         """Read up to ``size`` bytes, all if it is -1; allocate no more than remain."""

@@ -30,9 +30,9 @@ logging.getLogger("PIL").setLevel(logging.CRITICAL)
 
 _SOI, _EOI = b"\xff\xd8", b"\xff\xd9"
 _TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
-_SOF = {0xC0: 0, 0xC1: 0, 0xC2: 1}
-"""Frame headers that every JPEG decoder supports; 1 if progressive, 0 if baseline or extended."""
-_OTHER_SOF = {0xC3, 0xC5, 0xC6, 0xC7, 0xC9, 0xCA, 0xCB, 0xCD, 0xCE, 0xCF}
+_SOF = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
+"""Frame headers. Every JPEG decoder supports those up to ``_PROGRESSIVE``."""
+_PROGRESSIVE = 0xC2
 _SOS, _APP1, _APP14 = 0xDA, 0xE1, 0xEE
 _BETWEEN_SCANS = {_SOS, 0xC4, 0xDB, 0xDD}
 """Markers that may appear between the scans of a progressive JPEG: scan headers and tables."""
@@ -179,21 +179,16 @@ def _parse_jpeg(data: Bytes) -> Probe:
         body, segment_end = place + 4, place + 2 + length
         if length < 2 or segment_end > end:
             break
-        if marker in _SOF or marker in _OTHER_SOF:
+        if marker in _SOF:
             if length < 8 or length < 8 + 3 * data[body + 5]:
                 raise ValueError(_DAMAGED)
             bits, height, width, channels = struct.unpack_from(">BHHB", data, body)
             size = (height, width)
-            if marker in _OTHER_SOF or bits != 8:
+            if marker > _PROGRESSIVE or bits != 8:
                 flags |= Flags.UNUSUAL
-            elif _SOF[marker]:
+            elif marker == _PROGRESSIVE:
                 flags |= Flags.PROGRESSIVE
-            if channels == 1:
-                flags |= Flags.GRAY
-            elif channels == 4:
-                flags |= Flags.CMYK
-            elif channels != 3:
-                flags |= Flags.UNUSUAL
+            flags |= {1: Flags.GRAY, 3: 0, 4: Flags.CMYK}.get(channels, Flags.UNUSUAL)
         elif marker == _APP1 and data[body : body + 6] == b"Exif\x00\x00":
             exif.append((place, segment_end))
             orientation = orientation or _orientation(data[body:segment_end])

@@ -66,6 +66,8 @@ def open_store(
         else:
             store = _open_folder(root, split, columns, sources)
         store.origin = root
+        if not len(store):  # a single part of a conversion
+            raise DataError(f"{store.root} holds no images")
         _check_columns(store, columns)
         if split == "val" and (store.labels < 0).all() and (wnids := validation_wnids(store)):
             classes: tuple[str, ...] = ()
@@ -116,11 +118,11 @@ def beton_files(folder: Place, split: Split) -> Sequence[Place]:
 def _open_file(path: Place, split: Split, columns: ColumnNames, in_order: bool) -> Store:
     if path.suffix == ".beton":
         if split == "train":
-            return _open_beton(path)
+            return BetonStore(path)
         sibling = path.with_name(path.name.replace("train", "val"))
         if sibling == path or not sibling.is_file():
             raise NoSplitError(f"{path} has no {split} split beside it")
-        return _open_beton(sibling)
+        return BetonStore(sibling)
     if path.name in CIFAR_ARCHIVES:
         return CifarStore(require_local_path(path), split)
     if path.suffix == ".tar":
@@ -136,32 +138,24 @@ def _open_file(path: Place, split: Split, columns: ColumnNames, in_order: bool) 
     )
 
 
-def _open_beton(*files: Place) -> BetonStore:
-    store = BetonStore(*files)
-    if not len(store):
-        raise DataError(f"{store.root} holds no images")  # a single part may be empty
-    return store
-
-
 def _open_folder(root: Place, split: Split, columns: ColumnNames, sources: bool) -> Store:
     if sources:
         with contextlib.suppress(NoImagesError, NoSplitError):
             return _open_unconverted(root, split, columns, in_order=True)
     if files := beton_files(root, split):
-        return _open_beton(*files)
+        return BetonStore(*files)
     return _open_unconverted(root, split, columns, in_order=sources)
 
 
 def _open_unconverted(root: Place, split: Split, columns: ColumnNames, in_order: bool) -> Store:
     if isinstance(root, Path) and (root / _KAGGLE / "train").is_dir():
         root = root / _KAGGLE
-    visible = _folders(root)
-    folders = {path.name.lower(): path for path in visible}
-    for path in visible:
-        other = folders[path.name.lower()]
+    folders = dict[str, Place]()
+    for path in _folders(root):
+        other = folders.setdefault(path.name.lower(), path)
         if other != path and path.name.lower() in ALL_SPLIT_NAMES:
             raise DataError(
-                f"{root} has folders {path.name}/ and {other.name}/ for one split: move the images "
+                f"{root} has folders {other.name}/ and {path.name}/ for one split: move the images "
                 "from one to the other"
             )
     val = [folders[name].name for name in SPLIT_NAMES["val"] if name in folders]
