@@ -29,6 +29,7 @@ from fastsiam.errors import DataError, NoImagesError
 from ..remote.path import Place
 from ..workers import process_pool
 from .base import PlacedStore, is_image_name, warn_once
+from .decode import ImageRules
 from .index import ROW, Index, fingerprint, open_index, pack_texts, source_name, unpack_texts
 from .labels import number_classes, parse_labels
 from .mapped_files import File, FileReader, Mapped, open_file
@@ -67,7 +68,6 @@ class ArchiveStore(PlacedStore):
     """
 
     kind = "tar, read in place"
-    columns = (*PlacedStore.columns, "flags")
 
     def __init__(self, paths: Sequence[Place]) -> None:
         self.root = paths[0] if len(paths) == 1 else paths[0].parent
@@ -78,7 +78,7 @@ class ArchiveStore(PlacedStore):
         self.classes, self._packed = tuple(unpack_texts(index["classes"])), index["names"]
         self._rows = rows = index["rows"]
         self.labels = rows["label"].astype(np.int64)
-        self.flags, self.width, self.height = rows["flags"], rows["width"], rows["height"]
+        self.width, self.height = rows["width"], rows["height"]
         self._set_places(files, rows["file"], rows["offset"], rows["size"])
 
     def name(self, index: int) -> str:
@@ -92,11 +92,11 @@ class ArchiveStore(PlacedStore):
             f"{self.name(index)} (in {path}, {self.size[index]:,} bytes at {self.start[index]:,})"
         )
 
-    def dimensions(self) -> NDArray[np.int64] | None:
-        """Return the height and width of each image: (images, 2); None if some will be rotated."""
-        if self.rules.exif == "apply" and (self.flags & Flags.ROTATED).any():
-            return None  # the index does not store the orientation
-        return super().dimensions()
+    def set_rules(self, rules: ImageRules) -> None:
+        """Set the decoding rules; sizes are then unknown if some images will be rotated."""
+        super().set_rules(rules)
+        if rules.exif == "apply" and (self._rows["flags"] & Flags.ROTATED).any():
+            self.width = self.height = None  # the index does not store the orientation
 
     def stamp(self) -> str:
         """Return a fingerprint of the tars (names, sizes, modification times) and of the index."""

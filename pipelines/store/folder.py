@@ -233,10 +233,8 @@ def _walk(
                     for name in sorted(folders)
                 ]
             )
-    except BaseException:
-        pool.shutdown(wait=False, cancel_futures=True)
-        raise
-    pool.shutdown()  # before other code forks
+    finally:  # wait only at the end, before other code forks, and not for folders after an error
+        pool.shutdown(wait=not waiting, cancel_futures=True)
 
 
 def _list_images(kernels: Any, folder: Path) -> list[str] | None:

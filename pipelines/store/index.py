@@ -50,7 +50,6 @@ _MOST_FILES = 0xFFFF
 Facts = list[list[str | int]]
 """Name, size in bytes and modification time (ns) of each file, to detect changes."""
 
-
 Index = dict[str, NDArray[Any]]
 """Named arrays; always contains ``rows``: (images,) of type ROW."""
 

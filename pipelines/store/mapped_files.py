@@ -39,10 +39,10 @@ class Mapped:
         _allow_many_files()
         try:
             with os_errors_as(DataError, f"cannot read {path}"), path.open("rb") as file:
-                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+                self.map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except ValueError as error:
             raise DataError(f"{path} is empty") from error
-        self.view = memoryview(self._map)
+        self.view = memoryview(self.map)
         self.address = np.frombuffer(self.view, np.uint8).ctypes.data
         """Memory address of the file's first byte."""
 
@@ -58,11 +58,7 @@ class Mapped:
         for start, stop in ranges:
             if stop - start >= _WORTH_A_CALL:
                 page = start - start % mmap.PAGESIZE
-                self._map.madvise(mmap.MADV_WILLNEED, page, stop - page)
-
-    def find(self, data: bytes, start: int, end: int) -> int:
-        """Return the first offset of ``data`` in the range from ``start`` to ``end``, or -1."""
-        return self._map.find(data, start, end)
+                self.map.madvise(mmap.MADV_WILLNEED, page, stop - page)
 
     def check(self) -> None:
         """Raise if the file's size has changed since it was mapped.
@@ -71,7 +67,7 @@ class Mapped:
             FileLostError: the message names the file and both sizes.
         """
         try:
-            size = self._map.size()
+            size = self.map.size()
         except OSError:  # e.g. deleted on a network file system
             size = 0
         if size != len(self):

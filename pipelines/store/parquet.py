@@ -165,10 +165,10 @@ class ParquetStore(TableStore):
             end = start + column.total_compressed_size
             if column.compression != "UNCOMPRESSED":
                 raise self._random_access_error("are compressed")
-        rows, next_start = [], start
+        rows, next_start, find = [], start, self.files[file].map.find
         for data in self._read_images(file, number):
-            offset = self.files[file].find(data, next_start, end)
-            if offset < 0 and (offset := self.files[file].find(data, start, end)) < 0:
+            offset = find(data, next_start, end)
+            if offset < 0 and (offset := find(data, start, end)) < 0:
                 raise self._random_access_error("are compressed")
             rows.append((offset, len(data), -1, file, 0, 0, 0))
             next_start = max(next_start, offset + len(data))
