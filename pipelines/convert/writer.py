@@ -14,7 +14,6 @@ import os
 import shutil
 import zlib
 from collections import Counter
-from concurrent.futures import CancelledError
 from functools import cached_property
 from multiprocessing import get_context
 from pathlib import Path
@@ -41,7 +40,6 @@ BLOCK_BYTES = 2**23
 """Approximate size of a block's images in the source, in bytes."""
 _BLOCK_IMAGES = 4096
 """Maximum images per block. Blocks of a large group have more, so that it has at most 16 blocks."""
-_NO_BLOCK = 2**62
 _AHEAD = 64
 """Number of images of a remote source to prefetch while as many others are prepared."""
 
@@ -170,13 +168,7 @@ class Job:
     """Block writer that runs in worker processes, which share the offset of the next block.
 
     Workers are forked, so the job is not copied. For a remote store it is pickled instead.
-
-    Args:
-        store: the source.
-        config: options of the conversion.
-        partial: the file to write.
-        number: the number of the first missing block.
-        start: the offset of that block in the file.
+    ``number`` is the first missing block, and ``start`` its offset in the file ``partial``.
     """
 
     def __init__(
@@ -185,37 +177,23 @@ class Job:
         self._store, self._config, self._partial = store, config, partial
         context = get_context("forkserver" if store.is_remote else "fork")
         self._advanced = context.Condition()
-        self._turn: Any = context.Array("q", [number, start, _NO_BLOCK], lock=False)
-        """Number of the next block to place, its offset, and the first block that failed."""
+        self._turn: Any = context.Array("q", [number, start], lock=False)
+        """Number of the next block to place, and its offset."""
 
     def write_block(self, task: tuple[int, NDArray[np.int64]]) -> Block:
-        """Prepare a block, wait until the previous one has its place in the file, and write it.
-
-        Args:
-            task: number of the block, and indices of its images in the source.
-
-        Raises:
-            DataError: the source cannot be read.
-            OSError: the file cannot be written.
-            CancelledError: an earlier block failed.
-        """
-        number, turn = task[0], self._turn
+        """Prepare a block, wait until the previous one has its place in the file, and write it."""
+        number, images = task
+        block, records = Block(0, 0, np.zeros(0, ROW), {}, []), list[Bytes]()
         try:
-            block, records = self._prepare(task[1].tolist())
+            block, records = self._prepare(images.tolist())
+        finally:  # after an error too: the workers of later blocks wait for it
             with self._advanced:
-                self._advanced.wait_for(lambda: turn[0] == number or turn[2] < number)
-                if turn[2] < number:
-                    raise CancelledError
-                block = _place_block(block, turn[1])
-                turn[:2] = number + 1, block.end
+                self._advanced.wait_for(lambda: self._turn[0] == number)
+                block = _place_block(block, self._turn[1])
+                self._turn[:] = number + 1, block.end
                 self._advanced.notify_all()
-            for row, data in zip(block.rows.tolist(), records, strict=True):
-                write_at(self._file, data, row[1])  # pwritev took four times as long on ext4
-        except BaseException:
-            with self._advanced:
-                turn[2] = min(turn[2], number)
-                self._advanced.notify_all()
-            raise
+        for row, data in zip(block.rows.tolist(), records, strict=True):
+            write_at(self._file, data, row[1])  # pwritev took four times as long on ext4
         return block
 
     @cached_property
@@ -286,9 +264,8 @@ def _finish(
     table = np.zeros(len(rows), RECORD)
     table["sample_id"] = np.arange(len(rows))
     table["ptr"], table["size"] = rows["start"], rows["size"]
-    about = describe(
-        store, blocks, plan, zlib.crc32(table.tobytes(), zlib.crc32(metadata.tobytes()))
-    )
+    tables_crc32 = zlib.crc32(table.tobytes(), zlib.crc32(metadata.tobytes()))
+    about = describe(store, blocks, plan, tables_crc32)
     names = list(map(store.name, rows["source"].tolist()))
     annex = pack_annex(about, store.classes, rows["crc"].astype(np.uint32), names)
     annex_start = _aligned(blocks[-1].end, 8)

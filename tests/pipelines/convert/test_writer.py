@@ -9,7 +9,9 @@ import json
 import os
 import re
 import resource
+import signal
 import sys
+import time
 from pathlib import Path
 from typing import IO, Any
 
@@ -18,8 +20,11 @@ import pytest
 from numpy.typing import NDArray
 
 from fastsiam import cli
-from fastsiam.errors import DataError
-from fastsiam.pipelines.store import BetonStore, open_store
+from fastsiam.config import ConvertConfig
+from fastsiam.errors import DataError, WorkerError
+from fastsiam.pipelines.convert import writer
+from fastsiam.pipelines.convert.prepare import Record
+from fastsiam.pipelines.store import BetonStore, Store, open_store
 from tests.conftest import write_images
 from tests.conversions import find_problems, run, stub_raising
 from tests.processes import Forked, fastsiam
@@ -65,6 +70,31 @@ def test_failed_fsync_leaves_conversion_unfinished(
     assert sorted(os.listdir(out)) == ["train.beton.journal", "train.beton.partial"]
     run("folder", images, out)
     assert find_problems(out) == []
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_failed_block_ends_workers_of_later_blocks(
+    is_killed: bool, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They wait for its place in the file: after an error, or if its worker is killed."""
+    read = writer.read_image
+
+    def fail(store: Store, index: int, config: ConvertConfig) -> Record:
+        if index == 5:
+            time.sleep(0.3)  # meanwhile other workers wait
+            if is_killed:
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise DataError("unreachable")
+        return read(store, index, config)
+
+    monkeypatch.setattr(writer, "BLOCK_BYTES", 4_000)
+    with monkeypatch.context() as patch:
+        patch.setattr(writer, "read_image", fail)
+        error, message = (WorkerError, "worker") if is_killed else (DataError, "unreachable")
+        with pytest.raises(error, match=message):
+            run("folder", images, tmp_path / "out", workers=3)
+    run("folder", images, tmp_path / "out")
+    assert find_problems(tmp_path / "out") == []
 
 
 def with_small_files(arguments: tuple[str, ...]) -> None:
