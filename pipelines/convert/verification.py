@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from fastsiam.console import Console, Tally
 from fastsiam.errors import DataError, ImageError
 from fastsiam.files import os_errors_as
 
 from ..remote.path import Place
-from ..store import BetonStore, Split, beton_files
+from ..store import BetonStore, beton_files
 from ..workers import process_pool
 from .manifest import read_manifests
 
@@ -43,16 +44,21 @@ def verify(path: Path, *, decoding: bool, workers: int, console: Console) -> lis
     Raises:
         DataError: there is no file to check, parts are missing, or a manifest is corrupt.
     """
+    first_parts: dict[Place, Place] = {}
+    manifest: dict[str, Any] = {}
     with os_errors_as(DataError, f"cannot look for .beton files in {path}"):
         if not path.exists():
             raise DataError(f"{path} does not exist: name a .beton file or a folder of them")
-        files, manifest = (
-            ({path: path}, {}) if path.is_file() else (_files(path), read_manifests(path))
-        )
+        files = [path]
+        if not path.is_file():
+            files = sorted(x for x in path.glob("*.beton") if x.stem.startswith(("train", "val")))
+            for parts in (beton_files(path, "train"), beton_files(path, "val")):
+                first_parts |= {part: parts[0] for part in parts[1:]}
+            manifest = read_manifests(path)
     if not files and not manifest:
         raise DataError(f"{path} contains no .beton files; create them with fastsiam convert")
     reports = []
-    for file, first in files.items():
+    for file in files:
         report = Report(file)
         reports.append(report)
         try:
@@ -64,9 +70,9 @@ def verify(path: Path, *, decoding: bool, workers: int, console: Console) -> lis
             report.bad.append(f"{file} is not in the manifest")
         elif manifest and manifest[file.name] != store.about:
             report.bad.append(f"{file} does not match its description in the manifest")
-        if file != first:
+        if file in first_parts:
             try:
-                BetonStore(first, file)
+                BetonStore(first_parts[file], file)
             except DataError as error:
                 report.bad.append(str(error))
         report.images, report.bytes = len(store), int(store.size.sum())
@@ -83,25 +89,20 @@ def verify(path: Path, *, decoding: bool, workers: int, console: Console) -> lis
     return reports
 
 
-def _files(folder: Path) -> dict[Path, Place]:
-    """Map each .beton file of a folder to the first part of its split, or to itself if single.
-
-    Raises:
-        DataError: parts are missing.
-    """
-    files = sorted(x for x in folder.glob("*.beton") if x.stem.startswith(("train", "val")))
-    splits: tuple[Split, ...] = ("train", "val")
-    parts = [beton_files(folder, split) for split in splits]
-    first_of = {part: split_parts[0] for split_parts in parts for part in split_parts}
-    return {file: first_of.get(file, file) for file in files}
-
-
 def _bad_images(store: BetonStore, decoding: bool, workers: int, done: Tally) -> list[str]:
     """Check every image in several processes; return a message for each bad one."""
 
     def check(task: range) -> list[str]:
-        faults = ((index, _find_fault(store, index, decoding)) for index in task)
-        return [f"{store.where(index)}: {reason}" for index, reason in faults if reason]
+        messages = []
+        for index in task:
+            try:
+                if not store.is_intact(index, store.read(index)):
+                    messages.append(f"{store.where(index)}: its bytes do not match their checksum")
+                elif decoding:
+                    store.decode(index)
+            except ImageError as error:
+                messages.append(f"{store.where(index)}: {error.reason}")
+        return messages
 
     tasks = [range(i, min(i + _PER_TASK, len(store))) for i in range(0, len(store), _PER_TASK)]
     messages: list[str] = []
@@ -110,15 +111,3 @@ def _bad_images(store: BetonStore, decoding: bool, workers: int, done: Tally) ->
             messages += bad
             done.add(len(task))
     return messages
-
-
-def _find_fault(store: BetonStore, index: int, decoding: bool) -> str:
-    """Return what is wrong with an image, or ""."""
-    if not store.is_intact(index, store.read(index)):
-        return "its bytes do not match their checksum"
-    try:
-        if decoding:
-            store.decode(index)
-    except ImageError as error:
-        return error.reason
-    return ""
