@@ -29,10 +29,8 @@ _RETRIES = 2
 def convert_parts(kind: Kind, config: ConvertConfig, words: Sequence[str]) -> None:
     """Convert a data set in parts on dask workers, and print how to use the parts.
 
-    Args:
-        kind: the data set or its format.
-        config: configuration of the complete conversion.
-        words: the command-line arguments after ``fastsiam``.
+    ``config`` describes the complete conversion, and ``words`` are the command-line arguments after
+    ``fastsiam``.
 
     Raises:
         FastSiamError: dask is not installed, or its scheduler does not answer.
@@ -87,13 +85,11 @@ def run_by_dask(config: ConvertConfig, words: Sequence[str]) -> dict[int, str]:
             cause = "another kind of server does" if isinstance(error, MemoryError) else error
             raise FastSiamError(f"{problem} ({cause})") from error
         stack.enter_context(client)
-        numbers = {}
-        for number in range(1, config.parts + 1):
-            command = _command(words, number, config.parts)
-            future = client.submit(run_part, command, os.getcwd(), retries=_RETRIES, pure=False)
-            numbers[future] = number
-        stack.callback(client.cancel, list(numbers), force=True)
-        for future in distributed.as_completed(numbers, loop=client.loop):
+        commands = [_command(words, i + 1, config.parts) for i in range(config.parts)]
+        futures = client.map(run_part, commands, folder=os.getcwd(), retries=_RETRIES, pure=False)
+        numbers = {future: number for number, future in enumerate(futures, 1)}
+        stack.callback(client.cancel, futures, force=True)
+        for future in distributed.as_completed(futures, loop=client.loop):
             number = numbers[future]
             if reason := _error_of(future, number):
                 errors[number] = reason
@@ -130,14 +126,7 @@ def _command(words: Sequence[str], number: int, count: int) -> tuple[str, ...]:
 
 
 def run_part(command: Sequence[str], folder: str) -> str:
-    """Convert a part in a subprocess, which is killed if this worker dies.
-
-    Args:
-        command: the command line.
-        folder: the working directory.
-
-    Returns:
-        The standard error output of the subprocess if it failed, else "".
+    """Run a part's command in a folder; return its standard error output if it failed, else "".
 
     Raises:
         RuntimeError: a signal ended the subprocess; dask retries the part.
@@ -151,7 +140,7 @@ def run_part(command: Sequence[str], folder: str) -> str:
         stderr=subprocess.PIPE,
         text=True,
         errors="replace",
-        # SIGKILL ends it at once: when a worker dies, another one restarts its part.
+        # If this worker dies, the process must end at once: another worker restarts the part.
         preexec_fn=die_with_parent(os.getpid(), signal.SIGKILL),
     )
     if process.returncode < 0 or process.returncode > 128:
