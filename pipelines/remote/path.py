@@ -42,28 +42,6 @@ class RemotePath(Url):
     cache: Cache | None = field(default=None, compare=False, repr=False)
     """Disk cache for the files that are opened."""
 
-    @classmethod
-    def of(cls, url: Url, cache: Cache | None = None) -> RemotePath:
-        """Return the path of an address.
-
-        ``{0000..0012}`` and ``{a,b}`` in its last part stand for several files. The path is then
-        their folder, which appears to contain only those files.
-
-        Raises:
-            DataError: one of the files does not exist.
-        """
-        path = cls(url.scheme, url.host, url.key, cache=cache)
-        if not _BRACES.search(path.key):
-            return path
-        folder, names = path.parent, expand(path.name)
-        if _BRACES.search(folder.key):
-            raise DataError(f"{url} has braces before its last part; use them only in the last")
-        files = folder._files(names)
-        if missing := [name for name in names if name not in files]:
-            raise DataError(f"{folder / missing[0]} does not exist: check the address")
-        folder.levels[folder.key] = Level(files, frozenset())
-        return folder
-
     @property
     def is_on_web(self) -> bool:
         """Whether the address is on a web server, which cannot list its files."""
@@ -154,13 +132,13 @@ class RemotePath(Url):
         if (level := self.levels.get(self.key)) is not None:
             return level
         if self.is_on_web:
-            level = Level(self._files(_PROBED, denied_are_absent=True), frozenset())
+            level = Level(self.files(_PROBED, denied_are_absent=True), frozenset())
         else:
             level = storage.level(self)
         self.levels[self.key] = level
         return level
 
-    def _files(self, names: Sequence[str], *, denied_are_absent: bool = False) -> dict[str, Facts]:
+    def files(self, names: Sequence[str], *, denied_are_absent: bool = False) -> dict[str, Facts]:
         """Return the facts of those named objects directly below this path that exist."""
         urls = [self / name for name in names]
         answers = storage.heads(urls, denied_is_absent=denied_are_absent)
@@ -172,11 +150,30 @@ Place = Path | RemotePath
 
 
 def open_place(where: Path | Url, cache: Cache | None = None) -> Place:
-    """Return a location as a path; see ``RemotePath.of`` for addresses."""
-    return where if isinstance(where, (Path, RemotePath)) else RemotePath.of(where, cache)
+    """Return a location as a path.
+
+    ``{0000..0012}`` and ``{a,b}`` in the last part of an address stand for several files. The path
+    is then their folder, which appears to contain only those files.
+
+    Raises:
+        DataError: one of the files does not exist.
+    """
+    if isinstance(where, (Path, RemotePath)):
+        return where
+    path = RemotePath(where.scheme, where.host, where.key, cache=cache)
+    if not _BRACES.search(path.key):
+        return path
+    folder, names = path.parent, _expand(path.name)
+    if _BRACES.search(folder.key):
+        raise DataError(f"{where} has braces before its last part; use them only in the last")
+    files = folder.files(names)
+    if missing := [name for name in names if name not in files]:
+        raise DataError(f"{folder / missing[0]} does not exist: check the address")
+    folder.levels[folder.key] = Level(files, frozenset())
+    return folder
 
 
-def expand(name: str) -> list[str]:
+def _expand(name: str) -> list[str]:
     """Expand the braces in a name into all names that it stands for, like a shell."""
     if (match := _BRACES.search(name)) is None:
         return [name]
@@ -187,4 +184,4 @@ def expand(name: str) -> list[str]:
     else:
         choices = match[1].split(",")
     before, after = name[: match.start()], name[match.end() :]
-    return [expansion for choice in choices for expansion in expand(f"{before}{choice}{after}")]
+    return [expansion for choice in choices for expansion in _expand(f"{before}{choice}{after}")]
