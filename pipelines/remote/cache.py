@@ -14,10 +14,11 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 from filelock import FileLock, Timeout
 
 from fastsiam.errors import DataError
@@ -105,35 +106,44 @@ class Cache:
             pass
         return False
 
-    def read(self, chunk: Chunk, start: int, into: memoryview) -> bool:
-        """Fill ``into`` from offset ``start`` of the object; return False if it is not cached."""
-        try:
-            with (self.folder / chunk.name).open("rb", buffering=0) as file:
-                file.seek(start - chunk.start)
-                return file.readinto(into) == len(into)
-        except OSError:
-            return False
+    def read(self, parts: Sequence[Chunk], start: int, stop: int) -> memoryview | None:
+        """Return a range of an object from its chunks; None if one of them is missing."""
+        into = np.empty(stop - start, np.uint8).data
+        for chunk in parts:
+            first, last = max(start, chunk.start), min(stop, chunk.stop)
+            try:
+                with (self.folder / chunk.name).open("rb", buffering=0) as file:
+                    file.seek(first - chunk.start)
+                    if file.readinto(into[first - start : last - start]) < last - first:
+                        return None
+            except OSError:
+                return None
+        return into
 
     async def fetch(self, chunk: Chunk, get: Callable[[], Awaitable[memoryview]]) -> None:
         """Fetch a missing chunk by ``get``, or wait until another process has cached it."""
         claim = self.folder / f"{chunk.name}{_CLAIM}"
-        while self.keeps and not self.has(chunk):
-            if _is_claimed(claim):
+        async with storage.client().chunks:
+            while self.keeps and not self.has(chunk):
+                if self._take(claim):
+                    try:
+                        return await asyncio.to_thread(self._keep, chunk, await get())
+                    finally:
+                        claim.unlink(missing_ok=True)
                 await asyncio.sleep(_POLL_SECONDS)
-                continue
-            async with storage.client().chunks:
-                if not self.keeps or self.has(chunk):  # changed while waiting for the semaphore
-                    return
-                try:
-                    os.close(os.open(claim, os.O_CREAT | os.O_EXCL, 0o600))
-                except FileExistsError:
-                    continue
-                except OSError as error:
-                    return self._give_up(error)
-                try:
-                    return await asyncio.to_thread(self._keep, chunk, await get())
-                finally:
-                    claim.unlink(missing_ok=True)
+
+    def _take(self, claim: Path) -> bool:
+        """Create a claim file, or return False; delete the claim of a stalled process."""
+        try:
+            claim.touch(0o600, exist_ok=False)
+            return True
+        except FileExistsError:
+            with contextlib.suppress(FileNotFoundError):
+                if time.time() - claim.stat().st_mtime > _LONGEST_WAIT:
+                    claim.unlink()
+        except OSError as error:
+            self._give_up(error)
+        return False
 
     def _keep(self, chunk: Chunk, data: memoryview) -> None:
         """Write a chunk to its file, evicting other chunks if necessary."""
@@ -185,12 +195,3 @@ class Cache:
                 path.unlink(missing_ok=True)
                 used -= size
         return min(self._max_bytes - used, max(needed, int(self._max_bytes * _STEP)))
-
-
-def _is_claimed(claim: Path) -> bool:
-    """Return whether another process is fetching a chunk; remove the claim of a stalled one."""
-    with contextlib.suppress(FileNotFoundError):
-        if time.time() - claim.stat().st_mtime <= _LONGEST_WAIT:
-            return True
-        claim.unlink()
-    return False

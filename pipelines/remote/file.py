@@ -5,12 +5,10 @@ from __future__ import annotations
 import hashlib
 import itertools
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
-
-import numpy as np
 
 from fastsiam.errors import DataError
 
@@ -54,22 +52,23 @@ class RemoteFile:
         stop = min(stop, len(self))
         if stop <= start:
             return memoryview(b"")
-        parts = chunks(self._version, len(self), start, stop)
-        if self._cache is None or not (self._cache.keeps or all(map(self._cache.has, parts))):
-            return self._fetch_range(start, stop)
-        into = np.empty(stop - start, np.uint8).data
-        if len(parts) > 1:
-            self._begin(self._cache, parts)
-        for chunk in parts:
-            first, last = max(start, chunk.start), min(stop, chunk.stop)
-            self._read_chunk(self._cache, chunk, first, into[first - start : last - start])
-        return into
+        if self._cache is not None:
+            parts = chunks(self._version, len(self), start, stop)
+            if (data := self._cache.read(parts, start, stop)) is None and self._cache.keeps:
+                for request in self._begin(self._cache, parts):
+                    storage.result(request)
+                data = self._cache.read(parts, start, stop)
+            if data is not None:
+                return data
+        if (prefetched := _ahead.take(self.path, (start, stop))) is not None:
+            return storage.result(prefetched)
+        return storage.read(self.path, self.facts, start, stop)
 
     def prefetch(self, ranges: Sequence[Range]) -> None:
         """Start to fetch ranges that will be read soon."""
         if self._cache is not None:
             chunks_of = {span: chunks(self._version, len(self), *span) for span in ranges}
-            self._begin(self._cache, list(dict.fromkeys(itertools.chain(*chunks_of.values()))))
+            self._begin(self._cache, dict.fromkeys(itertools.chain(*chunks_of.values())))
             if self._cache.keeps:
                 return
             ranges = [span for span in ranges if not all(map(self._cache.has, chunks_of[span]))]
@@ -87,32 +86,19 @@ class RemoteFile:
         bare = replace(self.path, levels={}, known={})
         return RemoteFile, (bare, self.facts)
 
-    def _fetch_range(self, start: int, stop: int) -> memoryview:
-        """Return a range that was prefetched, or fetch it."""
-        if (request := _ahead.take(self.path, (start, stop))) is not None:
-            return storage.result(request)
-        return storage.read(self.path, self.facts, start, stop)
-
-    def _begin(self, cache: Cache, requested_chunks: Sequence[Chunk]) -> None:
-        """Start to fetch those chunks that are not in the cache."""
-        for chunk in requested_chunks:
+    def _begin(self, cache: Cache, parts: Iterable[Chunk]) -> list[Future[None]]:
+        """Start to fetch those chunks that are not in the cache; return their requests."""
+        requests = []
+        for chunk in parts:
             if cache.keeps and not cache.has(chunk):
                 with _fetching_lock:
-                    if chunk.name not in _fetching:
+                    if (request := _fetching.get(chunk.name)) is None:
                         get = partial(storage.get, self.path, self.facts, chunk.start, chunk.stop)
-                        future = storage.submit(partial(cache.fetch, chunk, get))
-                        _fetching[chunk.name] = future
-                        future.add_done_callback(partial(_fetching.pop, chunk.name))
-
-    def _read_chunk(self, cache: Cache, chunk: Chunk, start: int, into: memoryview) -> None:
-        """Read bytes of a chunk from the cache, or fetch them if it could not keep the chunk."""
-        if cache.read(chunk, start, into):
-            return
-        self._begin(cache, [chunk])
-        if (future := _fetching.get(chunk.name)) is not None:
-            storage.result(future)
-        if not cache.read(chunk, start, into):
-            into[:] = self._fetch_range(start, start + len(into))
+                        request = storage.submit(partial(cache.fetch, chunk, get))
+                        _fetching[chunk.name] = request
+                        request.add_done_callback(partial(_fetching.pop, chunk.name))
+                requests.append(request)
+        return requests
 
 
 class _Ahead:
