@@ -17,11 +17,11 @@ import re
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from datetime import timedelta
-from functools import partial
+from functools import cache, partial
 from importlib.util import find_spec
-from pathlib import Path
+from pathlib import PurePosixPath
 from typing import Any, NamedTuple, TypeVar
 
 from fastsiam.config.urls import Url
@@ -87,14 +87,12 @@ def heads(urls: Sequence[Url], *, denied_is_absent: bool = False) -> list[Facts 
     async def head(store: Any, key: str) -> Facts | None:
         try:
             return _facts(await store.head_async(key))
-        except FileNotFoundError:
-            return None
         except Exception as error:
-            if denied_is_absent and _is_denied(error):
+            if isinstance(error, FileNotFoundError) or (denied_is_absent and _is_denied(error)):
                 return None
             raise
 
-    return _answers(urls, head)
+    return results([partial(_request, url, head) for url in urls], about=urls[0])
 
 
 def level(url: Url) -> Level:
@@ -114,31 +112,11 @@ def level(url: Url) -> Level:
                 ) from None
             raise
         return Level(
-            {_name(meta["path"]): _facts(meta) for meta in listing["objects"]},
-            frozenset(map(_name, listing["common_prefixes"])),
+            {PurePosixPath(meta["path"]).name: _facts(meta) for meta in listing["objects"]},
+            frozenset(PurePosixPath(prefix).name for prefix in listing["common_prefixes"]),
         )
 
-    return _answers([url], list_level)[0]
-
-
-def _name(path: str) -> str:
-    """Return the last component of an object's or a prefix's path."""
-    return path.rstrip("/").rpartition("/")[2]
-
-
-def _answers(urls: Sequence[Url], ask: Callable[[Any, str], Awaitable[Result]]) -> list[Result]:
-    """Ask about objects and wait for all answers; log a warning if that takes long."""
-    warning = (
-        f"no answer yet about {urls[0]}; trying for up to "
-        f"{_seconds(PATIENCE_SECONDS, 120):g} s (${PATIENCE_SECONDS})"
-    )
-    timer = threading.Timer(_SECONDS_TO_REPORT, log.warning, [warning])
-    timer.daemon = True
-    timer.start()
-    try:
-        return results([partial(_request, url, ask) for url in urls])
-    finally:
-        timer.cancel()
+    return results([partial(_request, url, list_level)], about=url)[0]
 
 
 def read(url: Url, facts: Facts, start: int, stop: int) -> memoryview:
@@ -155,17 +133,15 @@ async def get(url: Url, facts: Facts, start: int, stop: int) -> memoryview:
         DataError: access is denied, or the server cannot be reached.
         FileLostError: the object was deleted, or is no longer the version that ``facts`` describe.
     """
-    options: Any = {"range": (start, stop)}
-    if facts.etag and url.scheme in ("s3", "gs", "az"):
-        options["if_match"] = f'"{facts.etag}"'
 
     async def get_range(store: Any, key: str) -> memoryview:
-        response = await store.get_async(key, options=options)
-        if not is_same(_facts(response.meta), facts):  # web servers may ignore If-Match
+        response = await store.get_async(key, options={"range": (start, stop)})
+        # Not by If-Match, which web servers may ignore.
+        if not is_same(_facts(response.meta), facts):
             raise _changed_error(url)
         data = memoryview(await response.bytes_async())
         if len(data) != stop - start:
-            raise EOFError("UnexpectedEof")
+            raise EOFError
         return data
 
     return await _request(url, get_range)
@@ -193,10 +169,20 @@ def result(request: Future[Result]) -> Result:
     return request.result()
 
 
-def results(requests: Sequence[Callable[[], Coroutine[Any, Any, Result]]]) -> list[Result]:
-    """Make requests concurrently and wait for all; the first error cancels the others."""
+def results(
+    requests: Sequence[Callable[[], Coroutine[Any, Any, Result]]], *, about: Url | None = None
+) -> list[Result]:
+    """Make requests concurrently and wait for all; the first error cancels the others.
+
+    Args:
+        requests: the requests.
+        about: the address to name in a warning if the answers take long; None for no warning.
+    """
     futures = [submit(request) for request in requests]
     try:
+        if about and wait(futures, _SECONDS_TO_REPORT).not_done:
+            seconds = f"{_seconds(PATIENCE_SECONDS, 120):g} s (${PATIENCE_SECONDS})"
+            log.warning(f"no answer yet about {about}; trying for up to {seconds}")
         return [future.result() for future in futures]
     finally:
         for future in futures:
@@ -213,14 +199,14 @@ async def _request(url: Url, ask: Callable[[Any, str], Awaitable[Result]]) -> Re
     while True:
         try:
             async with connections.limit:
-                return await ask(connections.store(url), url.key)
+                return await ask(connections.store(url.scheme, url.host), url.key)
         except FastSiamError:
             raise
         except Exception as error:
-            final = _final_error(url, error)
-            if final is not None or time.monotonic() + _PAUSE > end:
+            is_last = time.monotonic() + _PAUSE > end
+            if (final := _final_error(url, error, is_last=is_last)) is not None:
                 # Do not show obstore's error text: it may contain a signed request.
-                raise final or _unreachable_error(url, error) from None
+                raise final from None
         await asyncio.sleep(_PAUSE)
 
 
@@ -236,18 +222,12 @@ class _Client:
         self.chunks = asyncio.Semaphore(PARALLEL)
         """Limits the chunks that are being fetched or written to the cache."""
         self.process = os.getpid()
-        self._stores: dict[tuple[str, str], Any] = {}
+        self.store = cache(_open_store)
         self._thread = threading.Thread(
             target=self.loop.run_forever, name="fastsiam-storage", daemon=True
         )
         self._thread.start()
         atexit.register(self.close)
-
-    def store(self, url: Url) -> Any:
-        """Return the obstore store of a URL's bucket or server."""
-        if (url.scheme, url.host) not in self._stores:
-            self._stores[url.scheme, url.host] = _open_store(url)
-        return self._stores[url.scheme, url.host]
 
     def close(self) -> None:
         """Cancel all requests before the interpreter exits."""
@@ -290,7 +270,8 @@ def _facts(meta: Any) -> Facts:
     return Facts(int(meta["size"]), int(meta["last_modified"].timestamp()), etag)
 
 
-def _open_store(url: Url) -> Any:
+def _open_store(scheme: str, host: str) -> Any:
+    """Return the obstore store of a bucket or server."""
     from obstore import store
 
     stall = timedelta(seconds=_seconds(STALL_SECONDS, 10))
@@ -308,43 +289,38 @@ def _open_store(url: Url) -> Any:
             "backoff": {"max_backoff": timedelta(seconds=8)},
         },
     }
-    if url.scheme == "s3":
+    if scheme == "s3":
         options |= aws_profile()
-    return store.from_url(f"{url.scheme}://{url.host}", **options)
+    return store.from_url(f"{scheme}://{host}", **options)
 
 
 def aws_profile() -> dict[str, Any]:
     """Return obstore settings for the user's AWS profile, which obstore does not read itself.
 
-    boto3 reads the profile: keys, roles and logins (single sign-on). If there are no AWS
-    configuration files, or the environment has keys, the result is empty. obstore then uses
-    credentials from the environment or the machine.
+    botocore finds the keys: of the profile, a login (single sign-on), a role or the machine. If
+    the environment has keys, or botocore finds none, obstore looks for credentials.
 
     Raises:
         DataError: the profile does not exist or yields no keys, or boto3 is missing.
     """
-    profile = os.environ.get("AWS_PROFILE")
-    files = os.environ.get("AWS_CONFIG_FILE"), os.environ.get("AWS_SHARED_CREDENTIALS_FILE")
-    default_paths = Path("~/.aws/config").expanduser(), Path("~/.aws/credentials").expanduser()
-    if {"AWS_ACCESS_KEY_ID", "AWS_SKIP_SIGNATURE"} & set(os.environ) or not (
-        profile or any(files) or any(path.is_file() for path in default_paths)
-    ):
+    if {"AWS_ACCESS_KEY_ID", "AWS_SKIP_SIGNATURE"} & set(os.environ):
         return {}
+    profile = os.environ.get("AWS_PROFILE")
     try:
         import botocore.session
         from obstore.auth.boto3 import Boto3CredentialProvider
 
-        session = botocore.session.Session(profile=profile)
+        session = botocore.session.Session()
         options: dict[str, Any] = {}
         region = session.get_config_variable("region")
-        if region and not {"AWS_REGION", "AWS_DEFAULT_REGION"} & set(os.environ):
+        if region and "AWS_REGION" not in os.environ:
             options["region"] = region
         if profile or session.get_credentials() is not None:
             options["credential_provider"] = Boto3CredentialProvider(session, ttl=_CREDENTIALS_LAST)
         return options
     except ImportError:
         raise DataError(
-            "reading the profiles in ~/.aws needs boto3: pip install 'fastsiam[cloud]', or set "
+            "reading from s3:// needs boto3: pip install 'fastsiam[cloud]', or set "
             "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
         ) from None
     except Exception as error:  # botocore's messages name the profile, but contain no keys
@@ -354,9 +330,15 @@ def aws_profile() -> dict[str, Any]:
         ) from None
 
 
-def _final_error(url: Url, error: Exception) -> FastSiamError | None:
-    """Return the error to raise for a failed request; None if a retry can help."""
-    name, status, reason = type(error).__name__, _status(error), ""
+def _final_error(url: Url, error: Exception, *, is_last: bool) -> FastSiamError | None:
+    """Return the error to raise for a failed request; None if it should be retried.
+
+    Args:
+        url: the address.
+        error: the error of obstore.
+        is_last: whether requests have failed for ``PATIENCE_SECONDS``.
+    """
+    name, status = type(error).__name__, _status(error)
     text = f"{error} {error.__cause__ or ''}"
     if isinstance(error, FileNotFoundError):
         return FileLostError(
@@ -378,11 +360,18 @@ def _final_error(url: Url, error: Exception) -> FastSiamError | None:
         reason = "the bucket is in another region: set AWS_REGION"
     elif 400 <= status < 500 and status not in (408, 429):
         reason = f"the server answers {status}"
-    if not reason:
+    elif is_last:
+        reason = f"the server answers {status}" if status else "the connection failed"
+        return DataError(
+            f"cannot read {url}: {reason}, for {_seconds(PATIENCE_SECONDS, 120):g} s "
+            f"(${PATIENCE_SECONDS}); check the network and the address, then start the same "
+            "command again to resume"
+        )
+    else:
         return None
     return DataError(
         f"cannot read {url}: {reason}; check the address, the permissions and "
-        f"{_CREDENTIALS[url.scheme]}"
+        f"{_CREDENTIALS.get(url.scheme, _NO_CREDENTIALS)}"
     )
 
 
@@ -398,23 +387,12 @@ def _changed_error(url: Url) -> FileLostError:
     )
 
 
-def _unreachable_error(url: Url, error: Exception) -> DataError:
-    """Return the error for a request that kept failing for ``PATIENCE_SECONDS``."""
-    reason = f"the server answers {_status(error)}" if _status(error) else "the connection failed"
-    seconds = _seconds(PATIENCE_SECONDS, 120)
-    return DataError(
-        f"cannot read {url}: {reason}, for {seconds:g} s (${PATIENCE_SECONDS}); check the network "
-        "and the address, then start the same command again to resume"
-    )
-
-
 _CREDENTIALS = {
     "s3": "AWS_ACCESS_KEY_ID or AWS_PROFILE (a public bucket: AWS_SKIP_SIGNATURE=true)",
     "gs": "GOOGLE_APPLICATION_CREDENTIALS (a public bucket: GOOGLE_SKIP_SIGNATURE=true)",
     "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
-    "https": "that the file is public: requests to web servers carry no credentials",
-    "http": "that the file is public: requests to web servers carry no credentials",
 }
+_NO_CREDENTIALS = "that the file is public: requests to web servers carry no credentials"
 
 
 def _status(error: Exception) -> int:
