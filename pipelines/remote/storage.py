@@ -134,11 +134,12 @@ async def get(url: Url, facts: Facts, start: int, stop: int) -> memoryview:
         FileLostError: the object was deleted, or is no longer the version that ``facts`` describe.
     """
 
+    from obstore.exceptions import PreconditionError
+
     async def get_range(store: Any, key: str) -> memoryview:
         response = await store.get_async(key, options={"range": (start, stop)})
-        # Not by If-Match, which web servers may ignore.
         if not is_same(_facts(response.meta), facts):
-            raise _changed_error(url)
+            raise PreconditionError  # If-Match would not do: web servers may ignore it
         data = memoryview(await response.bytes_async())
         if len(data) != stop - start:
             raise EOFError
@@ -346,7 +347,10 @@ def _final_error(url: Url, error: Exception, *, is_last: bool) -> FastSiamError 
             "to resume"
         )
     if name == "PreconditionError" or status in (412, 416):
-        return _changed_error(url)
+        return FileLostError(
+            f"{url} was overwritten while it was read; start the same command again to read the "
+            "new version"
+        )
     if name == "NotSupportedError" or re.search("non-partial response|non partial", text):
         return DataError(
             f"cannot read {url} in place: its server does not support range requests; copy the "
@@ -378,13 +382,6 @@ def _final_error(url: Url, error: Exception, *, is_last: bool) -> FastSiamError 
 def _is_denied(error: Exception) -> bool:
     denials = ("PermissionDeniedError", "UnauthenticatedError")
     return type(error).__name__ in denials or _status(error) in (401, 403)
-
-
-def _changed_error(url: Url) -> FileLostError:
-    return FileLostError(
-        f"{url} was overwritten while it was read; start the same command again to read the new "
-        "version"
-    )
 
 
 _CREDENTIALS = {
