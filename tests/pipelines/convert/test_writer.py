@@ -23,7 +23,7 @@ from fastsiam import cli
 from fastsiam.config import ConvertConfig
 from fastsiam.errors import DataError, WorkerError
 from fastsiam.pipelines.convert import writer
-from fastsiam.pipelines.convert.prepare import Record
+from fastsiam.pipelines.convert.prepare import Record, read_image
 from fastsiam.pipelines.store import BetonStore, Store, open_store
 from tests.conftest import write_images
 from tests.conversions import find_problems, run, stub_raising
@@ -77,7 +77,6 @@ def test_failed_block_ends_workers_of_later_blocks(
     is_killed: bool, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They wait for its place in the file: after an error, or if its worker is killed."""
-    read = writer.read_image
 
     def fail(store: Store, index: int, config: ConvertConfig) -> Record:
         if index == 5:
@@ -85,7 +84,7 @@ def test_failed_block_ends_workers_of_later_blocks(
             if is_killed:
                 os.kill(os.getpid(), signal.SIGKILL)
             raise DataError("unreachable")
-        return read(store, index, config)
+        return read_image(store, index, config)
 
     monkeypatch.setattr(writer, "BLOCK_BYTES", 4_000)
     with monkeypatch.context() as patch:
