@@ -16,12 +16,11 @@ from fastsiam.config import AugmentConfig
 from fastsiam.config.views import ViewConfig
 from fastsiam.pipelines.cuts import cut_views
 from fastsiam.pipelines.engine import Engine
+from fastsiam.pipelines.job import stages_of
 from fastsiam.views.batch import crop_shapes
 from fastsiam.views.draws import draw_views
-from fastsiam.views.photometric.cpu import Stage
-from fastsiam.views.photometric.operations import operations
 from tests.fuzz.encoded_images import images
-from tests.pipelines.test_engine import ListStore
+from tests.pipelines.cases import ListStore
 
 _CONFIG = AugmentConfig(
     views=(ViewConfig(crop=32, solarise_p=0.3), ViewConfig(crop=32), ViewConfig(crop=17))
@@ -39,16 +38,15 @@ def results(encoded: list[bytes]) -> dict[str, NDArray[np.generic]]:
         params = draw_views(_CONFIG, seed=0, epoch=epoch, index=index, size=batch.size)
         for name in params.__slots__:
             arrays[f"{epoch} drawn {name}"] = getattr(params, name)
-        cuts, sides = cut_views(params, _CONFIG), list(_CONFIG.by_side)
+        cuts = cut_views(params, _CONFIG)
         crops = tuple(torch.empty(s, dtype=torch.uint8) for s in crop_shapes(_CONFIG, len(index)))
         engine.submit(index, batch, cuts, crops=crops).result()
-        for side, crop in zip(sides, crops, strict=True):
+        for side, crop in zip(_CONFIG.by_side, crops, strict=True):
             arrays[f"{epoch} crops {side}"] = crop.numpy()
         for dtype in _TYPES:
-            whats = zip(operations(params, _CONFIG), sides, strict=True)
-            stages = [Stage(operation, _CONFIG, side, side, dtype) for operation, side in whats]
+            stages = stages_of(params, _CONFIG, dtype)
             engine.submit(index, batch, cuts, stages=stages).result()
-            for side, stage in zip(sides, stages, strict=True):
+            for side, stage in zip(_CONFIG.by_side, stages, strict=True):
                 views = stage.views().contiguous().view(torch.uint8)
                 arrays[f"{epoch} views {side} {dtype}"] = views.numpy().copy()
     engine.close()

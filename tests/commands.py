@@ -7,8 +7,11 @@ from functools import cache
 from typing import Any
 
 import typer.main
+from typer.testing import CliRunner
 
 from fastsiam.cli import app
+from fastsiam.cli.options import Commands
+from fastsiam.config import TrainConfig
 
 
 @cache
@@ -16,7 +19,7 @@ def program() -> Any:
     return typer.main.get_command(app)
 
 
-def parse(arguments: Sequence[str]) -> None:
+def check_usage(arguments: Sequence[str]) -> None:
     """Parse the arguments after ``fastsiam``.
 
     Raises:
@@ -30,3 +33,22 @@ def parse(arguments: Sequence[str]) -> None:
         assert name in commands, f"there is no command {name}"
         command = commands[name]
     command.make_context(command.name, words)
+
+
+def invoke(*arguments: str, code: int = 0) -> tuple[list[tuple[str, TrainConfig]], str]:
+    """Pass arguments to a command that takes settings; return its calls and its output."""
+    got: list[tuple[str, TrainConfig]] = []
+    command = Commands(rich_markup_mode=None)
+
+    @command.command("test")
+    def note(recipe: str, config: TrainConfig) -> None:
+        got.append((recipe, config))
+
+    result = CliRunner().invoke(command, list(arguments))
+    assert result.exit_code == code, result.output
+    return got, " ".join(result.output.split())
+
+
+def parse(*arguments: str) -> tuple[str, TrainConfig]:
+    """Return the recipe and the settings that a command gets."""
+    return invoke(*arguments)[0][0]

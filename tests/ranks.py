@@ -1,13 +1,44 @@
-"""Run commands on several ranks. The ranks are forked; a real launcher starts interpreters."""
+"""Run commands on several ranks, which are forked, and check what ranks compute together."""
 
 from __future__ import annotations
 
+import re
+import signal
 import subprocess
 from collections.abc import Callable
+from typing import Any
 
+import torch
 import torch.distributed as dist
+from torch import Tensor
 
-from tests.processes import Forked, command
+from fastsiam.config import TrainConfig
+from fastsiam.errors import RANK_LOST
+from tests import rank_jobs
+from tests.configs import flags, with_settings
+from tests.processes import Forked, command, fastsiam, fault_environment
+
+LATE_RANK = r"error: another rank did not answer within --rank-timeout; "
+FAULTS = {
+    "error": (
+        1,
+        r"\[rank 1\] rank 1 failed with an unexpected error\n\[rank 1\] Traceback (?s:.*)"
+        r"\n\[rank 1\] ZeroDivisionError: ",
+    ),
+    "hang": (RANK_LOST, LATE_RANK),
+    "SIGKILL": (
+        128 + signal.SIGKILL,
+        r"error: rank 1 was killed by SIGKILL, perhaps because memory",
+    ),
+    "SIGSTOP": (RANK_LOST, LATE_RANK),
+}
+"""The launcher's exit code and message for each way in which a rank can fail."""
+_TIMEOUTS = {"hang": 5.0, "SIGSTOP": 15.0}
+"""``--rank-timeout`` in seconds, by fault."""
+_RUN_TIMEOUT = 240
+"""Timeout in seconds for a run, from startup on a busy machine to its exit."""
+WIDE = {"dim": 768, "predictor_dim": 256}
+"""Heads whose gradients fill several buckets."""
 
 
 def fastsiam_on_ranks(
@@ -36,3 +67,56 @@ def fastsiam_on_ranks(
     codes = [one.returncode for one in results]
     assert code in codes and (code or not any(codes)), "\n".join(one.stderr for one in results)
     return results
+
+
+def check_failing_run(config: TrainConfig, fault: str) -> None:
+    """Run two ranks and let rank 1 fail in the middle; the cause must be reported exactly once."""
+    code, message = FAULTS[fault]
+    config = with_settings(config, gpus=2, knn_every=0)
+    if fault in _TIMEOUTS:
+        config = with_settings(config, rank_timeout=_TIMEOUTS[fault])
+    fails = fault_environment(FAULT=fault, FAULT_RANK="1")
+    result = fastsiam("train", *flags(config), code=code, timeout=_RUN_TIMEOUT, environment=fails)
+    stderr = result.stderr
+    assert len(re.findall(message, stderr)) == 1, stderr
+    assert stderr.count("Traceback") == (fault == "error")
+
+
+def check_same_training(together: list[Any], alone: dict[str, Any]) -> None:
+    """Compare the results of the ranks with those of one process."""
+    torch.testing.assert_close(
+        torch.stack([r["loss"] for r in together]).mean(0), alone["loss"], atol=1e-5, rtol=1e-5
+    )
+    for result in together:
+        for got, expected in zip(result["gradient"], alone["gradient"], strict=True):
+            torch.testing.assert_close(got, expected, atol=2e-5, rtol=1e-3)
+        for name, value in alone["state"].items():
+            torch.testing.assert_close(result["state"][name], value, atol=1e-4, rtol=1e-3, msg=name)
+            torch.testing.assert_close(
+                result["state"][name], together[0]["state"][name], atol=0, rtol=0
+            )
+
+
+def check_joint_bn(parts: list[Any]) -> None:
+    """Compare the ranks' normalised views, gradients and statistics with torch's BN."""
+    plain, joint, target = rank_jobs.bn_problem()
+    joint.requires_grad_()
+    out = torch.cat([plain(view) for view in joint.chunk(2)])
+    (out * target).sum().backward()
+
+    def joined(name: str) -> Tensor:
+        views = zip(*(part[name].chunk(2) for part in parts), strict=True)
+        return torch.cat([torch.cat(view) for view in views])
+
+    assert joint.grad is not None
+    torch.testing.assert_close(joined("out"), out.detach(), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(joined("input_gradient"), joint.grad, atol=1e-5, rtol=1e-4)
+    for name, parameter in (("weight", plain.weight), ("bias", plain.bias)):
+        total = sum(part[f"{name}_gradient"] for part in parts)
+        torch.testing.assert_close(total, parameter.grad, atol=1e-4, rtol=1e-4)
+    plain.eval()
+    for part in parts:
+        torch.testing.assert_close(part["mean"], plain.running_mean)
+        torch.testing.assert_close(part["var"], plain.running_var)
+        assert part["count"] == plain.num_batches_tracked == 2
+        torch.testing.assert_close(part["evaluated"], plain(joint).detach())

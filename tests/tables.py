@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.sources import jpeg
+
 Row = tuple[bytes | None, str | None, int]
 """An image's bytes, path and label."""
 
@@ -22,6 +24,30 @@ def dataset(rows: Sequence[Row], classes: Sequence[str], *, image: str = "image"
         "label": [number for _, _, number in rows],
     }
     return datasets.Dataset.from_dict(columns, features=features)
+
+
+def two_image_columns(rows: int = 6) -> Any:
+    """Return a table with two image columns, two class labels, a string and a float column."""
+    import datasets
+
+    datasets.disable_progress_bars()
+    kinds = {
+        "photo": datasets.Image(),
+        "mask": datasets.Image(),
+        "species": datasets.ClassLabel(names=["ash", "oak", "elm"]),
+        "genus": datasets.ClassLabel(names=["x", "y"]),
+        "place": datasets.Value("string"),
+        "weight": datasets.Value("float32"),
+    }
+    values = {
+        "photo": [{"bytes": jpeg(i), "path": f"{i}.jpg"} for i in range(rows)],
+        "mask": [{"bytes": jpeg(100 + i), "path": f"{i}.jpg"} for i in range(rows)],
+        "species": [i % 3 for i in range(rows)],
+        "genus": [i % 2 for i in range(rows)],
+        "place": [f"site {i % 2}" for i in range(rows)],
+        "weight": [0.5] * rows,
+    }
+    return datasets.Dataset.from_dict(values, features=datasets.Features(kinds))
 
 
 def saved(folder: Path, splits: dict[str, Any], **shards: int) -> Path:

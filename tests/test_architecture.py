@@ -15,7 +15,9 @@ from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+from tests.conftest import ROOT
+from tests.modules import MODULES, parse_module
+
 PAGE = ROOT / "docs/develop/architecture.md"
 
 ROOMS = {
@@ -41,32 +43,11 @@ TORCH_FREE = {"cli", "study", "config", "base"}
 """Rooms that import torch only inside functions, to keep ``--help`` fast."""
 
 
-def _modules() -> dict[str, Path]:
-    """Return the files of all modules by their full names."""
-    modules = {}
-    for folder in ("fastsiam", "pipelines", "bench"):
-        for path in sorted((ROOT / folder).rglob("*.py")):
-            parts = path.relative_to(ROOT).with_suffix("").parts
-            if parts[:2] in {("fastsiam", "pipelines"), ("fastsiam", "bench")}:
-                continue  # links to the other two folders
-            name = ".".join(parts if folder == "fastsiam" else ("fastsiam", *parts))
-            modules[name.removesuffix(".__init__")] = path
-    return modules
-
-
-MODULES = _modules()
-
-
 def room_of(module: str) -> str:
     """Return the room of a module."""
     _, first, *_ = *module.split("."), ""
     is_folder = MODULES.get(f"fastsiam.{first}", Path()).name == "__init__.py"
     return first if is_folder else ROOMS.get(first, "base")
-
-
-@cache
-def parse_module(path: Path) -> ast.Module:
-    return ast.parse(path.read_text())
 
 
 def nodes(node: ast.AST, *, types: bool) -> Iterator[ast.AST]:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from fastsiam.files import quote
-from tests.test_architecture import MODULES, parse_module
+from tests.modules import MODULES, parse_module
 
 _BEFORE_PATH = re.compile(
     r"(--(cache|config|data|images|init|json|list|out|pretrained|resume|run|source)[ =]"

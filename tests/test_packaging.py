@@ -16,7 +16,7 @@ import pytest
 from fastsiam.child_process import add_package_to_path
 from fastsiam.kernels import build, library
 from tests.conftest import ROOT
-from tests.test_architecture import MODULES
+from tests.modules import MODULES
 
 
 def test_wheel_contains_modules_kernels_and_licence(tmp_path: Path) -> None:

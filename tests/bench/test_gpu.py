@@ -18,7 +18,7 @@ from fastsiam.bench.gpu import Outcome, Stage, perform, read_outcomes, stages
 from fastsiam.bench.measurements import read, write
 from fastsiam.errors import DataError
 from tests.bench.sample_records import build_record, wait_for_text
-from tests.commands import parse
+from tests.commands import check_usage
 from tests.conftest import ROOT
 from tests.processes import Forked, fastsiam
 
@@ -183,7 +183,7 @@ def test_command_of_every_stage_parses(tmp_path: Path) -> None:
         assert ("images" in names) == (config is bare)
         for one in table:
             if one.arguments[:2] == ("-m", "fastsiam"):
-                parse(one.arguments[2:])
+                check_usage(one.arguments[2:])
         tests = [one.arguments for one in table if "pytest" in one.arguments]
         files = {str(path.relative_to(ROOT)) for path in (ROOT / "tests/gpu").glob("test_*.py")}
         assert len(tests) == 3 and all(files < set(arguments) for arguments in tests)

@@ -30,7 +30,7 @@ from fastsiam.run.checkpoint import last
 from fastsiam.run.log import read_metrics
 from fastsiam.train.command import train_here
 from tests.bench.sample_records import wait_for_text
-from tests.commands import parse
+from tests.commands import check_usage
 from tests.configs import with_settings
 from tests.processes import Forked
 
@@ -101,7 +101,7 @@ def test_soak_detects_differences_corruption_and_leftovers(
 def test_command_of_soak_run_parses(tmp_path: Path) -> None:
     for pipeline in ("memory", "synthetic"):
         run = Run(tmp_path / "run", tmp_path, pipeline, steps=300, ranks=4, seed=1)
-        parse(run.command[3:])
+        check_usage(run.command[3:])
         words = run.command
         assignments = [words[i + 1] for i, word in enumerate(words) if word == "--set"]
         settings = parse_assignments(assignments)

@@ -27,30 +27,13 @@ from fastsiam.config.train import train_settings
 from fastsiam.run import checkpoint as checkpoints
 from fastsiam.train.command import train_here
 from fastsiam.views.batch import Batch
+from tests.commands import invoke, parse
 from tests.configs import flags, with_settings
 from tests.conftest import ROOT
 from tests.methods.barlow_twins import BarlowTwinsConfig
 from tests.processes import fastsiam
 from tests.ranks import fastsiam_on_ranks
 from tests.train.runs import OLD_RUN, history, train_run
-
-
-def invoke(*arguments: str, code: int = 0) -> tuple[list[tuple[str, TrainConfig]], str]:
-    """Pass arguments to a command that takes settings; return its calls and its output."""
-    got: list[tuple[str, TrainConfig]] = []
-    app = Commands(rich_markup_mode=None)
-
-    @app.command("test")
-    def note(recipe: str, config: TrainConfig) -> None:
-        got.append((recipe, config))
-
-    result = CliRunner().invoke(app, list(arguments))
-    assert result.exit_code == code, result.output
-    return got, " ".join(result.output.split())
-
-
-def parse(*arguments: str) -> tuple[str, TrainConfig]:
-    return invoke(*arguments)[0][0]
 
 
 def usage_error(*arguments: str) -> str:

@@ -8,19 +8,15 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from fastsiam.config import RunConfig
 from fastsiam.distributed import check_devices
 from fastsiam.errors import DeviceError
 from tests import rank_jobs
+from tests.ranks import WIDE, check_joint_bn, check_same_training
 from tests.tiers import slow
 
 Ranks = Callable[..., list[Any]]
-
-WIDE = {"dim": 768, "predictor_dim": 256}
-"""Heads whose gradients fill several buckets."""
-
 
 PARTS = [*range(4), *range(8, 12), *range(4, 8), *range(12, 16)]
 """Image order that gives one process the same accumulation parts as two ranks."""
@@ -44,21 +40,6 @@ def test_ranks_match_one_process_with_joint_batch(
     check_same_training(ranks(job, world, **model), rank_jobs.steps(0, 1, images=images, **model))
 
 
-def check_same_training(together: list[Any], alone: dict[str, Any]) -> None:
-    """Compare the results of the ranks with those of one process."""
-    torch.testing.assert_close(
-        torch.stack([r["loss"] for r in together]).mean(0), alone["loss"], atol=1e-5, rtol=1e-5
-    )
-    for result in together:
-        for got, expected in zip(result["gradient"], alone["gradient"], strict=True):
-            torch.testing.assert_close(got, expected, atol=2e-5, rtol=1e-3)
-        for name, value in alone["state"].items():
-            torch.testing.assert_close(result["state"][name], value, atol=1e-4, rtol=1e-3, msg=name)
-            torch.testing.assert_close(
-                result["state"][name], together[0]["state"][name], atol=0, rtol=0
-            )
-
-
 def test_separate_bn_statistics_change_gradient() -> None:
     """BN over half batches is far off, so the test above would detect a SyncBN without effect."""
     one_batch, halves = rank_jobs.steps(0, 1), rank_jobs.steps(0, 1, accumulate=2)
@@ -77,31 +58,6 @@ def test_layer_buffers_are_broadcast_without_sync_bn(ranks: Ranks) -> None:
 
 def test_sync_bn_equals_bn_of_joint_views(ranks: Ranks) -> None:
     check_joint_bn(ranks("sync_bn", 2))
-
-
-def check_joint_bn(parts: list[Any]) -> None:
-    """Compare the ranks' normalised views, gradients and statistics with torch's BN."""
-    plain, joint, target = rank_jobs.bn_problem()
-    joint.requires_grad_()
-    out = torch.cat([plain(view) for view in joint.chunk(2)])
-    (out * target).sum().backward()
-
-    def joined(name: str) -> Tensor:
-        views = zip(*(part[name].chunk(2) for part in parts), strict=True)
-        return torch.cat([torch.cat(view) for view in views])
-
-    assert joint.grad is not None
-    torch.testing.assert_close(joined("out"), out.detach(), atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(joined("input_gradient"), joint.grad, atol=1e-5, rtol=1e-4)
-    for name, parameter in (("weight", plain.weight), ("bias", plain.bias)):
-        total = sum(part[f"{name}_gradient"] for part in parts)
-        torch.testing.assert_close(total, parameter.grad, atol=1e-4, rtol=1e-4)
-    plain.eval()
-    for part in parts:
-        torch.testing.assert_close(part["mean"], plain.running_mean)
-        torch.testing.assert_close(part["var"], plain.running_var)
-        assert part["count"] == plain.num_batches_tracked == 2
-        torch.testing.assert_close(part["evaluated"], plain(joint).detach())
 
 
 def test_sync_bn_groups_share_statistics(ranks: Ranks) -> None:

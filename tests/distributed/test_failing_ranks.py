@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import signal
 import sys
 from collections.abc import Mapping
@@ -23,52 +22,14 @@ from fastsiam.config import TrainConfig
 from fastsiam.distributed import closing_unless_lost, peer_is_gone, peer_is_late
 from fastsiam.distributed.launch import _exit_code
 from fastsiam.errors import RANK_LOST
-from tests.configs import flags, with_settings
 from tests.conversions import stub_raising
-from tests.processes import fastsiam, fault_environment
+from tests.ranks import FAULTS, check_failing_run
 from tests.tiers import rest_slow
 
-RUN_TIMEOUT = 240
-"""Timeout in seconds for a run, from startup on a busy machine to its exit."""
 
-
-LATE_RANK_MESSAGE = r"error: another rank did not answer within --rank-timeout; "
-ARGUMENTS = ("fault", "code", "message")
-FAULTS: list[tuple[str, int, str]] = [
-    (
-        "error",
-        1,
-        r"\[rank 1\] rank 1 failed with an unexpected error\n\[rank 1\] Traceback (?s:.*)"
-        r"\n\[rank 1\] ZeroDivisionError: ",
-    ),
-    ("hang", RANK_LOST, LATE_RANK_MESSAGE),
-    (
-        "SIGKILL",
-        128 + signal.SIGKILL,
-        r"error: rank 1 was killed by SIGKILL, perhaps because memory",
-    ),
-    ("SIGSTOP", RANK_LOST, LATE_RANK_MESSAGE),
-]
-TIMEOUTS = {"hang": 5.0, "SIGSTOP": 15.0}
-"""``--rank-timeout`` in seconds, by fault."""
-CASES = pytest.mark.parametrize(ARGUMENTS, FAULTS)
-
-
-@pytest.mark.parametrize(ARGUMENTS, rest_slow(FAULTS, fast=2))
-def test_failing_rank_ends_run(fault: str, code: int, message: str, small: TrainConfig) -> None:
-    check_failing_run(small, fault, code, message)
-
-
-def check_failing_run(config: TrainConfig, fault: str, code: int, message: str) -> None:
-    """Run two ranks and let rank 1 fail in the middle; the cause must be reported exactly once."""
-    config = with_settings(config, gpus=2, knn_every=0)
-    if fault in TIMEOUTS:
-        config = with_settings(config, rank_timeout=TIMEOUTS[fault])
-    fails = fault_environment(FAULT=fault, FAULT_RANK="1")
-    result = fastsiam("train", *flags(config), code=code, timeout=RUN_TIMEOUT, environment=fails)
-    stderr = result.stderr
-    assert len(re.findall(message, stderr)) == 1, stderr
-    assert stderr.count("Traceback") == (fault == "error")
+@pytest.mark.parametrize("fault", rest_slow([*FAULTS], fast=2))
+def test_failing_rank_ends_run(fault: str, small: TrainConfig) -> None:
+    check_failing_run(small, fault)
 
 
 class RankExit(Exception):

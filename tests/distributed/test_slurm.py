@@ -19,7 +19,7 @@ from fastsiam.config.run import SlurmConfig
 from fastsiam.distributed import slurm
 from fastsiam.distributed.slurm import slurm_script
 from fastsiam.errors import FastSiamError
-from tests.cli.test_options import parse
+from tests.commands import parse
 from tests.configs import flags, with_settings
 from tests.conftest import ROOT, skip
 from tests.processes import fastsiam

@@ -19,7 +19,7 @@ import pytest
 from fastsiam.config import ModelConfig, SimSiamConfig
 from fastsiam.interchange.export import export_weights
 from fastsiam.methods import method_skeleton
-from tests.commands import parse
+from tests.commands import check_usage
 from tests.conftest import ROOT
 from tests.interchange.networks import refused, untrained
 
@@ -105,7 +105,7 @@ def test_shell_commands_parse(
         if words[0] in {"srun", "exec"} and "fastsiam" in words:
             words = words[words.index("fastsiam") :]
         if words[0].endswith("fastsiam"):
-            parse([word for word in words[1:] if word != "..."])
+            check_usage([word for word in words[1:] if word != "..."])
         if words[0] == "make":
             targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.M)
             assert {word for word in words[1:] if "=" not in word} <= set(targets), block
@@ -182,7 +182,7 @@ def test_python_programs_run(
         "DATA": str(images / "train"),
         "WEIGHTS": str(weights),
         "model": lambda a, b: a.sum(),
-        "check_command": lambda words, **_: parse([str(word) for word in words[1:]]),
+        "check_command": lambda words, **_: check_usage([str(word) for word in words[1:]]),
     }
     for block in blocks("python"):
         if block.page == page:

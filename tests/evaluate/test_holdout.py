@@ -23,7 +23,7 @@ from fastsiam.run.records import read_records
 from tests.configs import with_settings
 from tests.conftest import write_images
 from tests.interchange.networks import saved_run
-from tests.pipelines.test_subsets import split_names
+from tests.pipelines.cases import split_names
 from tests.train.runs import CPU as HERE
 
 KNN = KnnConfig(k=(5,), workers=0, device="cpu")

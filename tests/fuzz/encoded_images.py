@@ -12,11 +12,11 @@ from fastsiam.config.views import ViewConfig
 from fastsiam.errors import ImageError
 from fastsiam.pipelines.cuts import cut_views
 from fastsiam.pipelines.engine import Engine
+from fastsiam.pipelines.job import stages_of
 from fastsiam.views.batch import crop_shapes
 from fastsiam.views.draws import draw_views
-from fastsiam.views.photometric.cpu import Stage
-from fastsiam.views.photometric.operations import operations
-from tests.pipelines.test_engine import ListStore, crop_with_pillow
+from tests.pipelines.cases import ListStore
+from tests.pipelines.dali_cases import pil_crops
 from tests.sources import encoded, gray_jpeg, picture, rotated_jpeg
 
 PLACE = "3"
@@ -83,21 +83,17 @@ def _make(engine: Engine, store: ListStore, config: AugmentConfig, *, finished: 
     if (batch.size.prod(1) > _MOST_PIXELS).any():
         return
     params = draw_views(config, seed=0, epoch=0, index=index, size=batch.size)
-    cuts, sides = cut_views(params, config), list(config.by_side)
+    cuts = cut_views(params, config)
     if finished:
-        whats = zip(operations(params, config), sides, strict=True)
-        stages = [Stage(operation, config, side, side, torch.float32) for operation, side in whats]
+        stages = stages_of(params, config, torch.float32)
         engine.submit(index, batch, cuts, stages=stages).result()
         assert all(stage.views().isfinite().all() for stage in stages)
         return
     shapes = crop_shapes(config, len(index))
     crops = tuple(torch.empty(shape, dtype=torch.uint8) for shape in shapes)
     engine.submit(index, batch, cuts, crops=crops).result()
-    for cut, side, crop in zip(cuts, sides, crops, strict=True):
-        for row in index.tolist():
-            assert np.array_equal(crop[:, row].numpy(), crop_with_pillow(store, row, cut, side)), (
-                row
-            )
+    for cut, side, crop in zip(cuts, config.by_side, crops, strict=True):
+        np.testing.assert_array_equal(crop, pil_crops(store, index, cut, side))
 
 
 def _image(seed: int, width: int, height: int, kind: str, **options: object) -> bytes:

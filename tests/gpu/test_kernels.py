@@ -18,7 +18,7 @@ from fastsiam.views.batch import Crops
 from fastsiam.views.draws import HUE, draw_views
 from fastsiam.views.photometric import photometric, reference
 from tests.views.cases import UNEQUAL
-from tests.views.test_cuda_kernels import (
+from tests.views.kernel_checks import (
     assert_equal_pil,
     assert_equal_reference,
     crops_of,

@@ -18,9 +18,14 @@ from fastsiam.distributed import finish, gather_uneven, meet, start
 from tests import rank_jobs
 from tests.configs import flags, with_settings
 from tests.conftest import ROOT
-from tests.distributed.test_distributed import WIDE, check_joint_bn, check_same_training
-from tests.distributed.test_failing_ranks import CASES, check_failing_run
 from tests.processes import fastsiam
+from tests.ranks import (
+    FAULTS,
+    WIDE,
+    check_failing_run,
+    check_joint_bn,
+    check_same_training,
+)
 from tests.train.runs import history
 
 pytestmark = pytest.mark.gpu
@@ -61,15 +66,15 @@ def test_sync_bn_groups_share_statistics(ranks: Ranks) -> None:
 
 
 @two_gpus
-@CASES
-def test_failing_rank_ends_run(fault: str, code: int, message: str, gpu: TrainConfig) -> None:
+@pytest.mark.parametrize("fault", FAULTS)
+def test_failing_rank_ends_run(fault: str, gpu: TrainConfig) -> None:
     """While a rank waits for its GPU, only NCCL can detect that another hangs, and aborts.
 
     A compiled step does not wait for the GPU, and the run waits only for its log lines.
     """
     if fault == "hang":
         gpu = with_settings(gpu, compile="on", log_every=100)
-    check_failing_run(gpu, fault, code, message)
+    check_failing_run(gpu, fault)
 
 
 @two_gpus

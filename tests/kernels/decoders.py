@@ -1,14 +1,20 @@
-"""JPEG decoders, called in the way the kernels call them."""
+"""JPEG decoders, called in the way the kernels call them, and jobs that call one."""
 
 from __future__ import annotations
 
 import ctypes
 import io
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from PIL import Image
+
+from fastsiam.kernels import library
+from fastsiam.pipelines.cuts import Cuts
+from fastsiam.pipelines.job import JPEG, Images, Job
 
 Box = Sequence[int]
 """Top, left, bottom, right."""
@@ -33,6 +39,13 @@ class DecodedImage(ctypes.Structure):
     top: int
     left: int
     end: int
+
+
+DECODE = ctypes.CFUNCTYPE(
+    ctypes.c_int,
+    *(ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_int32),
+    *(ctypes.POINTER(ctypes.c_int32), ctypes.c_void_p, ctypes.POINTER(DecodedImage)),
+)
 
 
 class Decoder:
@@ -75,6 +88,17 @@ class Decoder:
             buffer[begin:], (bottom - image.top, right - image.left, 3), (image.pitch, 3, 1)
         )
         return part[top - image.top :, left - image.left :], image
+
+
+def job_of_jpeg(height: int, width: int, decode: Any) -> Job:
+    """Return a job for one pixel of a JPEG, decoded by a Python function."""
+    tall, wide = np.array([height], np.int32), np.array([width], np.int32)
+    nothing, form = np.zeros(1, np.int64), np.array([JPEG], np.uint8)
+    images = Images(nothing, nothing, tall, wide, form)
+    corner = np.zeros((1, 1, 2), np.int32)
+    cuts = Cuts(np.array([[[0, 0, 1, 1]]], "i4"), np.zeros((1, 1), "?"), corner + 1, corner)
+    crops = (torch.zeros(1, 1, 1, 1, 3, dtype=torch.uint8),)
+    return Job(images, [cuts], crops, decode=library.address(decode))
 
 
 def decode_with_pil(data: bytes) -> Pixels:

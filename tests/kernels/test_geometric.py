@@ -17,15 +17,10 @@ from PIL import Image
 from fastsiam.kernels import library
 from fastsiam.pipelines.cuts import Cuts, cut_centres
 from fastsiam.pipelines.job import JPEG, PIXELS, Images, Job
-from tests.kernels.decoders import DecodedImage
+from tests.kernels.decoders import DECODE, DecodedImage, job_of_jpeg
 from tests.processes import Forked
 
 Pixels = NDArray[np.uint8]
-DECODE = ctypes.CFUNCTYPE(
-    ctypes.c_int,
-    *(ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_int32),
-    *(ctypes.POINTER(ctypes.c_int32), ctypes.c_void_p, ctypes.POINTER(DecodedImage)),
-)
 pytestmark = pytest.mark.skipif(
     int(PIL.__version__.split(".")[0]) < 13, reason="Pillow before 13 resizes in another order"
 )
@@ -176,17 +171,6 @@ def test_crops_equal_pil(work: Callable[[], None], kind: str) -> None:
     """The work is in a separate process, because an access outside the buffers kills it."""
     result = Forked(work, environment={library.CHOICE: kind}).wait()
     assert result.returncode == 0, result.stderr
-
-
-def job_of_jpeg(height: int, width: int, decode: Any) -> Job:
-    """Return a job for one pixel of a JPEG, decoded by a Python function."""
-    tall, wide = np.array([height], np.int32), np.array([width], np.int32)
-    nothing, form = np.zeros(1, np.int64), np.array([JPEG], np.uint8)
-    images = Images(nothing, nothing, tall, wide, form)
-    corner = np.zeros((1, 1, 2), np.int32)
-    cuts = Cuts(np.array([[[0, 0, 1, 1]]], "i4"), np.zeros((1, 1), "?"), corner + 1, corner)
-    crops = (torch.zeros(1, 1, 1, 1, 3, dtype=torch.uint8),)
-    return Job(images, [cuts], crops, decode=library.address(decode))
 
 
 def test_decompression_bomb_is_rejected_without_decoding() -> None:

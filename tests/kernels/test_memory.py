@@ -21,8 +21,7 @@ from fastsiam.pipelines.cuts import Cuts
 from fastsiam.pipelines.job import Images, Job
 from fastsiam.views.draws import draw_views
 from fastsiam.views.photometric.cpu import photometric
-from tests.kernels.decoders import ROOM_BEHIND
-from tests.kernels.test_geometric import DECODE, job_of_jpeg
+from tests.kernels.decoders import DECODE, ROOM_BEHIND, job_of_jpeg
 from tests.processes import Forked
 
 _MIB = 1 << 20

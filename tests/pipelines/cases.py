@@ -1,4 +1,4 @@
-"""Helpers of the pipeline tests: pipelines to test, their loaders and batch comparisons."""
+"""Helpers of the pipeline tests: pipelines to test, a store, loaders and batch comparisons."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_args
 
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from fastsiam.config import AugmentConfig, ConvertConfig, DataConfig, Pipeline
-from fastsiam.pipelines import Store, build_eval_loader, build_loader, open_store
+from fastsiam.pipelines import Store, build_eval_loader, build_loader, open_split, open_store
 from fastsiam.pipelines.convert.command import convert_data
 from fastsiam.pipelines.store import BetonStore
+from fastsiam.train.image_list import names_of
 from fastsiam.views.batch import Batch, EvalLoader, Loader
 
 GRAPH, PAGES = "dali's graph for a GPU", "ffcv's page cache"
@@ -32,6 +35,28 @@ TOLERANCES = {GRAPH: 40}
 """Allowed difference from torchvision's views, in levels of 255. Others differ by rounding only."""
 SMALL = AugmentConfig.alike(crop=16)
 _DATA = {field.name for field in fields(DataConfig)}
+
+
+class ListStore(Store):
+    """Encoded images in a list."""
+
+    kind = "list"
+
+    def __init__(self, images: Sequence[bytes]) -> None:
+        self.images, self.root = images, Path("list")
+        self.labels, self.classes = np.full(len(images), -1), ()
+
+    def read(self, index: int) -> bytes:
+        return self.images[index]
+
+    def name(self, index: int) -> str:
+        return f"image {index}"
+
+    def sizes(self) -> NDArray[np.int64]:
+        return np.array([len(image) for image in self.images])
+
+    def stamp(self) -> str:
+        return ""
 
 
 def make_readable(name: str, root: Path) -> Path:
@@ -129,6 +154,12 @@ def change_image(name: str, root: Path, index: int, change: Callable[[bytes], by
     with (make_readable(name, root) / "train.beton").open("r+b") as beton:
         beton.seek(int(store.start[index]))
         beton.write(content[:size].ljust(size, b"\0"))
+
+
+def split_names(root: Path, holdout: str = "10%") -> tuple[list[str], list[str]]:
+    """Return the names of the training images and of the held-out images."""
+    data = DataConfig(data=str(root), holdout=holdout)
+    return names_of(open_split(data, "train")), names_of(open_split(data, "val"))
 
 
 def tensors(batch: Batch) -> tuple[torch.Tensor, ...]:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from fastsiam.pipelines import Store
+from fastsiam.pipelines.cuts import Cuts
 from fastsiam.pipelines.store.base import warn_once
 from fastsiam.pipelines.store.decode import ImageRules
 from fastsiam.views.draws import ViewParams
@@ -28,7 +29,7 @@ def skip_dali_checks(patch: pytest.MonkeyPatch) -> None:
 
 
 def pil_crops(
-    store: Store, index: NDArray[np.int64], params: ViewParams, side: int
+    store: Store, index: NDArray[np.int64], params: ViewParams | Cuts, side: int
 ) -> NDArray[np.uint8]:
     """Compute the crops (V, N, S, S, 3) with PIL, like torchvision."""
     both = list(zip(params.box, params.flip, strict=True))

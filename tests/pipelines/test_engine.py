@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from unittest.mock import Mock
@@ -20,12 +19,19 @@ from fastsiam.errors import BackendError, ImageError
 from fastsiam.pipelines import headers
 from fastsiam.pipelines.cuts import Cuts
 from fastsiam.pipelines.engine import Engine, prefetch_remote
-from fastsiam.pipelines.store import Store
 from tests.conftest import write_images
-from tests.pipelines.cases import WITH_IMAGES, assert_near, batches, change_image, open_loader, same
+from tests.pipelines.cases import (
+    WITH_IMAGES,
+    ListStore,
+    assert_near,
+    batches,
+    change_image,
+    open_loader,
+    same,
+)
 from tests.pipelines.conftest import Loaders
+from tests.pipelines.dali_cases import pil_crops
 from tests.sources import encoded, jpeg, picture, rotated_jpeg
-from tests.views.cases import pil_crop
 
 KINDS: tuple[tuple[str, str, dict[str, object]], ...] = (
     ("RGB", "JPEG", {"subsampling": "4:2:0"}),
@@ -39,33 +45,6 @@ KINDS: tuple[tuple[str, str, dict[str, object]], ...] = (
     ("LA", "PNG", {}),
     ("RGB", "WEBP", {"lossless": True}),
 )
-
-
-class ListStore(Store):
-    """Encoded images in a list."""
-
-    kind = "list"
-
-    def __init__(self, images: Sequence[bytes]) -> None:
-        self.images, self.root = images, Path("list")
-        self.labels, self.classes = np.full(len(images), -1), ()
-
-    def read(self, index: int) -> bytes:
-        return self.images[index]
-
-    def name(self, index: int) -> str:
-        return f"image {index}"
-
-    def sizes(self) -> NDArray[np.int64]:
-        return np.array([len(image) for image in self.images])
-
-    def stamp(self) -> str:
-        return ""
-
-
-def crop_with_pillow(store: Store, index: int, cuts: Cuts, side: int) -> NDArray[np.uint8]:
-    places = zip(cuts.box[:, index], cuts.flip[:, index], strict=True)
-    return np.stack([pil_crop(store.decode(index), *place, side) for place in places])
 
 
 def resize_cuts(sizes: NDArray[np.int64], side: int) -> Cuts:
@@ -125,9 +104,7 @@ def test_crops_equal_pillow(batch: tuple[ListStore, dict[int, Cuts], int]) -> No
             encoded_batch, boxes = engine.read(index), list(cuts.values())
             engine.submit(index, encoded_batch, boxes, crops=crops).result()
             for (side, side_cuts), crop in zip(cuts.items(), crops, strict=True):
-                for row in index.tolist():
-                    expected = crop_with_pillow(store, row, side_cuts, side)
-                    assert np.array_equal(crop[:, row].numpy(), expected)
+                np.testing.assert_array_equal(crop, pil_crops(store, index, side_cuts, side))
     finally:
         engine.close()
 

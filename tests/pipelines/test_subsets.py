@@ -14,6 +14,7 @@ from fastsiam.pipelines.subsets import hold_out, sample
 from fastsiam.train.image_list import names_of
 from tests.conftest import write_images
 from tests.conversions import run
+from tests.pipelines.cases import split_names
 
 LABELS = np.random.default_rng(0).permutation(np.repeat(np.arange(4), [1300, 1201, 732, 4]))
 
@@ -101,12 +102,6 @@ def test_subset_is_read_from_list_of_names(folder: Path) -> None:
 def photos(tmp_path: Path) -> Path:
     """A folder without splits, with 3 classes of 20 images."""
     return write_images(tmp_path / "photos", each=20)
-
-
-def split_names(root: Path, holdout: str = "10%") -> tuple[list[str], list[str]]:
-    """Return the names of the training images and of the held-out images."""
-    data = DataConfig(data=str(root), holdout=holdout)
-    return names_of(open_split(data, "train")), names_of(open_split(data, "val"))
 
 
 def test_holdout_takes_share_of_each_class(photos: Path) -> None:

@@ -28,10 +28,9 @@ from fastsiam.train.image_list import FILE, ImageList, files_of, names_of
 from fastsiam.views.batch import Batch
 from tests.configs import flags, with_settings
 from tests.pipelines.cases import make_readable
-from tests.pipelines.store.test_columns import table
 from tests.processes import fastsiam
 from tests.sources import folder_members, tar
-from tests.tables import dataset, saved, write_hub_splits
+from tests.tables import dataset, saved, two_image_columns, write_hub_splits
 from tests.tiers import rest_slow
 from tests.train.runs import CPU, assert_same_runs, history, train_run, verify_run
 
@@ -341,7 +340,7 @@ def test_run_on_mixture_resumes_bit_for_bit(
 def test_run_and_evaluations_use_named_columns(small: TrainConfig, tmp_path: Path) -> None:
     """The table has two columns of images. A third of its rows is held out."""
     columns = {"image_column": "photo", "label_column": "species", "holdout": "34%"}
-    root = saved(tmp_path / "two", {"train": table(rows=12)})
+    root = saved(tmp_path / "two", {"train": two_image_columns(rows=12)})
     photos = with_settings(small, data=root, batch=4, max_steps=2, **columns)
     run, knn = train_run(photos), KnnConfig(k=(1,), workers=0, device="cpu")
     run_record = evaluate_knn(run, knn, CPU)
@@ -349,7 +348,7 @@ def test_run_and_evaluations_use_named_columns(small: TrainConfig, tmp_path: Pat
     other = evaluate_knn(run, replace(knn, image_column="mask", label_column="genus"), CPU)
     assert other.data.classes == 2 and other.identity != run_record.identity
     assert "log lines agree" in verify_run(run)
-    elsewhere = str(saved(tmp_path / "elsewhere", {"train": table()}))
+    elsewhere = str(saved(tmp_path / "elsewhere", {"train": two_image_columns()}))
     which = r"2 columns .* --image-column photo"
     with pytest.raises(DataError, match=which):
         evaluate_knn(run, replace(knn, data=elsewhere), CPU)

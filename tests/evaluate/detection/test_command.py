@@ -25,22 +25,10 @@ from fastsiam.evaluate.detection.training import DetectorTraining
 from fastsiam.report.run_report import evaluation_tables
 from fastsiam.run.records import read_records
 from fastsiam.study.detection import _options
+from tests.evaluate.detection.tiny import QUICK
 from tests.processes import Forked
 from tests.ranks import fastsiam_on_ranks
 from tests.train.runs import CPU as HERE
-
-QUICK = DetectConfig(
-    trials=1,
-    steps=3,
-    warmup=1,
-    batch_size=2,
-    short_side="64",
-    long_side=96,
-    rois=8,
-    precise_bn=1,
-    workers=1,
-    device="cpu",
-)
 
 
 def killed_at(call: int, run: Path, config: DetectConfig) -> None:

@@ -1,4 +1,4 @@
-"""A tiny detection set of single objects classified by colour, and a tiny detector."""
+"""A tiny detection set of single objects classified by colour, a detector and settings."""
 
 from __future__ import annotations
 
@@ -15,6 +15,18 @@ from fastsiam.evaluate.detection.detectors import build_detector
 from fastsiam.model.backbones import ResNet
 
 SIDE = 64
+QUICK = DetectConfig(
+    trials=1,
+    steps=3,
+    warmup=1,
+    batch_size=2,
+    short_side="64",
+    long_side=96,
+    rois=8,
+    precise_bn=1,
+    workers=1,
+    device="cpu",
+)
 
 
 def picture(

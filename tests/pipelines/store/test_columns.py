@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,38 +11,14 @@ from fastsiam.config import ColumnNames
 from fastsiam.errors import DataError
 from fastsiam.pipelines.store import Store, open_store
 from tests.sources import jpeg
-from tests.tables import saved, write_hub_splits
+from tests.tables import saved, two_image_columns, write_hub_splits
 
 PHOTO, MASK = ColumnNames("photo", "species"), ColumnNames("mask", "genus")
 
 
-def table(image: str = "photo", rows: int = 6) -> Any:
-    """Return a table with two image columns, two class labels, a string and a float column."""
-    import datasets
-
-    datasets.disable_progress_bars()
-    kinds = {
-        image: datasets.Image(),
-        "mask": datasets.Image(),
-        "species": datasets.ClassLabel(names=["ash", "oak", "elm"]),
-        "genus": datasets.ClassLabel(names=["x", "y"]),
-        "place": datasets.Value("string"),
-        "weight": datasets.Value("float32"),
-    }
-    values = {
-        image: [{"bytes": jpeg(i), "path": f"{i}.jpg"} for i in range(rows)],
-        "mask": [{"bytes": jpeg(100 + i), "path": f"{i}.jpg"} for i in range(rows)],
-        "species": [i % 3 for i in range(rows)],
-        "genus": [i % 2 for i in range(rows)],
-        "place": [f"site {i % 2}" for i in range(rows)],
-        "weight": [0.5] * rows,
-    }
-    return datasets.Dataset.from_dict(values, features=datasets.Features(kinds))
-
-
 @pytest.mark.parametrize("write", [saved, write_hub_splits])
 def test_columns_are_selected_by_name(write: Callable[..., Path], tmp_path: Path) -> None:
-    root = write(tmp_path / "two", {"train": table()})
+    root = write(tmp_path / "two", {"train": two_image_columns()})
     stores: list[Store] = []
     for names, first in ((PHOTO, 0), (MASK, 100), (PHOTO, 0)):  # cached indexes are not mixed up
         for sources in (False, True):
@@ -59,7 +34,7 @@ def test_columns_are_selected_by_name(write: Callable[..., Path], tmp_path: Path
 
 
 def test_ambiguous_or_invalid_columns_are_rejected(tmp_path: Path) -> None:
-    root = saved(tmp_path / "two", {"train": table()})
+    root = saved(tmp_path / "two", {"train": two_image_columns()})
     there = "the columns are photo, mask, species, genus, place, weight"
     for names, message in (
         (ColumnNames(), r"2 columns .* \(photo, mask\): .* such as --image-column photo"),
