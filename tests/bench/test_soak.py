@@ -24,7 +24,7 @@ from fastsiam.bench.config import SoakConfig
 from fastsiam.bench.soak import FAULTS, Fault, Run, Soak, as_markdown, read_record, soak
 from fastsiam.config import TrainConfig
 from fastsiam.config.settings_files import parse_assignments
-from fastsiam.errors import BackendError, DataError, FastSiamError
+from fastsiam.errors import BackendError, FastSiamError
 from fastsiam.pipelines.backends import BACKENDS, Backend
 from fastsiam.run.checkpoint import last
 from fastsiam.run.log import read_metrics
@@ -138,9 +138,6 @@ def test_finding_is_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     record = read_record(out)
     assert record["findings"] == ["memory: it hangs"]
     assert as_markdown(record).endswith("\n\n- memory: it hangs")
-    out.write_text('{"runs": [1], "findings": []}')
-    with pytest.raises(DataError, match=r"soak\.json holds no record of fastsiam bench soak$"):
-        read_record(out)
 
 
 def test_missing_backend_or_unwritable_output_is_rejected_first(

@@ -183,11 +183,7 @@ def test_unsupported_heads_are_rejected(tmp_path: Path) -> None:
         assert "\n" not in str(caught.value)
 
 
-def test_files_without_weights_are_rejected(tmp_path: Path) -> None:
-    for content in ({"a": 1}, [torch.zeros(3)], torch.zeros(3), {}):
-        torch.save(content, tmp_path / "w.pth")
-        with pytest.raises(CheckpointError, match="contains no state dict"):
-            load_pretrained(tmp_path / "w.pth")
+def test_paths_without_weights_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="no checkpoint at"):
         load_pretrained(tmp_path / "nowhere.pth")
     with pytest.raises(CheckpointError, match="is not a run folder"):

@@ -76,24 +76,6 @@ def test_missing_and_foreign_files_are_rejected(tmp_path: Path) -> None:
         checkpoints.load(checkpoints.last(tmp_path).parent)
 
 
-def test_corrupt_files_are_rejected(tmp_path: Path) -> None:
-    """If the file's structure is intact, the digest of its content detects the corruption."""
-    path = tmp_path / "last.pt"
-    checkpoints.save(path, make_checkpoint(3, 64))
-    original = path.read_bytes()
-    damaged = [b"", b"text", original[: len(original) // 2]]
-    at = original.index(torch.full((64,), 3.0).numpy().tobytes())
-    for place in (at, at + 100, at + 255):  # single bits of a tensor
-        damaged.append(original[:place] + bytes([original[place] ^ 1]) + original[place + 1 :])
-    for content in damaged:
-        path.write_bytes(content)
-        with pytest.raises(DamagedError, match="it is corrupt") as caught:
-            checkpoints.load(path)
-        assert "\n" not in str(caught.value)
-    path.write_bytes(original)
-    assert checkpoints.load(path).step == 3
-
-
 def test_digest_depends_on_names_types_shapes_and_values() -> None:
     state = {"a": torch.arange(6.0), "b": [1, (2.0, None)], "c": {"d": "e", 3: True}}
     same = {"c": {3: True, "d": "e"}, "a": torch.arange(6.0).clone(), "b": [1, (2.0, None)]}

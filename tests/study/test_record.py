@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from fastsiam.errors import DataError
 from fastsiam.study.catalogue import STUDIES
 from fastsiam.study.record import (
     Result,
@@ -73,17 +72,6 @@ def test_page_lists_seeds_of_every_study() -> None:
             file = ROOT / f"bench/results/study/{scale_name}/{name}.json"
             expected = len(read_record(file).seeds) if file.exists() else "none"
             assert text.split(",")[0] == str(expected), (name, scale_name)
-
-
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"environments": []}', '{"environments": 1}'])
-def test_file_without_study_record_is_one_line_error(text: str, tmp_path: Path) -> None:
-    path = tmp_path / "table_1.json"
-    path.write_text(text)
-    with pytest.raises(DataError, match="is not a record of `fastsiam study`") as error:
-        read_record(path)
-    assert "\n" not in str(error.value)
-    with pytest.raises(DataError, match="cannot read"):
-        read_record(tmp_path / "missing.json")
 
 
 def test_setting_column_uses_numbers_of_scale() -> None:

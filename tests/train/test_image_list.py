@@ -5,11 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastsiam.errors import CheckpointError
 from fastsiam.train.image_list import FILE, ImageList, fingerprint, with_replacements
 
 NAMES = st.lists(st.sampled_from("abcd"), max_size=8)  # includes names that several images share
@@ -30,7 +28,7 @@ def test_images_are_matched_by_name(then: list[str], now: list[str]) -> None:
             assert index == next(place for place in following[at:] if place >= 0)
 
 
-def test_image_list_round_trips_and_rejects_corrupt_file(tmp_path: Path) -> None:
+def test_image_list_round_trips(tmp_path: Path) -> None:
     assert ImageList.load(tmp_path) is None
     blocks = np.array([0, 0, 1], np.int32)
     names = ("a/\udcff.jpg", "b/ä\n.jpg", "c")
@@ -39,14 +37,3 @@ def test_image_list_round_trips_and_rejects_corrupt_file(tmp_path: Path) -> None
     copy = ImageList.load(tmp_path)
     assert copy is not None and (copy.names, copy.accepted) == (odd.names, odd.accepted)
     assert copy.blocks is not None and copy.blocks.tolist() == blocks.tolist()
-    corrupt = [odd.to_bytes()[:60]]
-    for wrong in (blocks[:2], blocks.astype(float), blocks[:, None]):
-        corrupt.append(ImageList(names, blocks=wrong).to_bytes())
-    for content in corrupt:
-        (tmp_path / FILE).write_bytes(content)
-        with pytest.raises(CheckpointError, match="the list of the run's images is corrupt"):
-            ImageList.load(tmp_path)
-    (tmp_path / FILE).unlink()
-    (tmp_path / FILE).symlink_to("/proc/self/mem")  # reading it fails with an I/O error
-    with pytest.raises(CheckpointError, match=r"^cannot read \S+: Input/output error; check the"):
-        ImageList.load(tmp_path)
