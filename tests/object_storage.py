@@ -36,9 +36,9 @@ def reconnect() -> None:
     storage._process_client = None
 
 
-def wait_for(port: int, *, seconds: float = 120) -> None:
+def wait_for(port: int) -> None:
     """Wait until a server listens on a loopback port."""
-    end = time.monotonic() + seconds
+    end = time.monotonic() + 120
     while True:
         try:
             socket.create_connection(("127.0.0.1", port), 1).close()

@@ -157,7 +157,6 @@ def parquet(
     rows: Sequence[tuple[bytes | None, str, int]],
     names: list[str],
     *,
-    group: int = 4,
     compression: str = "snappy",
 ) -> Path:
     """Write (bytes, path, label) rows as parquet, like Hugging Face's ``datasets``."""
@@ -172,7 +171,7 @@ def parquet(
             "label": pa.array([label for _, _, label in rows], pa.int64()),
         }
     ).replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
-    pq.write_table(table, path, row_group_size=group, compression=compression)
+    pq.write_table(table, path, row_group_size=4, compression=compression)
     return path
 
 
@@ -181,7 +180,7 @@ CIFAR_CLASSES = (
 )  # fmt: skip
 
 
-def cifar(path: Path, *, each: int = 10, test: int = 5) -> Path:
+def cifar(path: Path) -> Path:
     """Write an archive like cifar-10-python.tar.gz and register its MD5 as an official one."""
     generator = np.random.default_rng(0)
 
@@ -191,8 +190,8 @@ def cifar(path: Path, *, each: int = 10, test: int = 5) -> Path:
         return pickle.dumps({b"data": pixels, b"labels": labels, b"batch_label": b"x"}, 2)
 
     root = "cifar-10-batches-py"
-    members = [(f"{root}/data_batch_{i}", batch(each)) for i in range(1, 6)]
-    members.append((f"{root}/test_batch", batch(test)))
+    members = [(f"{root}/data_batch_{i}", batch(10)) for i in range(1, 6)]
+    members.append((f"{root}/test_batch", batch(5)))
     names = pickle.dumps({b"label_names": [name.encode() for name in CIFAR_CLASSES]}, 2)
     members.append((f"{root}/batches.meta", names))
     path.parent.mkdir(parents=True, exist_ok=True)

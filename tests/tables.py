@@ -58,15 +58,13 @@ def saved(folder: Path, splits: dict[str, Any], **shards: int) -> Path:
     return folder
 
 
-def write_hub_splits(
-    folder: Path, splits: dict[str, Any], *, shards: int = 2, batch: int = 5
-) -> Path:
-    """Write parquet files in the Hub's layout, with row groups of ``batch`` rows."""
+def write_hub_splits(folder: Path, splits: dict[str, Any], *, shards: int = 2) -> Path:
+    """Write parquet files in the layout of the Hub, with row groups of five rows."""
     (folder / "data").mkdir(parents=True)
     for split, rows in splits.items():
         for number in range(shards):
             name = f"{split}-{number:05d}-of-{shards:05d}.parquet"
             rows.shard(shards, number, contiguous=True).to_parquet(
-                folder / "data" / name, batch_size=batch
+                folder / "data" / name, batch_size=5
             )
     return folder

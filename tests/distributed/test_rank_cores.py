@@ -92,11 +92,9 @@ def test_cpu_quota_limits_threads(
     kernels.cores._quotas.cache_clear()
 
 
-def take_cores_of_rank(
-    monkeypatch: pytest.MonkeyPatch, *, gpu: int, of: int, beside_gpu: bool = True
-) -> None:
+def take_cores_of_rank(monkeypatch: pytest.MonkeyPatch, *, gpu: int, of: int) -> None:
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(of))
-    rank_cores.take_cores(torch.device("cuda", gpu), beside_gpu=beside_gpu)
+    rank_cores.take_cores(torch.device("cuda", gpu), beside_gpu=True)
 
 
 @pytest.mark.parametrize(

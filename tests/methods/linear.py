@@ -96,9 +96,9 @@ def arrays(method: nn.Module, *, copied: bool = False) -> dict[str, Array]:
     }
 
 
-def step_of(method: Any, *, lr: float = 3.0, **settings: Any) -> TrainingStep:
+def step_of(method: Any, **settings: Any) -> TrainingStep:
     """Return the training step of a run of two epochs, ready for its first step."""
-    config = with_settings(rank_jobs.CONFIG, batch=BATCH, epochs=EPOCHS, lr=lr, **settings)
+    config = with_settings(rank_jobs.CONFIG, batch=BATCH, epochs=EPOCHS, lr=3.0, **settings)
     backbone = method.backbone.state_dict().items()
     # The copy of the encoder receives the initial weights of the run.
     method.start_from({f"backbone.{name}": 1.5 * value for name, value in backbone})

@@ -182,8 +182,9 @@ def join_parts(parts: Sequence[Batch]) -> Batch:
     return Batch(tuple(views), index, label)
 
 
-def levels(one: torch.Tensor, other: torch.Tensor, config: AugmentConfig = SMALL) -> torch.Tensor:
-    return (one - other).abs() * torch.tensor(config.std).view(3, 1, 1) * 255
+def levels(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """Return the differences of normalised views or crops in levels of 255."""
+    return (one - other).abs() * torch.tensor(SMALL.std).view(3, 1, 1) * 255
 
 
 def assert_near(ours: Sequence[Batch], theirs: Sequence[Batch], within: float = 1e-3) -> None:

@@ -77,14 +77,14 @@ def collect_indices(batches: Sequence[Batch]) -> list[int]:
     return torch.cat([batch.index for batch in batches]).tolist()
 
 
-def replace_bad(order: Sequence[int], bad: Sequence[int] = BAD) -> list[int]:
+def replace_bad(order: Sequence[int]) -> list[int]:
     """Return the expected images of an epoch, given its order without bad images.
 
     Each bad image is replaced by the next good one, starting half an epoch later.
     """
     half = [*order[IMAGES // 2 :], *order, *order]
     return [
-        next(other for other in half[place:] if other not in bad) if image in bad else image
+        next(other for other in half[place:] if other not in BAD) if image in BAD else image
         for place, image in enumerate(order)
     ]
 

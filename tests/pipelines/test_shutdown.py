@@ -70,9 +70,9 @@ def list_threads() -> set[int]:
     return set(map(int, os.listdir("/proc/self/task")))
 
 
-def have_ended(some: set[int], *, seconds: float = 60) -> bool:
+def have_ended(some: set[int]) -> bool:
     """Wait until these threads are gone: a joined thread stays listed for a moment."""
-    limit = time.monotonic() + seconds
+    limit = time.monotonic() + 60
     while some & list_threads():
         if time.monotonic() > limit:
             return False

@@ -9,10 +9,10 @@ import pytest
 from fastsiam.pipelines.tuning import WorkerTuner
 
 
-def run_tuner(most: int, period: Callable[[int], float], *, batches: int = 100) -> WorkerTuner:
-    """Return a tuner after some batches; ``period`` maps its threads to seconds per batch."""
+def run_tuner(most: int, period: Callable[[int], float]) -> WorkerTuner:
+    """Return a tuner after 100 batches; ``period`` maps its threads to seconds per batch."""
     tuner, now = WorkerTuner(most), 0.0
-    for number in range(batches):
+    for number in range(100):
         tuner.note_batch(now)
         now += period(tuner.workers) * (1 + 0.01 * (number % 3))  # a noisy clock
     return tuner
