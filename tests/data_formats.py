@@ -111,3 +111,9 @@ FORMS: dict[str, Write] = {
     "parts": write_converted_parts,
     "pixels": partial(write_converted, raw=True),
 }
+
+
+def write_once(kind: str, folder: Path) -> Path:
+    """Return the images of a folder in a format; the first call writes them next to the folder."""
+    root = folder.with_name(kind)
+    return root if root.exists() else FORMS[kind](folder, root)

@@ -12,12 +12,12 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from fastsiam.config import AugmentConfig, ConvertConfig, DataConfig, Pipeline
+from fastsiam.config import AugmentConfig, DataConfig, Pipeline
 from fastsiam.pipelines import Store, build_eval_loader, build_loader, open_split, open_store
-from fastsiam.pipelines.convert.command import convert_data
 from fastsiam.pipelines.store import BetonStore
 from fastsiam.train.image_list import names_of
 from fastsiam.views.batch import Batch, EvalLoader, Loader
+from tests.conversions import run
 
 GRAPH, PAGES = "dali's graph for a GPU", "ffcv's page cache"
 REQUIRED_MARKS = {
@@ -65,7 +65,7 @@ def make_readable(name: str, root: Path) -> Path:
         return root
     out = root.with_name(root.name + "-converted")
     if not out.exists():
-        convert_data("folder", ConvertConfig(source=str(root), out=str(out)))
+        run("folder", root, out)
     return out
 
 

@@ -15,15 +15,14 @@ from PIL import Image
 from torch import Tensor
 from torchvision.transforms import functional as TF
 
-from fastsiam.config import AugmentConfig, ConvertConfig, DataConfig, Pipeline
+from fastsiam.config import AugmentConfig, DataConfig, Pipeline
 from fastsiam.pipelines import Store, backends, open_store
 from fastsiam.pipelines import central as module
-from fastsiam.pipelines.convert.command import convert_data
 from fastsiam.pipelines.cuts import cut_centres
 from fastsiam.pipelines.job import Images, Job, run_in_threads
 from fastsiam.views.batch import EvalBatch, EvalLoader
 from fastsiam.views.photometric.reference import normalize
-from tests.data_formats import FORMS
+from tests.data_formats import write_converted, write_once
 from tests.pipelines.cases import REQUIRED_MARKS, central, levels
 from tests.pipelines.dali_cases import KINDS
 from tests.sources import picture
@@ -84,18 +83,14 @@ def unusual_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_central_crops_of_unusual_images_equal_pil(
     resize: int, side: int, kind: str, unusual_images: Path
 ) -> None:
-    root = unusual_images.with_name(kind)
-    if not root.exists():
-        root = FORMS[kind](unusual_images, root)
+    root = write_once(kind, unusual_images)
     ours = load_images(central("native", root, resize=resize, side=side))
     assert torch.equal(ours, compute_expected_crops(open_store(root, "train"), resize, side))
 
 
 @pytest.fixture(scope="module")
 def photographs(real_images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("photographs")
-    convert_data("folder", ConvertConfig(source=str(real_images), out=str(out), limit=60))
-    return out
+    return write_converted(real_images, tmp_path_factory.mktemp("photographs"), limit=60)
 
 
 @pytest.mark.dali
@@ -210,8 +205,7 @@ def test_dali_resize_on_gpu_is_close_to_pil(resize: int, side: int, photographs:
     """
     pixels = photographs.with_name("pixels")
     if not pixels.exists():
-        source = ConvertConfig(source=str(photographs), out=str(pixels), raw=True, limit=16)
-        convert_data("folder", source)
+        write_converted(photographs, pixels, raw=True, limit=16)
     ours = load_images(central("dali", pixels, resize=resize, side=side, device="cuda"))
     gap = levels(ours.cpu(), compute_expected_crops(open_store(pixels, "train"), resize, side))
     assert gap.max() < 1.01 if resize > side else (gap > 2).float().mean() < 0.005

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from fastsiam.config import AugmentConfig, ConvertConfig
-from fastsiam.pipelines.convert.command import convert_data
+from fastsiam.config import AugmentConfig
 from fastsiam.views.batch import Batch
+from tests.data_formats import write_converted, write_once
 from tests.pipelines.cases import THREADED, WITH_IMAGES, assert_near, batches, same
 from tests.pipelines.dali_cases import KINDS
 from tests.sources import gray_jpeg, picture
@@ -62,15 +62,6 @@ def all_kinds(real_images: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
     return root
 
 
-def source(kind: str, all_kinds: Path) -> Path:
-    """Return the same images as files, or converted to one file of JPEGs or raw pixels."""
-    out = all_kinds.with_name(kind)
-    if kind != "folder" and not out.exists():
-        raw = True if kind == "pixels" else None
-        convert_data("folder", ConvertConfig(source=str(all_kinds), out=str(out), raw=raw))
-    return all_kinds if kind == "folder" else out
-
-
 @lru_cache(maxsize=12)
 def load_expected_batches(root: Path, augment: AugmentConfig) -> list[Batch]:
     return batches("torchvision", root, 1, augment=augment, **LOADER_SETTINGS)
@@ -78,7 +69,7 @@ def load_expected_batches(root: Path, augment: AugmentConfig) -> list[Batch]:
 
 @pytest.mark.parametrize(("name", "kind"), PAIRS)
 def test_images_and_pixels_equal_torchvision(name: str, kind: str, all_kinds: Path) -> None:
-    root = source(kind, all_kinds)
+    root = write_once(kind, all_kinds)
     for augment in (CROPS, VIEWS, UNEQUAL):
         loaded = batches(name, root, 1, augment=augment, **LOADER_SETTINGS)
         assert len(loaded) == 4
@@ -90,9 +81,7 @@ def test_exif_and_alpha_rules_equal_torchvision(name: str, all_kinds: Path) -> N
     rules: Any = {"exif": "apply", "alpha": "white"}
     source = all_kinds
     if name == "ffcv":
-        source = all_kinds.with_name("ruled")
-        config = ConvertConfig(source=str(all_kinds), out=str(source), raw=True, **rules)
-        convert_data("folder", config)
+        source = write_converted(all_kinds, all_kinds.with_name("ruled"), raw=True, **rules)
     expected = batches("torchvision", source, 1, augment=VIEWS, **LOADER_SETTINGS, **rules)
     assert not same(expected, load_expected_batches(all_kinds, VIEWS))
     assert_near(batches(name, source, 1, augment=VIEWS, **LOADER_SETTINGS, **rules), expected)
