@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
+from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
@@ -20,24 +20,26 @@ from fastsiam.pipelines.store.base import BLOCK_IMAGES, in_order
 from fastsiam.views import rng
 
 
-def collect_epoch_indices(order: Order, epoch: int) -> np.ndarray:
-    return np.concatenate(
-        [np.zeros(0, int), *map(partial(order.indices, epoch), range(order.steps))]
-    )
+def collect_indices(order: Order, epoch: int) -> np.ndarray:
+    batches = [order.indices(epoch, step) for step in range(order.steps)]
+    return np.concatenate([np.zeros(0, int), *batches])
+
+
+def collect_draw_numbers(order: Order, epoch: int) -> list[int]:
+    return [n for step in range(order.steps) for n in order.draw_numbers(epoch, step).tolist()]
 
 
 @st.composite
 def orders(draw: st.DrawFn) -> tuple[Order, int]:
-    """Draw an order, fully shuffled or within a window, and a number of ranks."""
+    """Draw an order: fully shuffled, within a window or of a mixture; and a number of ranks."""
     world, images = draw(st.sampled_from([1, 2, 3, 6])), draw(st.integers(1, 700))
     batch = world * draw(st.integers(1, max(1, images // world)))
-    window = draw(st.sampled_from([None, 1, 100, 10**6]))
-    return Order(
-        images=images,
-        batch=batch,
-        seed=draw(st.integers(0, 2**32 - 1)),
-        shuffle=None if window is None else Window(window, in_order(images)),
-    ), world
+    shuffles: list[Any] = [None, *(Window(x, in_order(images)) for x in (1, 100, 10**6))]
+    if images > 1:
+        few = max(1, images // 10)
+        shuffles.append(Mixture(np.repeat([0, 1], [few, images - few]), (1.0, 1.0)))
+    shuffle, seed = draw(st.sampled_from(shuffles)), draw(st.integers(0, 2**32 - 1))
+    return Order(images=images, batch=batch, seed=seed, shuffle=shuffle), world
 
 
 @settings(max_examples=60, deadline=None, derandomize=True, database=None)
@@ -47,11 +49,12 @@ def test_ranks_and_subsets_share_one_order(
 ) -> None:
     """Each image is shown once, except for the tail, in the same global batches on all ranks.
 
-    A subset is ordered like a data set of its size.
+    A mixture may repeat images, with other draws. A subset is ordered like a data set of its size.
     """
     order, world = whole
-    indices = collect_epoch_indices(order, epoch)
-    assert len(np.unique(indices)) == len(indices) == order.images // order.batch * order.batch
+    indices, numbers = collect_indices(order, epoch), collect_draw_numbers(order, epoch)
+    assert len(indices) == len(set(numbers)) == order.images // order.batch * order.batch
+    assert isinstance(order.shuffle, Mixture) or indices.tolist() == numbers
     assert not len(indices) or (indices.min() >= 0 and indices.max() < order.images)
     ranks = [replace(order, rank=rank, world=world) for rank in range(world)]
     for step in range(order.steps):
@@ -60,8 +63,9 @@ def test_ranks_and_subsets_share_one_order(
     chosen = np.arange(order.images) * spread
     part = replace(order, chosen=chosen)
     assert part == order and part.steps == order.steps
-    np.testing.assert_array_equal(collect_epoch_indices(part, epoch), chosen[indices])
-    np.testing.assert_array_equal(collect_epoch_indices(replace(order), epoch), indices)
+    np.testing.assert_array_equal(collect_indices(part, epoch), chosen[indices])
+    assert len(set(collect_draw_numbers(part, epoch))) == len(numbers)
+    np.testing.assert_array_equal(collect_indices(replace(order), epoch), indices)
 
 
 def test_epoch_is_shuffled_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,7 +84,7 @@ def test_bad_images_of_mixture_are_replaced() -> None:
     mixture = Mixture(np.repeat([0, 1], [98, 2]), (0.5, 0.5))
     bad = BadImages(100, [BadImage(0, 99, "", "", 0)])
     order = Order(images=100, batch=10, seed=0, shuffle=mixture, bad=bad)
-    indices = np.concatenate([collect_epoch_indices(order, epoch) for epoch in range(20)])
+    indices = np.concatenate([collect_indices(order, epoch) for epoch in range(20)])
     assert {98} < set(indices.tolist()) <= set(range(99))
 
 
