@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import time
 from pathlib import Path
 from types import SimpleNamespace
 
-import psutil
 import pytest
 
 from fastsiam.bench import gpu as campaign
@@ -17,10 +15,10 @@ from fastsiam.bench.config import GpuConfig
 from fastsiam.bench.gpu import Outcome, Stage, perform, read_outcomes, stages
 from fastsiam.bench.measurements import read, write
 from fastsiam.errors import DataError
-from tests.bench.sample_records import build_record, wait_for_text
+from tests.bench.sample_records import build_record
 from tests.commands import check_usage
 from tests.conftest import ROOT
-from tests.processes import Forked, fastsiam
+from tests.processes import fastsiam
 
 
 def build_stage(name: str, code: str, *, seconds: int = 1) -> Stage:
@@ -137,39 +135,6 @@ def test_order_of_stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         assert sections == (set(state) - set(expected)) | repeated
         after = {name: one.device for name, one in read_outcomes(out).items()}
         assert after == dict.fromkeys(before, gpu or "cpu")
-
-
-def test_signal_ends_stage_and_its_children(tmp_path: Path) -> None:
-    pid = tmp_path / "pid"
-    process = Forked(_run_one_for_ever, tmp_path, pid)
-    child = psutil.Process(int(wait_for_text(pid, process)))
-    for _ in range(2):  # a second signal does not interrupt the cleanup
-        process.send(signal.SIGTERM)
-        time.sleep(0.5)
-    assert process.wait(60).returncode == 143
-    assert (tmp_path / "logs" / "one.txt").read_text().endswith("\nbegun\n")
-    assert not psutil.wait_procs([child], timeout=30)[1]
-
-
-def test_stage_ends_with_killed_campaign(tmp_path: Path) -> None:
-    pid = tmp_path / "pid"
-    process = Forked(_run_one_for_ever, tmp_path, pid, False)
-    stage = psutil.Process(int(wait_for_text(pid, process)))
-    process.send(signal.SIGKILL)
-    assert process.wait(60).returncode == -signal.SIGKILL
-    assert not psutil.wait_procs([stage], timeout=30)[1]
-
-
-def _run_one_for_ever(out: Path, pid: Path, ignores_sigterm: bool = True) -> None:
-    """Run a campaign of one stage, which can ignore SIGTERM, like its child process."""
-    code = f"import os, time; open({str(pid)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
-    if ignores_sigterm:
-        code = (
-            "import signal, subprocess, sys; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
-            f"print('begun'); subprocess.run([sys.executable, '-c', {code!r}])"
-        )
-    vars(campaign).update(stages=lambda *_, **__: [build_stage("one", code)], _GRACE=3.0)
-    campaign.run(GpuConfig(out=str(out), device="cpu"))
 
 
 def test_command_of_every_stage_parses(tmp_path: Path) -> None:

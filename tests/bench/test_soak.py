@@ -7,16 +7,12 @@ import math
 import os
 import random
 import shutil
-import signal
 import subprocess
 import sys
-import tempfile
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import psutil
 import pytest
 
 from fastsiam.bench import soak as module
@@ -29,10 +25,8 @@ from fastsiam.pipelines.backends import BACKENDS, Backend
 from fastsiam.run.checkpoint import last
 from fastsiam.run.log import read_metrics
 from fastsiam.train.command import train_here
-from tests.bench.sample_records import wait_for_text
 from tests.commands import check_usage
 from tests.configs import with_settings
-from tests.processes import Forked
 
 
 @pytest.mark.slow
@@ -153,40 +147,3 @@ def test_missing_backend_or_unwritable_output_is_rejected_first(
     assert out.read_text() == "{}"
     with pytest.raises(FastSiamError, match=r"^cannot write "):
         soak(SoakConfig(out=str(tmp_path)))
-
-
-def test_signal_ends_soak_runs(tmp_path: Path) -> None:
-    """Runs have their own process groups, so signals from a terminal do not reach them.
-
-    A second signal while they end leaves nothing behind either.
-    """
-    pid, folders = tmp_path / "pid", tmp_path / "folders"
-    folders.mkdir()
-    variables = {"TMPDIR": str(folders)}
-    process = Forked(_soak_for_ever, tmp_path / "soak.json", pid, environment=variables)
-    run = psutil.Process(int(wait_for_text(pid, process)))
-    try:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            process.send(number)
-            time.sleep(0.5)
-        assert process.wait(60).returncode == 128 + signal.SIGINT
-        assert not any(folders.glob("fastsiam-soak-*"))
-        assert not psutil.wait_procs([run], timeout=30)[1]
-    finally:
-        if run.is_running():
-            run.kill()
-
-
-def _soak_for_ever(out: Path, pid: Path) -> None:
-    code = f"import os, time; open({str(pid)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
-    tempfile.tempdir = None  # the parent's value may be cached
-    vars(module)["make_images"] = lambda *_: None
-    kill = Run.kill
-
-    def kill_late(run: Run) -> None:
-        time.sleep(1)
-        kill(run)
-
-    vars(module)["Run"].kill = kill_late
-    Run.command = [sys.executable, "-c", code]  # type: ignore[assignment, method-assign]
-    soak(SoakConfig(out=str(out), pipelines=("memory",)))
