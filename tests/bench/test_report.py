@@ -6,6 +6,7 @@ import base64
 import html
 import json
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -180,28 +181,23 @@ def test_errors_leave_page_unchanged(tmp_path: Path, text: str, message: str) ->
 
 
 @pytest.mark.parametrize(
-    ("place", "value"),
+    "change",
     [
-        (("environment", "cpu"), None),
-        (("environment", "packages"), None),
-        (("environment",), {}),
-        (("images_per_second",), "fast"),
-        (("facts",), 7),
-        (("n",), [3]),
+        lambda record: record["environment"].pop("cpu"),
+        lambda record: record["environment"].pop("packages"),
+        lambda record: record["environment"].clear(),
+        lambda record: record.update(images_per_second="fast"),
+        lambda record: record.update(facts=7),
+        lambda record: record.update(n=[3]),
     ],
 )
 def test_file_of_corrupt_record_is_named_in_error(
-    place: tuple[str, ...], value: Any, tmp_path: Path
+    change: Callable[[dict[str, Any]], object], tmp_path: Path
 ) -> None:
     file = save_records(tmp_path / "a.json", [build_case_record("step", "x")])
-    records = json.loads(file.read_text())
-    inner = records[0]
-    for key in place[:-1]:
-        inner = inner[key]
-    inner[place[-1]] = value
-    if value is None:
-        del inner[place[-1]]
-    file.write_text(json.dumps(records))
+    (record,) = json.loads(file.read_text())
+    change(record)
+    file.write_text(json.dumps([record]))
     readme = tmp_path / "README.md"
     readme.write_text(GOOD)
     for fails in (
