@@ -25,8 +25,17 @@ from tests.ranks import fastsiam_on_ranks
 from tests.tiers import rest_slow
 from tests.train.runs import history
 
-KILL_POINTS = [("1", "4"), ("0", "save"), ("1", "evaluation"), ("1", "compiling")]
-"""Rank to kill, and where: at a step of this start or during an operation. Only rank 0 saves."""
+FAULTS = [
+    ("SIGKILL", "1", "4"),
+    ("SIGKILL", "0", "save"),
+    ("SIGKILL", "1", "evaluation"),
+    ("SIGKILL", "1", "compiling"),
+    ("hang", "1", "4"),
+]
+"""How a rank is lost, which one, and where: at a step of this start or during an operation.
+
+Only rank 0 saves.
+"""
 
 
 @pytest.fixture
@@ -34,13 +43,16 @@ def config(small: TrainConfig) -> TrainConfig:
     return with_settings(small, gpus=2, save_every=2, knn_every=2)
 
 
-@pytest.mark.parametrize(("rank", "where"), rest_slow(KILL_POINTS))
-def test_run_restarts_after_rank_is_killed(
-    rank: str, where: str, config: TrainConfig, tmp_path: Path
+@pytest.mark.parametrize(("fault", "rank", "where"), rest_slow(FAULTS))
+def test_run_restarts_after_rank_is_lost(
+    fault: str, rank: str, where: str, config: TrainConfig, tmp_path: Path
 ) -> None:
     if where == "compiling":
         config = with_settings(config, compile="on")
-    faults = fault_environment_once(tmp_path, FAULT="SIGKILL", FAULT_RANK=rank, FAULT_AT=where)
+    if fault == "hang":
+        config = with_settings(config, rank_timeout=10.0)
+    once = str(tmp_path / "fault")  # only the first start of the run fails
+    faults = fault_environment(FAULT=fault, FAULT_RANK=rank, FAULT_AT=where, FAULT_ONCE=once)
     disturbed = command("train", *flags(config), "--max-restarts", "1", environment=faults)
     fastsiam_on_ranks(2, "train", *flags(config), "--out", str(tmp_path / "whole"))
     result = disturbed.wait(300)
@@ -49,24 +61,8 @@ def test_run_restarts_after_rank_is_killed(
     named = rf"failed \(exitcode: (-9\) local_rank: {rank}|{RANK_LOST}\) local_rank: \d) \(pid"
     assert re.search(named, result.stderr), result.stderr
     assert "restart 1 of 1, from the last checkpoint\n" in result.stderr
-    assert (tmp_path / "fault").exists() and len(history(tmp_path / "whole")) == 12
+    assert Path(once).exists() and len(history(tmp_path / "whole")) == 12
     assert history(tmp_path / "run") == history(tmp_path / "whole")
-
-
-def fault_environment_once(folder: Path, **faults: str) -> dict[str, str]:
-    """Return environment variables that make only the first start of a run fail."""
-    return fault_environment(FAULT_ONCE=str(folder / "fault"), **faults)
-
-
-@pytest.mark.slow
-def test_run_restarts_after_rank_hangs(config: TrainConfig, tmp_path: Path) -> None:
-    faults = fault_environment_once(tmp_path, FAULT="hang", FAULT_RANK="1")
-    arguments = flags(with_settings(config, rank_timeout=10.0, max_restarts=1))
-    result = command("train", *arguments, environment=faults).wait(300)
-    assert result.returncode == 0, result.stderr
-    assert "another rank did not answer within --rank-timeout; " in result.stderr
-    assert "restart 1 of 1, from the last checkpoint\n" in result.stderr
-    assert [step for step, *_ in history(tmp_path / "run")] == list(range(1, 13))
 
 
 def test_ranks_save_and_exit_if_launcher_is_killed(config: TrainConfig, tmp_path: Path) -> None:
