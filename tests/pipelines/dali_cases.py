@@ -15,7 +15,7 @@ from fastsiam.pipelines.cuts import Cuts
 from fastsiam.pipelines.store.base import warn_once
 from fastsiam.pipelines.store.decode import ImageRules
 from fastsiam.views.draws import ViewParams
-from tests.sources import encoded, picture, rotated_jpeg
+from tests.sources import encoded, jpeg, picture, rotated_jpeg
 from tests.views.cases import pil_crop
 
 
@@ -79,6 +79,7 @@ KINDS: dict[str, Callable[[int], bytes]] = {
     "cmyk": lambda i: encoded(draw_noisy_picture(i, 120, 90).convert("CMYK")),
     "coded as RGB": lambda i: encoded(draw_noisy_picture(i, 120, 90), keep_rgb=True),
     "rotated by EXIF": rotated_jpeg,
+    "without a marker": lambda i: b"\xff\xd8\xff\x00" + jpeg(i)[2:],
     "tiny": lambda i: encoded(picture(i, width=3 + i % 3, height=2)),
     "one pixel": lambda i: encoded(picture(i, width=1, height=1)),
     "PNG": lambda i: encoded(draw_noisy_picture(i, 90, 60), "PNG"),

@@ -21,11 +21,8 @@ from fastsiam.pipelines.cuts import Cuts
 from fastsiam.pipelines.engine import Engine, prefetch_remote
 from tests.conftest import write_images
 from tests.pipelines.cases import (
-    WITH_IMAGES,
     ListStore,
-    assert_near,
     batches,
-    change_image,
     open_loader,
     same,
 )
@@ -137,13 +134,6 @@ def test_image_that_changes_size_is_rejected(tmp_path: Path) -> None:
             engine.submit(np.arange(2), batch, cuts, crops=crops).result()
         store.images = before
     engine.close()
-
-
-@pytest.mark.parametrize("name", [n for n in WITH_IMAGES if n.values != ("ffcv",)])
-def test_image_with_nonstandard_header_matches_torchvision(name: str, tmp_path: Path) -> None:
-    root = write_images(tmp_path / "images", each=4)
-    change_image(name, root, 5, lambda data: b"\xff\xd8\xff\x00" + data[2:])
-    assert_near(batches(name, root, batch=6), batches("torchvision", root, batch=6))
 
 
 @pytest.mark.parametrize("prefetch", [1, 2, 4])
