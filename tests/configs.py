@@ -23,6 +23,12 @@ def make_model_config(**settings: Any) -> ModelConfig:
     return ModelConfig(method=SimSiamConfig(**method_settings), **settings)
 
 
+TINY = make_model_config(
+    backbone="resnet10", stem="cifar", width=4, projector_layers=2, dim=16, predictor_dim=4
+)
+"""A tiny model, for fast tests."""
+
+
 def with_model_settings(model: ModelConfig, **settings: Any) -> ModelConfig:
     """Replace fields of a model config or of its method's config."""
     method_settings = {

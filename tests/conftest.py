@@ -23,7 +23,7 @@ from fastsiam.config import (
     StepConfig,
     TrainConfig,
 )
-from tests.configs import make_model_config
+from tests.configs import TINY
 from tests.processes import Forked
 
 ROOT = Path(__file__).parents[1]
@@ -127,9 +127,7 @@ def small_config(images: Path, out: Path) -> TrainConfig:
     return TrainConfig(
         data=DataConfig(data=str(images), pipeline="memory", workers=0),
         augment=AugmentConfig.alike(crop=16),
-        model=make_model_config(
-            backbone="resnet10", stem="cifar", width=4, projector_layers=2, dim=16, predictor_dim=4
-        ),
+        model=TINY,
         optim=OptimConfig(epochs=4, batch=8, lr=0.5),
         numerics=NumericsConfig(precision="fp32"),
         step=StepConfig(compile="off"),

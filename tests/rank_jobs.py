@@ -54,17 +54,14 @@ from fastsiam.train import resolve
 from fastsiam.train.command import prepare_step
 from fastsiam.train.step import TrainingStep
 from fastsiam.views.batch import Batch
-from tests.configs import RecordingConsole, make_model_config, make_resolved_config, with_settings
+from tests.configs import TINY, RecordingConsole, make_resolved_config, with_settings
 from tests.conftest import write_images
 from tests.methods.variants import ALL_CASES
 from tests.networks import short_resnet10
 
-MODEL = make_model_config(
-    backbone="resnet10", stem="cifar", width=4, projector_layers=2, dim=16, predictor_dim=4
-)
 CONFIG = TrainConfig(
     augment=AugmentConfig.alike(crop=16),
-    model=MODEL,
+    model=TINY,
     optim=OptimConfig(batch=16, lr=1.0),
     numerics=NumericsConfig(precision="fp32", tf32=False),
     step=StepConfig(compile="off"),
@@ -81,7 +78,7 @@ def on(device: torch.device, batch: Batch) -> Batch:
     return Batch(views, batch.index.to(device), batch.label.to(device))
 
 
-def make_method(model: ModelConfig = MODEL) -> Method:
+def make_method(model: ModelConfig = TINY) -> Method:
     torch.manual_seed(0)
     return build_method(model)
 

@@ -73,8 +73,8 @@ class Cluster:
         """Return the ``scontrol show job`` record of a job."""
         return self.call("scontrol", "show", "job", "--oneliner", job)
 
-    def wait(self, until: Callable[[], bool], seconds: float = 300) -> None:
-        end = time.monotonic() + seconds
+    def wait(self, until: Callable[[], bool]) -> None:
+        end = time.monotonic() + 300
         while not until():
             assert time.monotonic() < end, self.call("squeue")
             time.sleep(0.2)

@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 
 from fastsiam.config import TrainConfig
-from tests.configs import flags, with_settings
+from tests.configs import TINY, flags, with_settings
 from tests.conftest import ROOT
 from tests.processes import fastsiam
-from tests.rank_jobs import MODEL
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +37,7 @@ def test_predicted_communication_matches_training_step(
     scaling: Any, ranks: Callable[[str, int], list[Any]]
 ) -> None:
     """In a training step on two ranks: BN's exchanges, their bytes, and bytes of gradients."""
-    counted = scaling.sizes(MODEL)
+    counted = scaling.sizes(TINY)
     for forward, received, gradients in ranks("count_step_exchanges", 2):
         assert forward == counted.exchanges // 2 * counted.views  # uncompiled: view by view
         assert received == counted.statistics // 2

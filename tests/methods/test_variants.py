@@ -14,7 +14,7 @@ from fastsiam.config import TrainConfig
 from fastsiam.methods import build_method, image_rows, method_skeleton
 from fastsiam.run import checkpoint as checkpoints
 from tests import rank_jobs
-from tests.configs import flags, with_settings
+from tests.configs import TINY, flags, with_settings
 from tests.methods.variants import ALL_CASES, SMALL
 from tests.ranks import fastsiam_on_ranks
 from tests.tiers import rest_slow, slow
@@ -70,9 +70,9 @@ def test_ranks_without_sync_bn_equal_bn_over_parts(ranks: Ranks) -> None:
 
 def test_image_rows_and_skeleton_shapes() -> None:
     """Also check that a skeleton has the same shapes as a built method."""
-    model = replace(rank_jobs.MODEL, method=ALL_CASES["average"].config(**SMALL))
+    model = replace(TINY, method=ALL_CASES["average"].config(**SMALL))
     rows = {name: row.shape for name, row in image_rows(model).items()}
-    assert rows == {"averages": (1, SMALL["dim"])} and image_rows(rank_jobs.MODEL) == {}
+    assert rows == {"averages": (1, SMALL["dim"])} and image_rows(TINY) == {}
     skeleton, built = method_skeleton(model, images=24), build_method(model, images=24)
     assert {value.device.type for value in skeleton.state_dict().values()} == {"meta"}
     shapes = [{k: v.shape for k, v in one.state_dict().items()} for one in (skeleton, built)]

@@ -16,7 +16,7 @@ from fastsiam.evaluate.supervised import SupervisedTraining
 from fastsiam.methods import build_method
 from fastsiam.train.metrics import gram, rank_of_gram, z_std
 from fastsiam.views.batch import EvalBatch
-from tests.rank_jobs import MODEL
+from tests.configs import TINY
 
 from .fake_gpu import CUDA, Gpu
 
@@ -34,7 +34,7 @@ def test_features_and_neighbours_never_synchronise(
 ) -> None:
     monkeypatch.setattr("fastsiam.evaluate.knn._BLOCK", 10)
     dtype = torch.bfloat16
-    backbone = build_method(MODEL).backbone.to(CUDA).to(memory_format=torch.channels_last)
+    backbone = build_method(TINY).backbone.to(CUDA).to(memory_format=torch.channels_last)
     eval_batches = batches(dtype)
     with gpu.watched():
         features, labels, _ = concat_batches(
@@ -86,7 +86,7 @@ def test_fine_tuning_never_synchronises(gpu: Gpu) -> None:
     """Take steps of the entire network with fp16's scaler, and compute scores."""
     dtype = torch.float16
     training = SupervisedTraining(
-        FinetuneConfig(batch=8, epochs=2), build_method(MODEL).backbone, features=32,
+        FinetuneConfig(batch=8, epochs=2), build_method(TINY).backbone, features=32,
         classes=CLASSES, steps_per_epoch=3, dtype=dtype, place=PLACE,
     )  # fmt: skip
     eval_batches = batches(dtype)

@@ -25,10 +25,10 @@ from tests.object_storage import read_all, reconnect
 from tests.pipelines.cases import SMALL
 
 
-def build_loading(shards: Path, cache: Path | str, images: int = 24, **data: Any) -> Loading:
+def build_loading(shards: Path, cache: Path | str, **data: Any) -> Loading:
     settings: dict[str, Any] = {"pipeline": "memory", "workers": 0, "shuffle": "window:1024"} | data
     config = DataConfig(data=str(shards), cache=str(cache), **settings)
-    return Loading(data=config, augment=SMALL, batch=8, images=images, device="cpu")
+    return Loading(data=config, augment=SMALL, batch=8, images=24, device="cpu")
 
 
 def test_cold_epochs_start_with_empty_cache(tmp_path: Path) -> None:
