@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from fastsiam.config import AugmentConfig, TrainConfig
 from fastsiam.distributed import Place
@@ -165,9 +164,3 @@ def test_fake_gpu_detects_waits_and_mixed_devices(
             except errors:
                 continue
         pytest.fail(f"not found: {name}")
-
-
-def test_fake_gpu_allows_copy_from_pinned_memory(gpu: Gpu) -> None:
-    with gpu.watched():
-        there: Tensor = torch.zeros(3).pin_memory().to(CUDA, non_blocking=True)
-    assert there.is_cuda and len(gpu.copied) == 1
