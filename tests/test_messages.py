@@ -7,6 +7,7 @@ import io
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +18,16 @@ from torch import nn
 
 from fastsiam import bad_image_list
 from fastsiam.bench import measurements, soak
-from fastsiam.config import TrainConfig
 from fastsiam.errors import FastSiamError
 from fastsiam.files import quote
-from fastsiam.interchange import export_weights, load_pretrained
+from fastsiam.interchange import load_pretrained
 from fastsiam.run import checkpoint as checkpoints
-from fastsiam.run.checkpoint import Checkpoint
 from fastsiam.run.records import read_records
 from fastsiam.study.record import read_record
 from fastsiam.train import image_list
 from fastsiam.train.image_list import ImageList
 from tests.conftest import ROOT
-from tests.interchange.networks import TINY, untrained
+from tests.fuzz.targets import TARGETS
 from tests.modules import MODULES, parse_module
 from tests.sources import put
 
@@ -57,30 +56,29 @@ def image_lists(_: Path) -> Contents:
         yield ImageList(names, blocks=wrong).to_bytes()
 
 
-def corrupt_checkpoints(path: Path) -> Contents:
+def valid_file(name: str, folder: Path) -> bytes:
+    """Return the file of a fuzzing target."""
+    TARGETS[name].write(folder)
+    return (folder / TARGETS[name].place).read_bytes()
+
+
+def corrupt_checkpoints(folder: Path) -> Contents:
     """If the file's structure is intact, the digest of its content detects the corruption."""
-    weight = torch.full((64,), 3.0)
-    checkpoint = Checkpoint(
-        config=TrainConfig(), step=3, seconds=1.5, images=100, steps_per_epoch=4,
-        model={"weight": weight}, optimizer={}, scaler={},
-    )  # fmt: skip
-    checkpoints.save(path, checkpoint)
-    original = path.read_bytes()
+    original = valid_file("checkpoint", folder)
     yield from (b"", b"text", original[: len(original) // 2])
-    at = original.index(weight.numpy().tobytes())
-    for place in (at, at + 100, at + 255):  # single bits of a tensor
+    at = original.index(torch.ones(3).numpy().tobytes())
+    for place in (at, at + 5, at + 11):  # single bits of a tensor
         yield original[:place] + bytes([original[place] ^ 1]) + original[place + 1 :]
 
 
-def truncated_weights(path: Path) -> Contents:
-    export_weights(untrained(TINY), format="plain", out=path)
-    original = path.read_bytes()
+def truncated(name: str, folder: Path) -> Contents:
+    original = valid_file(name, folder)
     yield from (original[:keep] for keep in (0, 100, len(original) // 2, len(original) - 100))
 
 
-def torch_script(path: Path) -> Contents:
-    torch.jit.save(torch.jit.trace(nn.Linear(2, 2), torch.zeros(1, 2)), path)
-    yield path.read_bytes()
+def torch_script(_: Path) -> Contents:
+    torch.jit.save(torch.jit.trace(nn.Linear(2, 2), torch.zeros(1, 2)), buffer := io.BytesIO())
+    yield buffer.getvalue()
 
 
 def torch_files(*contents: object) -> Iterator[bytes]:
@@ -89,9 +87,8 @@ def torch_files(*contents: object) -> Iterator[bytes]:
         yield buffer.getvalue()
 
 
-def plain_weights(path: Path) -> Contents:
-    export_weights(untrained(TINY), format="plain", out=path)
-    original = torch.load(path, weights_only=True)
+def plain_weights(folder: Path) -> Contents:
+    original = torch.load(io.BytesIO(valid_file("weights", folder)), weights_only=True)
     state, facts = original["state_dict"], original["fastsiam"]
     changes: tuple[dict[str, Any], ...] = (
         {"state_dict": {"conv1.weight": 3}},
@@ -137,8 +134,8 @@ NO_WEIGHTS = r"^cannot read .*: (it is corrupt, .* TensorFlow and JAX must|Inval
             "cannot read the bad-image list", lambda _: "{",
         ),
         ("last.pt", checkpoints.load, "cannot read .*: it is corrupt", corrupt_checkpoints),
-        ("w.pth", load_pretrained, NO_WEIGHTS, truncated_weights),
-        ("w.safetensors", load_pretrained, NO_WEIGHTS, truncated_weights),
+        ("w.pth", load_pretrained, NO_WEIGHTS, partial(truncated, "weights")),
+        ("w.safetensors", load_pretrained, NO_WEIGHTS, partial(truncated, "safetensors")),
         ("script.pt", load_pretrained, r"save its state_dict\(\) instead", torch_script),
         (
             "list.pt", load_pretrained, "contains no state dict",
@@ -155,7 +152,7 @@ def test_corrupt_file_is_named_in_one_line(
     tmp_path: Path,
 ) -> None:
     path = put(tmp_path / "run" / file)
-    for content in contents(tmp_path / path.name):
+    for content in contents(tmp_path):
         put(path, content)
         with pytest.raises(FastSiamError, match=message) as caught:
             read(path)
