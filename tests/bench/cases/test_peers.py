@@ -23,11 +23,10 @@ from fastsiam.bench.cases.peers import STARTERS, build_peer
 from fastsiam.bench.config import BenchConfig
 from fastsiam.bench.runner import Loading, Runner, Task
 from fastsiam.bench.session import session
-from fastsiam.config import AugmentConfig, ConvertConfig, DataConfig
-from fastsiam.console import Console
+from fastsiam.config import AugmentConfig, DataConfig
 from fastsiam.errors import BackendError
-from fastsiam.pipelines.convert import convert
 from tests.conftest import skip
+from tests.conversions import run
 from tests.tiers import slow
 
 CROP, BATCH, IMAGES = 32, 8, 16
@@ -68,7 +67,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
             image = Image.fromarray(waves.astype(np.uint8)).convert("RGB")
             image.save(home / "images" / name / f"{number}.jpg", quality=95)
     source = str(home / "images")
-    convert("folder", ConvertConfig(source=source, out=f"{source}-beton"), Console(quiet=True))
+    run("folder", source, home / "images-beton")
     return source
 
 
