@@ -282,13 +282,15 @@ def read_outcomes(out: Path) -> dict[str, Outcome]:
     """Read how the stages of earlier calls ended.
 
     Raises:
-        DataError: state.json is invalid.
+        DataError: state.json cannot be read, or is invalid.
     """
     file = out / "state.json"
-    if not file.exists():
-        return {}
+    with os_errors_as(DataError, f"cannot read {file}"):
+        if not file.exists():
+            return {}
+        text = file.read_text()
     with value_errors_as_data_error(file):
-        return {name: Outcome(**one) for name, one in json.loads(file.read_text()).items()}
+        return {name: Outcome(**one) for name, one in json.loads(text).items()}
 
 
 def write_page(

@@ -178,7 +178,6 @@ def _section(title: str, records: Sequence[Record], pictures: Mapping[str, bytes
             Figure(picture, "image/png", f"{title}: {Path(name).stem}")
             for name, picture in pictures.items()
         ],
-        columns=False,
         tables=[Table(rows, heads)],
         details=[Table(details)],
     )

@@ -275,14 +275,19 @@ def read_records(run: Path) -> list[Record]:
     Raises:
         DataError: a file cannot be read, or is not a record.
     """
-    records = []
-    for path in sorted((run / "eval").glob("*.json")):
-        with os_errors_as(DataError, f"cannot read {path}"):
-            content = path.read_bytes()
-        try:
-            records.append(Record.from_dict(parse_json(content)))
-        except (ValueError, LookupError, TypeError) as error:
-            raise DataError(
-                f"{path} is not an evaluation record; move it out of this folder"
-            ) from error
-    return records
+    return [read_record(path) for path in sorted((run / "eval").glob("*.json"))]
+
+
+def read_record(path: Path) -> Record:
+    """Read the record of an evaluation.
+
+    Raises:
+        DataError: the file cannot be read, or is not a record.
+    """
+    with os_errors_as(DataError, f"cannot read {path}"):
+        content = path.read_bytes()
+    try:
+        return Record.from_dict(parse_json(content))
+    except (ValueError, LookupError, TypeError) as error:
+        message = f"{path} is not an evaluation record; move it out of this folder"
+        raise DataError(message) from error

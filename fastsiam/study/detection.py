@@ -26,12 +26,12 @@ from fastsiam.evaluate.detection.command import preflight
 from fastsiam.evaluate.detection.protocol import FIGURES, PAPER, protocol_of
 from fastsiam.evaluate.features import fingerprint
 from fastsiam.evaluate.subject import open_network
-from fastsiam.files import atomic_write_for_user, os_errors_as, parse_json, quote, write_json
+from fastsiam.files import atomic_write_for_user, quote, write_json
 from fastsiam.interchange import Input, Pretrained, weight_files
 from fastsiam.interchange.export import plain_content
 from fastsiam.markdown import format_mean, markdown
 from fastsiam.methods import build_method
-from fastsiam.run.records import Record
+from fastsiam.run.records import Record, read_record
 from fastsiam.study.catalogue import STUDIES
 from fastsiam.study.runs import run_command, runs_of
 from fastsiam.study.scales import Scale
@@ -197,12 +197,7 @@ def _read_or_evaluate(
         _evaluate(row, detector, path, diverged)
     if diverged.exists():
         return None
-    with os_errors_as(FastSiamError, f"cannot read {path}"):
-        content = path.read_text()
-    try:
-        return Record.from_dict(parse_json(content))
-    except (ValueError, LookupError, TypeError) as error:
-        raise FastSiamError(f"{path} is not a record of an evaluation; delete it") from error
+    return read_record(path)
 
 
 def _evaluate(row: DetectionRow, detector: DetectConfig, path: Path, diverged: Path) -> None:

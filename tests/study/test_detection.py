@@ -110,7 +110,7 @@ def test_detectors_are_trained_once(
     assert "BYOL" in second and second.split("|")[-2].strip() == "0"
 
     file.write_text("{}")
-    with pytest.raises(FastSiamError, match="is not a record of an evaluation; delete it"):
+    with pytest.raises(FastSiamError, match="is not an evaluation record; move it"):
         run_detection(rows, config, detect, tmp_path)
 
 
