@@ -74,8 +74,9 @@ def test_run_of_every_method_is_evaluated_and_exported(
         "| recipe | imagenet |",
         "| epochs | 1 of 4 |",
         f"Trained by fastsiam {__version__}, commit {commit()}, torch {torch.__version__}. Written",
-        "**linear** (batch 8, momentum 0.9, weight_decay 0, schedule cosine per step, seed 0, "
-        "optimizer lars, lars_trust 0.001, rates [0.1, 3.0], epochs 1, cached True, storage fp32)",
+        "**linear** (24 images for training, 12 for validation, from data, batch 8, momentum 0.9, "
+        "weight_decay 0, schedule cosine per step, seed 0, optimizer lars, "
+        "lars_trust 0.001, rates [0.1, 3.0], epochs 1, cached True, storage fp32)",
         f"| 0.1 | {format_number(linear.results[0]['top1'])} | 100 |",
     ):
         assert text in card, text
