@@ -55,8 +55,8 @@ def atomic_write(path: Path, *, by_many: bool = False) -> Iterator[Path]:
     Libraries report a full disk in their own words, such as torch's "enforce fail". After an error
     without an ``errno``, a test write therefore determines the reason.
 
-    If ``by_many`` processes write the same file at the same time, each has its own temporary file,
-    and the last one to finish wins.
+    With ``by_many``, other processes may write the same file at the same time: each has its own
+    temporary file, and the last one to finish wins.
 
     Raises:
         OSError: the folder cannot be written, or the disk is full.
@@ -139,8 +139,8 @@ def os_errors_as(kind: type[FastSiamError], what: str) -> Iterator[None]:
     """Convert an ``OSError`` in the block to an error with a one-line message and advice.
 
     Raises:
-        FastSiamError: of class ``kind``. Its message starts with ``what`` failed, such as "cannot
-            read /data/list.txt".
+        FastSiamError: of class ``kind``. Its message starts with ``what``, which says what failed,
+            such as "cannot read /data/list.txt".
     """
     try:
         yield

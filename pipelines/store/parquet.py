@@ -100,7 +100,7 @@ class ParquetStore(TableStore):
         group, position = int(self.groups[index]), self.position(index)
         (file, number), first = self._row_groups[group], int(self._first_images[group])
         if not first <= self._last < position:
-            self._images = enumerate(self._read_images(file, number), first)
+            self._last, self._images = -1, enumerate(self._read_images(file, number), first)
         for at, data in self._images:
             self._last = at
             if at == position:

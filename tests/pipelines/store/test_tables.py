@@ -183,6 +183,23 @@ def test_label_columns_of_every_type(tmp_path: Path) -> None:
     assert open_store(tmp_path / "x", "train", sources=True).labels.tolist() == [-1, -1, -1]
 
 
+def test_row_group_is_read_on_after_another_is_damaged(tmp_path: Path) -> None:
+    import pyarrow as pa
+    from pyarrow import parquet as pq
+
+    data, path = [jpeg(i) for i in range(6)], tmp_path / "train.parquet"
+    pq.write_table(pa.table({"jpg": data}), path, row_group_size=3)
+    start = pq.ParquetFile(path).metadata.row_group(1).column(0).data_page_offset
+    content = bytearray(path.read_bytes())
+    content[start : start + 30] = bytes(30)
+    path.write_bytes(content)
+    store = open_store(tmp_path, "train", sources=True)
+    assert bytes(store.read(0)) == data[0]
+    with pytest.raises(DataError, match="is damaged in row group 1"):
+        store.read(4)
+    assert bytes(store.read(2)) == data[2]
+
+
 def test_binary_column_and_corruption_in_parquet(tmp_path: Path) -> None:
     data = [jpeg(i, quality=95) for i in range(200)]
     path = tmp_path / "a" / "x.parquet"
