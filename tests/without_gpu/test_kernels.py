@@ -51,6 +51,10 @@ def test_kernel_launches_have_dense_aligned_tensors(
         assert view.shape == (images, 3, settings.crop, settings.crop) and view.dtype == dtype
         assert view.is_cuda and view.is_contiguous(memory_format=torch.channels_last)
     assert len(gpu.copied) == 2 * len(config.by_side)  # one upload per side and stage
+    memory = [torch.empty(crop.numel() + 1, dtype=crop.dtype, device=CUDA) for crop in crops]
+    photometric(  # as from a user's transform
+        tuple(x[1:].view(crop.shape) for x, crop in zip(memory, crops, strict=True)), params, config
+    )
     assert launches
     for launch in launches:
         assert 0 < launch.grid[0] < 2**31 and all(0 < n < 2**16 for n in launch.grid[1:])

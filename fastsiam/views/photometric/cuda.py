@@ -68,7 +68,7 @@ def _finish(
     side = crops.shape[1]
     assert crops.dtype == torch.uint8 and dtype.itemsize in (2, 4)
     crops = crops.contiguous()
-    if crops.storage_offset() % 16:  # crops of several sizes share memory: some are unaligned
+    if crops.storage_offset() % 16:  # a user's transform may return part of a larger tensor
         crops = crops.clone()
     rows, narrow = _boxes(operations, side)
     thresholds, table = np.unique(operations.solarise, return_inverse=True)
