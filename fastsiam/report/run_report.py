@@ -191,9 +191,8 @@ def _chart(runs: Sequence[Run], field: str) -> bytes:
 
 def _facts(run: Run) -> str:
     config, environment = run.settings.config, run.settings.environment
-    machine = (
-        ", ".join(environment["gpus"]) or f"{environment['cpu']}, {environment['cores']} cores"
-    )
+    cores = f"{environment['cpu']}, {format_count(environment['cores'], 'core')}"
+    machine = ", ".join(environment["gpus"]) or cores
     parts = [
         f"{config.model.method.title}, {config.model.backbone}, recipe {run.settings.recipe}, "
         f"pipeline {config.data.pipeline}, "
