@@ -98,4 +98,6 @@ def test_fine_tuning_never_synchronises(gpu: Gpu) -> None:
             scores = list(feature_batches(training.network, eval_batches, dtype=dtype, device=CUDA))
         assert losses.shape == (1,) and not gpu.on_the_host()
         assert [tuple(logits.shape) for logits, *_ in scores] == [(8, 1, CLASSES)] * 3
-    assert all(tensor.is_cuda for tensor in training.network.state_dict().values())
+    for tensor in training.network.state_dict().values():
+        assert tensor.is_cuda
+        assert tensor.dim() < 4 or tensor.is_contiguous(memory_format=torch.channels_last)
