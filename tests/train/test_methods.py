@@ -69,11 +69,12 @@ def test_run_of_every_method_is_evaluated_and_exported(
     assert card.startswith(f"# ResNet-10, pre-trained with {settings.title}")
     assert settings.paper in card
     assert all(f"| {name} | {value} |" in card for name, value in settings.describe().items())
+    source = f", commit {commit()}" if commit() else ""  # none outside a git repository
     for text in (
         "| data | data, 24 images |",
         "| recipe | imagenet |",
         "| epochs | 1 of 4 |",
-        f"Trained by fastsiam {__version__}, commit {commit()}, torch {torch.__version__}. Written",
+        f"Trained by fastsiam {__version__}{source}, torch {torch.__version__}. Written",
         "**linear** (24 images for training, 12 for validation, from data, batch 8, momentum 0.9, "
         "weight_decay 0, schedule cosine per step, seed 0, optimizer lars, "
         "lars_trust 0.001, rates [0.1, 3.0], epochs 1, cached True, storage fp32)",
