@@ -278,8 +278,8 @@ def merge(*sources: Settings, recipe: str = "") -> Settings:
 
     Args:
         sources: in order of increasing precedence.
-        recipe: name of the recipe; default: that of the last source with one, else the first
-            recipe. It determines the method only if no source does.
+        recipe: name of the recipe, instead of those that sources name; default: that of the last
+            source with one, else the first recipe. It determines the method if no source names one.
 
     Returns:
         All settings, and the name of the recipe.
@@ -287,9 +287,10 @@ def merge(*sources: Settings, recipe: str = "") -> Settings:
     Raises:
         ValueError: there is no such recipe or method.
     """
-    method = ""
+    method, is_named = "", bool(recipe)
     for source in sources[::-1]:
-        recipe, method = recipe or source.recipe, method or source.method
+        method = method or (str(source.flags.get("method", "")) if is_named else source.method)
+        recipe = recipe or source.recipe
     recipe = recipe or next(iter(RECIPES))
     check_name("recipe", recipe, RECIPES)
     of_recipe = Settings(recipe=recipe, flags=CHANGES[recipe])

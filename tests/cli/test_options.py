@@ -239,6 +239,8 @@ def test_flag_overrides_file_overrides_recipe(tmp_path: Path) -> None:
         assert parse(*arguments) == ("cifar10", expected)
     other = with_settings(RECIPES["demo"](), lr=0.5, batch=64)
     assert parse("--recipe", "demo", *named) == ("demo", other)
+    other = with_settings(RECIPES["byol"](), lr=0.5, batch=64)
+    assert parse("--recipe", "byol", *named) == ("byol", other)
     file.write_text("method: byol\ndim: 64\nencoder_momentum: 0.9\n")
     flags = parse("--recipe", "imagenet", *named)[1].to_flags()
     assert (flags["method"], flags["dim"]) == ("byol", 64)
