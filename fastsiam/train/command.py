@@ -197,8 +197,9 @@ def train_here(config: TrainConfig, recipe: str) -> Path:
 def _train(config: TrainConfig, recipe: str, folder: RunFolder, place: Place) -> None:
     _check_same_settings_on_ranks(config)
     resolved = resolve(config, folder.path, place)
-    listing = resolved.images.image_list
-    check_same_images(() if listing is None else listing.names, resolved.config.data.root)
+    store = resolved.images.store
+    names = () if store is None else map(store.name, range(len(store)))
+    check_same_images(names, resolved.config.data.root)
     for note in resolved.notes:
         folder.console.say(note)
     from_all("")  # a barrier: all ranks read the list of images before rank 0 rewrites it
@@ -212,7 +213,7 @@ def _train(config: TrainConfig, recipe: str, folder: RunFolder, place: Place) ->
         world=place.world,
         device=place.device,
         dtype=resolved.dtype,
-        store=resolved.images.store,
+        store=store,
         bad=bad if bad.matters else None,
         shuffle=resolved.images.shuffle,
     )
@@ -220,7 +221,7 @@ def _train(config: TrainConfig, recipe: str, folder: RunFolder, place: Place) ->
     try:
         with distributed.closing_unless_lost(loader):
             trainer = _trainer(resolved, loader, bad, recipe, folder)
-            del listing, resolved  # the names of millions of images take gigabytes
+            del names, store, resolved  # the names of millions of images take gigabytes
             with contextlib.closing(trainer):
                 trainer.run()
     except KeyboardInterrupt:  # while loader and trackers were closed

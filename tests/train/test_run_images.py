@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,8 @@ from fastsiam.train.image_list import FILE, ImageList, files_of, names_of
 from fastsiam.views.batch import Batch
 from tests.configs import flags, with_settings
 from tests.pipelines.cases import make_readable
-from tests.processes import fastsiam
+from tests.processes import Forked, command, fastsiam
+from tests.ranks import fastsiam_on_ranks
 from tests.sources import folder_members, tar
 from tests.tables import dataset, saved, two_image_columns, write_hub_splits
 from tests.tiers import rest_slow
@@ -370,3 +371,21 @@ def test_image_names_are_freed_before_first_step(small: TrainConfig) -> None:
     before, during = lists(), list[int]()
     run = train_run(small, lambda *_: during.append(lists()), max_steps=1)
     assert during == [before] and ImageList.load(run) is not None
+
+
+def test_resumed_ranks_with_different_images_end_run(
+    stopped_copy: TrainConfig, tmp_path: Path
+) -> None:
+    """With ``--data-changed accept``, each rank would replace the images that it has lost."""
+    data, lacking = stopped_copy.data.data, shutil.copytree(stopped_copy.data.data, tmp_path / "b")
+    (lacking / "train" / NAME).unlink()
+
+    def begin(*arguments: str, environment: Mapping[str, str]) -> Forked:
+        own_data = str(lacking) if environment["RANK"] == "1" else data
+        words = [own_data if word == data else word for word in arguments]
+        return command(*words, environment=environment)
+
+    arguments = flags(with_settings(stopped_copy, data_changed="accept"))
+    _, second = fastsiam_on_ranks(2, "train", *arguments, code=1, begin=begin)
+    assert "this rank finds different images than rank 0" in second.stderr
+    assert checkpoints.load(Path(stopped_copy.run.out)).step == 6
