@@ -118,7 +118,8 @@ def resolve(user_config: TrainConfig, run: Path, place: Place) -> ResolvedConfig
     end = last_step(config, len(images) // config.optim.batch)
     config = with_compilation(config, start, end=end)
     if beginning.folder is not None:
-        user_config = _first_user_config(user_config, beginning.folder)
+        is_branch = beginning.folder.resolve() != run.resolve()
+        user_config = _first_user_config(user_config, beginning.folder, is_branch=is_branch)
     return ResolvedConfig(
         user_config=user_config,
         config=config,
@@ -129,7 +130,7 @@ def resolve(user_config: TrainConfig, run: Path, place: Place) -> ResolvedConfig
     )
 
 
-def _first_user_config(user_config: TrainConfig, run: Path) -> TrainConfig:
+def _first_user_config(user_config: TrainConfig, run: Path, *, is_branch: bool) -> TrainConfig:
     """Return the settings that the user passed, of which a resumed run keeps those of its start.
 
     ``--resume RUN`` passes on the settings that the run uses, in which each "auto" is resolved.
@@ -139,6 +140,8 @@ def _first_user_config(user_config: TrainConfig, run: Path) -> TrainConfig:
     except DataError:  # a checkpoint is enough to resume a run
         return user_config
     used, flags = first.config.to_flags(), first.user_config.to_flags()
+    if is_branch:  # it has the epochs of an extended run, without --extend
+        del flags["epochs"]
     return TrainConfig.from_flags(
         {
             name: flags.get(name, value) if used.get(name) == value else value

@@ -123,6 +123,16 @@ def test_interrupted_extended_run_resumes_bit_for_bit(
     assert f"| history | extended {extensions} |" in (tmp_path / "w.pt.md").read_text()
 
 
+def test_branch_of_extended_run_has_its_epochs(
+    stopped_copy: TrainConfig, branch_config: TrainConfig
+) -> None:
+    """The warm-up is longer than the run was before it was extended."""
+    train_run(stopped_copy, extend=6, max_steps=7)
+    branch = RunSettings.read(train_run(branch_config, epochs=6, warmup_epochs=5.0, max_steps=8))
+    assert branch.user_config.optim == branch.config.optim
+    assert (branch.config.optim.epochs, branch.config.optim.warmup_epochs) == (6, 5.0)
+
+
 def test_extending_finished_run_prints_learning_rates(
     small: TrainConfig, capfd: pytest.CaptureFixture[str]
 ) -> None:
