@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 from collections.abc import Iterable, Iterator
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -100,8 +100,7 @@ class StopSignals:
                 other_error = OtherRankError(
                     f"rank {verdict - _FAILED} cannot continue; see its own error message"
                 )
-                self._failure = error or other_error
-                raise self._failure
+                self.raise_on_all(error or other_error)
             if verdict:
                 raise Signalled(verdict)
             if not has_item:
@@ -109,8 +108,13 @@ class StopSignals:
             if item is not sentinel:
                 yield item  # type: ignore[misc]
 
+    def raise_on_all(self, error: FastSiamError) -> NoReturn:
+        """Raise an error of the run; every rank must call this before the same batch."""
+        self._failure = error
+        raise error
+
     def is_known_to_all(self, error: FastSiamError) -> bool:
-        """Return whether ``over`` raised this error, on all ranks at the same batch."""
+        """Return whether ``raise_on_all`` raised this error, so all ranks end at the same batch."""
         return error is self._failure
 
     def meet(self) -> None:

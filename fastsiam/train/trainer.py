@@ -13,6 +13,7 @@ from fastsiam.distributed import Signalled, StopSignals
 from fastsiam.errors import (
     NOT_FINITE,
     CheckpointError,
+    DataError,
     FastSiamError,
     ImageError,
     Interrupted,
@@ -29,7 +30,7 @@ from fastsiam.train.memory import oom_error
 from fastsiam.train.metrics import StepMetrics
 from fastsiam.train.saver import Saver
 from fastsiam.train.step import TrainingStep
-from fastsiam.views.batch import Loader
+from fastsiam.views.batch import Batch, Loader
 
 Evaluate = Callable[[nn.Module, StopSignals], KnnResult]
 """Function that evaluates a backbone; every rank must call it. It iterates over its batches with
@@ -115,11 +116,9 @@ class Trainer:
         with self._stop, progress, self._save_on_exit():
             while self.done < self.end:
                 self._evaluate_if_due()
-                epoch, skip = divmod(self.done, step.steps_per_epoch)
                 step.method.train()
                 self._clock.resume()
-                batches = self._stop.over(self._loader.epoch(epoch, skip=skip))
-                for batch in self._clock.over(batches):
+                for batch in self._clock.over(self._stop.over(self._start_epoch())):
                     loss, embedding = step(batch, at=self.done)
                     self.metrics.note(self.done, batch, embedding)
                     self.done += 1
@@ -146,6 +145,14 @@ class Trainer:
     def close(self) -> None:
         """Write the pending log line, and close the log."""
         self.metrics.close(self._outcome)
+
+    def _start_epoch(self) -> Iterator[Batch]:
+        """Return the batches from the next step to the end of its epoch."""
+        epoch, skip = divmod(self.done, self._step.steps_per_epoch)
+        try:
+            return self._loader.epoch(epoch, skip=skip)
+        except DataError as error:  # all ranks together have too many bad images
+            self._stop.raise_on_all(error)
 
     def _evaluate_if_due(self) -> None:
         """Save and evaluate if an evaluation is due and was not done before the run was resumed."""

@@ -25,6 +25,7 @@ from fastsiam.run.log import read_metrics
 from tests.configs import flags, with_settings
 from tests.pipelines.cases import WITH_IMAGES, change_image, make_readable
 from tests.processes import fastsiam
+from tests.ranks import fastsiam_on_ranks
 from tests.train.runs import CPU, Killed, assert_same_runs, train_run, train_until_kill, verify_run
 
 BAD_NAMES = ("class0/003.jpg", "class1/004.jpg")
@@ -128,6 +129,17 @@ def test_run_with_too_many_bad_images_saves_and_ends(
         train_run(config, save_every=2)
     state = checkpoints.load(Path(config.run.out))
     assert state.step == 2 and "last.pt at step 2" in caught.value.__notes__[0]
+
+
+def test_ranks_with_too_many_bad_images_save_and_end(config: TrainConfig, images: Path) -> None:
+    """Each rank finds up to eight, which is the limit; they exchange them after the first epoch."""
+    for name in sorted((images / "train").glob("class?/00[0-3].jpg"))[:10]:
+        name.write_bytes(b"")
+    results = fastsiam_on_ranks(2, "train", *flags(config), code=1)
+    assert checkpoints.load(Path(config.run.out)).step == 3
+    for result in results:
+        assert "10 of 24 images cannot be decoded" in result.stderr
+        assert "last.pt at step 3)" in result.stderr
 
 
 def test_branch_copies_bad_image_list(config: TrainConfig, images: Path, tmp_path: Path) -> None:
