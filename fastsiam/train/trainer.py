@@ -106,12 +106,6 @@ class Trainer:
             OtherRankError: another rank failed; that rank prints the reason.
         """
         step, run, total = self._step, self._step.config.run, self._step.total
-        if self.done >= self.end:
-            hint = (
-                "--max-steps 0 to continue" if self.done < total else "--extend N to train longer"
-            )
-            position = f"{self._saver.path} is at step {self.done:,} of {total:,}"
-            self._console.say(f"nothing left to do: {position}; pass {hint}")
         progress = self._console.progress(self.end, self.done)
         with self._stop, progress, self._save_on_exit():
             while self.done < self.end:
@@ -136,10 +130,16 @@ class Trainer:
             if self.done == total:
                 self._evaluate_if_due()
         self._outcome = "FINISHED"
+        position = f"step {self.done:,} of {total:,}"
         if self.done > self.first:
             outcome = "done" if self.done == total else f"stopped by --max-steps {self.end}"
+            self._console.say(f"{outcome}: {position}, saved {self._saver.path}")
+        else:
+            hint = (
+                "--max-steps 0 to continue" if self.done < total else "--extend N to train longer"
+            )
             self._console.say(
-                f"{outcome}: step {self.done:,} of {total:,}, saved {self._saver.path}"
+                f"nothing left to do: {self._saver.path} is at {position}; pass {hint}"
             )
 
     def close(self) -> None:
