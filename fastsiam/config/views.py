@@ -94,6 +94,10 @@ class ViewConfig(Config):
             require(low <= high, f"{flag}-min ({low}) must be at most {flag}-max ({high})")
 
 
+_MOST_VIEWS = 1000
+"""Most views per image; more are a typing error, and would take gigabytes of memory."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AugmentConfig(Config):
     """Views: number of views per image, and their normalisation."""
@@ -132,6 +136,7 @@ class AugmentConfig(Config):
         """Build it from values by name. View settings have one value, or one per view."""
         views = settings_of(ViewConfig)
         count = convert_value(int, flags.get("views", 2), "views")
+        require(count <= _MOST_VIEWS, f"views must be at most {_MOST_VIEWS}, not {count}")
         columns = {x: _of_each_view(x, flags[x], count) for x in views if x in flags}
         view_flags = [{name: values[i] for name, values in columns.items()} for i in range(count)]
         other_flags = {name: flags[name] for name in ("mean", "std") if name in flags}

@@ -66,7 +66,12 @@ def slurm_script(
         config: the run's settings.
         job: options of the job.
         resumed: settings of the run passed to ``--resume``, if any.
+
+    Raises:
+        FastSiamError: several seeds are to resume one run.
     """
+    if job.seeds and resumed:
+        raise FastSiamError("a resumed run keeps its seed: pass --seeds or --resume RUN, not both")
     is_multi_node = config.run.max_nodes > 1
     arguments = _arguments(recipe, config, job, resumed)
     words = [sys.executable, *own_program(), "train", *arguments]

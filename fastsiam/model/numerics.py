@@ -114,8 +114,8 @@ class FiniteCheck:
         self._note(step, torch.stack([p.isfinite().all() for p in module.parameters()]).all())
 
     def _note(self, step: int, good: Tensor) -> None:
-        bad_step = torch.where(good, math.inf, float(step))
-        self._first = torch.minimum(self._first, bad_step.to(self._first.dtype))
+        bad_step = torch.where(good, math.inf, self._first.new_full((), step))
+        self._first = torch.minimum(self._first, bad_step)
 
     def verdict(self) -> int | None:
         """Return the first bad step of any rank, or None; every rank must call this and waits."""

@@ -118,20 +118,20 @@ def check_shares(config: TrainConfig, world: int) -> None:
     micro_batch = config.optim.micro_batch(world)
     if batch % parts:
         raise ValueError(
-            f"batch {batch} is not divisible by "
-            f"{format_count(world, 'rank')} x {config.optim.accumulate} micro-batches; choose "
-            f"a multiple of {parts}"
+            f"batch {batch} is not divisible by {format_count(world, 'rank')} x accumulate "
+            f"{config.optim.accumulate}; choose a multiple of {parts}"
         )
     if micro_batch < 2:
         raise ValueError(
-            f"batch {batch} gives each of {world} ranks {micro_batch} image at a time; "
-            "BN needs at least 2"
+            f"batch {batch} on {format_count(world, 'rank')} is {micro_batch} image at a time for "
+            "each; BN needs at least 2"
         )
     if (images := config.numerics.bn_images) and micro_batch % images:
         raise ValueError(
-            f"the {micro_batch} images that a rank processes at a time (batch {batch}, {world} "
-            f"ranks x {config.optim.accumulate} micro-batches) cannot be divided into groups of "
-            f"{images}: choose a --bn-images value that divides them, or another --batch"
+            f"the {micro_batch} images that a rank processes at a time (batch {batch}, "
+            f"{format_count(world, 'rank')} x accumulate {config.optim.accumulate}) cannot be "
+            f"divided into groups of {images}: choose a --bn-images value that divides them, or "
+            "another --batch"
         )
     if (ranks := config.numerics.sync_bn_ranks) and world % ranks:
         raise ValueError(

@@ -211,6 +211,11 @@ def test_invalid_sbatch_values_are_rejected() -> None:
             SlurmConfig.from_flags({name: value})
 
 
+def test_seeds_of_resumed_run_are_rejected(small: TrainConfig) -> None:
+    with pytest.raises(FastSiamError, match="a resumed run keeps its seed"):
+        slurm_script("imagenet", small, SlurmConfig(seeds="0-2"), resumed=small.to_flags())
+
+
 def test_slurm_command_prints_script(small: TrainConfig) -> None:
     arguments = ["--nodes", "4", "--gpus", "8", "--time", "2:00:00", "--lr", "0.1"]
     script = fastsiam("slurm", *arguments).stdout
