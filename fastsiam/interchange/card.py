@@ -20,6 +20,7 @@ from fastsiam.config.settings_files import RunSettings
 from fastsiam.console import format_count, format_number
 from fastsiam.environment import commit
 from fastsiam.files import as_utf8, quote, value_errors_as_data_error
+from fastsiam.markdown import cell
 from fastsiam.model.backbones import skeleton
 from fastsiam.run.log import read_metrics
 from fastsiam.run.records import DataFacts, Record, TrainingDataFacts
@@ -173,4 +174,4 @@ def _literal(text: str) -> str:
 
 
 def _cell(value: Any) -> str:
-    return (f"{value:g}" if isinstance(value, float) else str(value)).replace("|", "\\|")
+    return cell(f"{value:g}" if isinstance(value, float) else str(value))

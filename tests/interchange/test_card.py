@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 from jinja2 import UndefinedError
 
 from fastsiam.config import AugmentConfig
@@ -48,6 +49,13 @@ def test_card_of_partial_run_claims_only_known_facts(tmp_path: Path) -> None:
     export_weights(pretrained, format="torchvision", out=odd)
     card = odd.with_name(f"{odd.name}.md").read_text("utf-8")
     assert r'torch.load("a\"b\\c\udce9.pth", map_location' in card
+    odd = tmp_path / 'a"b.pkl'
+    data = replace(config.data, data="/home/me/two\nlines|of\ncode", pipeline="native")
+    pretrained = replace(pretrained, config=replace(config, data=data))
+    export_weights(pretrained, format="detectron2", out=odd)
+    card = odd.with_name(f"{odd.name}.md").read_text()
+    assert r"| data | two lines\|of code, 1,234 images |" in card
+    assert yaml.safe_load(card.split("```")[1].removeprefix("yaml"))["MODEL"]["WEIGHTS"] == odd.name
     (tmp_path / "run" / "config.json").write_text("{")
     with pytest.raises(DataError, match=r"cannot read the settings of the run, .*config\.json"):
         export_weights(pretrained, format="torchvision", out=tmp_path / "v.pth")
