@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from fastsiam.config.setting import convert_value, require
 from fastsiam.environment import environment
-from fastsiam.errors import DataError, FastSiamError
+from fastsiam.errors import DataError, FastSiamError, as_one_line
 from fastsiam.files import os_errors_as, parse_json, require_local
 
 Kind = Literal["knn", "linear", "finetune", "detect"]
@@ -209,7 +209,7 @@ class Record(Evaluation):
         """Return the accuracies of the classes as text, one line each below a heading."""
         heading = self.summary[self.results.index(self.headline)]
         return [f"per class, {heading}:"] + [
-            f"  {name}: " + ("no images" if top1 is None else f"{top1:.2f}%")
+            f"  {as_one_line(name)}: " + ("no images" if top1 is None else f"{top1:.2f}%")
             for name, top1 in self.per_class.items()
         ]
 

@@ -54,10 +54,10 @@ def test_class_accuracies_refer_to_trained_network() -> None:
     """With kNN baselines: the line refers to the trained network, not to raw pixels."""
     record = record_of("knn")
     assert record.headline["features"] == "trained" != record.results[0]["features"]
-    heading, *lines = replace(record, per_class={"a": 12.5, "b": None}).class_lines()
+    heading, *lines = replace(record, per_class={"a": 12.5, "b\n\x1b": None}).class_lines()
     top1 = f"{record.headline['top1']:.2f}%"
     assert heading.startswith("per class, after ") and top1 in heading
-    assert lines == ["  a: 12.50%", "  b: no images"]
+    assert lines == ["  a: 12.50%", r"  'b\n\x1b': no images"]
 
 
 def test_output_to_device_needs_no_writable_folder(monkeypatch: pytest.MonkeyPatch) -> None:
