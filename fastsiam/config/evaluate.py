@@ -295,7 +295,10 @@ class FinetuneConfig(LabelConfig):
         256, "Global batch size (SimCLR: 4096), at most the number of training images.", at_least=2
     )
     epochs: int = setting(
-        0, "Epochs. Default: 60 with at most 1% of the training images, else 30.", at_least=0
+        0,
+        "Epochs. Default: 60 with --percent up to 1, or a --subset of up to 2% of the training "
+        "images; else 30.",
+        at_least=0,
     )
 
     @property
