@@ -33,6 +33,8 @@ _PREPROCESSING = {
     **{name: name for name in ("crop", "mean", "std", "exif", "alpha")},
 }
 """Names of preprocessing settings, by field of ``ImageFacts``."""
+_NUMBERS = {"knn": ("epoch", "top1", "k", "temperature", "bank")}
+"""Numeric fields of metrics.jsonl that the card shows, by kind of line."""
 
 
 def snippet(pretrained: Pretrained, format: str, file: str) -> str:
@@ -84,7 +86,8 @@ def model_card(pretrained: Pretrained, *, format: str, file: str, results: Seque
     settings, history, monitored = None, list[str](), list[dict[str, Any]]()
     if run:
         epoch = pretrained.epoch or 0
-        monitored = [x for x in read_metrics(run) if x["kind"] == "knn" and x["epoch"] <= epoch]
+        metrics = read_metrics(run, numbers=_NUMBERS)
+        monitored = [x for x in metrics if x["kind"] == "knn" and x["epoch"] <= epoch]
     if run and (run / "config.json").is_file():
         settings = RunSettings.read(run)
         with value_errors_as_data_error(run / "config.json"):

@@ -56,6 +56,13 @@ def test_card_of_partial_run_claims_only_known_facts(tmp_path: Path) -> None:
     card = odd.with_name(f"{odd.name}.md").read_text()
     assert r"| data | two lines\|of code, 1,234 images |" in card
     assert yaml.safe_load(card.split("```")[1].removeprefix("yaml"))["MODEL"]["WEIGHTS"] == odd.name
+    for name in ("epoch", "top1"):
+        (tmp_path / "run" / "metrics.jsonl").write_text(
+            json.dumps({**monitor, "epoch": 5.0, "top1": 5.0} | {name: None}) + "\n"
+        )
+        with pytest.raises(DataError, match=f"invalid line, number 1: {name} must be a number"):
+            export_weights(pretrained, format="plain", out=tmp_path / "u.pth")
+    (tmp_path / "run" / "metrics.jsonl").unlink()
     (tmp_path / "run" / "config.json").write_text("{")
     with pytest.raises(DataError, match=r"cannot read the settings of the run, .*config\.json"):
         export_weights(pretrained, format="torchvision", out=tmp_path / "v.pth")
