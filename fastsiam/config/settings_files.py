@@ -7,6 +7,7 @@ A settings file (TOML, YAML or JSON) has settings by name, optionally grouped in
 from __future__ import annotations
 
 import json
+import stat
 import textwrap
 import tomllib
 from collections import Counter
@@ -139,7 +140,7 @@ def read_settings(path: Path, *, resumes: bool = False) -> Settings:
     """
     require_local(path, reads=True)
     with os_errors_as(FastSiamError, f"cannot read {path}"):
-        file = path / "config.json" if path.is_dir() else path
+        file = path / "config.json" if stat.S_ISDIR(path.stat().st_mode) else path
     if file.suffix not in _SUFFIXES:
         suffixes = ", ".join(_SUFFIXES)
         raise ValueError(

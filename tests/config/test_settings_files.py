@@ -119,8 +119,10 @@ def test_removed_settings_of_0_2_are_ignored(tmp_path: Path) -> None:
 
 
 def test_missing_settings_file_is_named_in_error(tmp_path: Path) -> None:
-    for path in (tmp_path / "a.toml", tmp_path):
-        with pytest.raises(FastSiamError, match=r"cannot read .*(a\.toml|config\.json): No such"):
+    for path in (tmp_path / "a.toml", tmp_path / "run", tmp_path):
+        with pytest.raises(
+            FastSiamError, match=r"cannot read .*(a\.toml|/run|config\.json): No such"
+        ):
             read_settings(path)
 
 
@@ -139,7 +141,7 @@ def test_run_folder_is_found_from_symlinked_checkpoint(name: str, tmp_path: Path
 @pytest.mark.parametrize(
     ("method", "read"),
     [
-        ("is_dir", read_settings),
+        ("is_file", read_settings),
         ("is_dir", run_folder),
         ("is_file", checkpoints.exists),
         ("is_file", ImageList.load),
