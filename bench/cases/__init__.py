@@ -1,8 +1,9 @@
 """The cases that ``fastsiam bench`` measures, one module each, and their table. No torch import.
 
 To add a case, add a module with a function ``measure(session)``, and an entry in the table. The
-function passes its rows (``records.Row``) to ``runner.compare`` and returns the records. Functions
-``build_...`` run in the measured processes and return a runner's tasks (``runner.Build``).
+function passes its rows (``measurements.Row``) to ``runner.compare`` and returns the records.
+Functions ``build_...`` run in the measured processes and return a runner's tasks
+(``runner.Build``).
 """
 
 from __future__ import annotations
