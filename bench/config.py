@@ -276,8 +276,8 @@ class SoakConfig(Config):
 
     @property
     def names(self) -> tuple[Pipeline, ...]:
-        """The selected pipelines that are installed, in the order in which runs use them."""
+        """The pipelines to train with, in the order in which runs use them."""
         from fastsiam.pipelines.backends import BACKENDS
 
-        names = self.pipelines or get_args(Pipeline)
-        return tuple(name for name in names if BACKENDS[name].installed)
+        installed = (name for name, backend in BACKENDS.items() if backend.installed)
+        return self.pipelines or tuple(installed)

@@ -31,7 +31,7 @@ from fastsiam.bench.measurements import circumstances
 from fastsiam.child_process import FASTSIAM, Child
 from fastsiam.config import Pipeline
 from fastsiam.console import Console, duration
-from fastsiam.errors import BackendError, CheckpointError, DataError, FastSiamError
+from fastsiam.errors import CheckpointError, DataError, FastSiamError
 from fastsiam.files import os_errors_as, parse_json, write_json
 from fastsiam.markdown import markdown
 from fastsiam.pipelines.backends import BACKENDS, CEILING
@@ -168,8 +168,8 @@ class Fault(NamedTuple):
         """
         if self.target == "checkpoint":
             run.kill()
-            run.child.wait(_PATIENCE)
-            _flip_a_bit(run.out, chance)
+            if run.child.wait(_PATIENCE) != 0:  # a run that has finished is not repeated
+                _flip_a_bit(run.out, chance)
         elif self.target == "all":
             os.killpg(run.targets("launcher")[0].pid, self.number)
         else:
@@ -319,16 +319,13 @@ def soak(config: SoakConfig) -> Path:
     """Disturb runs for the configured minutes and write the record; return its path.
 
     Raises:
-        BackendError: a pipeline in the settings is not installed.
+        BackendError: a pipeline in the settings cannot run here.
         FastSiamError: a problem was found, which the record describes; or a file cannot be written.
     """
     start, path = time.monotonic(), Path(config.out)
     check_targets(path)
-    if missing := [name for name in config.pipelines if name not in config.names]:
-        raise BackendError(
-            f"not installed: {', '.join(missing)}; install it (pip install "
-            f"'fastsiam[{missing[0]}]'), or name other --pipelines"
-        )
+    for name in config.pipelines:
+        BACKENDS[name].check()
     with (
         # A second signal is ignored: killing the runs and deleting their folder is quick.
         handle_stop_signals(exit_after_signal, again=lambda _: None),

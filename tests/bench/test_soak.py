@@ -9,6 +9,7 @@ import random
 import shutil
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +22,7 @@ from fastsiam.bench.soak import FAULTS, Fault, Run, Soak, as_markdown, read_reco
 from fastsiam.config import TrainConfig
 from fastsiam.config.settings_files import parse_assignments
 from fastsiam.errors import BackendError, FastSiamError
-from fastsiam.pipelines.backends import BACKENDS, Backend
+from fastsiam.pipelines.backends import Backend
 from fastsiam.run.checkpoint import last
 from fastsiam.run.log import read_metrics
 from fastsiam.train.command import train_here
@@ -124,6 +125,19 @@ def test_faults_are_injected_equally_often(tmp_path: Path, monkeypatch: pytest.M
     assert all(injected_names.count(x.name) == (0 if x.target == "worker" else 3) for x in FAULTS)
 
 
+@pytest.mark.parametrize(("code", "flips"), [(0, 0), (137, 1)])
+def test_checkpoint_of_finished_run_stays_intact(
+    code: int, flips: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such a run is not started again, so it would differ from the undisturbed one."""
+    flipped: list[Path] = []
+    monkeypatch.setattr(module, "_flip_a_bit", lambda out, _: flipped.append(out))
+    child = SimpleNamespace(wait=lambda _: code)
+    run: Any = SimpleNamespace(out=tmp_path, kill=lambda: None, child=child)
+    FAULTS[-1].inject(run, random.Random(0))
+    assert len(flipped) == flips
+
+
 def test_finding_is_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Soak, "run", lambda work: work.findings.append("memory: it hangs"))
     out = tmp_path / "soak.json"
@@ -140,9 +154,8 @@ def test_missing_backend_or_unwritable_output_is_rejected_first(
     monkeypatch.setattr(Soak, "run", lambda work: pytest.fail("it runs"))
     out = tmp_path / "soak.json"
     out.write_text("{}")
-    installed = property(lambda backend: backend is not BACKENDS["ffcv"])
-    monkeypatch.setattr(Backend, "installed", installed)
-    with pytest.raises(BackendError, match=r"^not installed: ffcv; install it "):
+    monkeypatch.setattr(Backend, "_module", lambda backend: import_module("missing_package"))
+    with pytest.raises(BackendError, match=r"^the ffcv pipeline cannot be loaded .* install it "):
         soak(SoakConfig(out=str(out), pipelines=("ffcv",)))
     assert out.read_text() == "{}"
     with pytest.raises(FastSiamError, match=r"^cannot write "):
