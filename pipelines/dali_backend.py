@@ -14,6 +14,7 @@ slowly, so it only decodes, and the engine makes crops that are bit-identical to
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import re
 from collections import deque
@@ -49,8 +50,10 @@ from .workers import count, prefetch_map
 
 # The decoders' own messages do not name the image; fastsiam's error does.
 os.environ.setdefault("DALI_NVIMGCODEC_LOG_LEVEL", "1")
-# DALI shuts down its pipelines at exit, which crashes in a forked process that inherited them.
+# DALI shuts down its pipelines at exit, which crashes in a forked process that inherited them, and
+# when they are garbage-collected, which takes forever there.
 os.register_at_fork(after_in_child=lambda: Pipeline._pipes.clear())
+os.register_at_fork(after_in_child=gc.freeze)
 
 _PART = 16
 """Images that a reader thread reads per call."""

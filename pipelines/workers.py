@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
-import gc
 import logging
 import multiprocessing
 import os
@@ -140,7 +139,6 @@ def set_up_worker(environment: dict[str, str], _number: int = 0) -> None:
     # the thread that started it ends, and takes the fork server as the parent.
     threading.Thread(target=_die_with_parent, name="fastsiam-parent", daemon=True).start()
     os.environ.update(environment)
-    gc.freeze()  # collecting inherited graphs of DALI would wait forever
 
 
 def _die_with_parent() -> None:

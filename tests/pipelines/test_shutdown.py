@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import gc
 import json
 import os
 import signal
@@ -152,6 +153,27 @@ def use_loader_in_fork(name: str, root: Path) -> None:
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
     assert len([*running]) == 5
+
+
+@pytest.mark.dali
+def test_forked_process_does_not_collect_graphs_of_dali(images: Path) -> None:
+    """Shutting down a graph whose threads exist only in the parent takes forever."""
+    result = Forked(collect_in_fork, images / "train").wait(120)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+def collect_in_fork(root: Path) -> None:
+    loader: Any = open_loader("dali", root, batch=4)
+    list(loader.epoch(0))
+    garbage = [loader._cropper._dali]
+    garbage.append(garbage)  # only the garbage collector frees it
+    loader.close()
+    del garbage
+    if not (child := os.fork()):
+        signal.alarm(20)
+        gc.collect()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
 
 
 @pytest.mark.dali
