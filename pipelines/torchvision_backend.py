@@ -208,6 +208,7 @@ class TorchvisionLoader(StoreLoader):
             worker_died = not isinstance(error, RuntimeError) or "exited unexpectedly" in str(error)
             if not (self._loader.num_workers and worker_died):
                 raise
+            self._end_workers()  # torch would wait for the dead one in the next epoch
             raise dead_worker(error) from error
 
 

@@ -19,6 +19,7 @@ import torch
 from PIL import Image
 
 from fastsiam.config import AugmentConfig, Pipeline
+from fastsiam.errors import WorkerError
 from tests.conftest import write_images
 from tests.pipelines.cases import (
     GRAPH,
@@ -131,6 +132,17 @@ def test_loader_is_usable_after_keyboard_interrupt(
     monkeypatch.setattr(loader._loader._iterator, "_get_data", interrupted)
     with pytest.raises(KeyboardInterrupt):
         next(loader.epoch(1))
+    assert same(list(loader.epoch(0)), expected)
+
+
+def test_loader_is_usable_after_killed_worker(images: Path, loaders: Loaders) -> None:
+    loader: Any = loaders("torchvision", images / "train", batch=4, workers=2)
+    expected = list(loader.epoch(0))
+    epoch = loader.epoch(1)
+    next(epoch)
+    os.kill(loader._loader._iterator._workers[0].pid, signal.SIGKILL)
+    with pytest.raises(WorkerError, match="a worker process died"):
+        list(epoch)
     assert same(list(loader.epoch(0)), expected)
 
 
