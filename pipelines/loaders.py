@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
@@ -80,6 +81,10 @@ class StoreLoader(ABC):
         self._shapes = crop_shapes(spec.augment, order.batch // order.world)
         self._labels = torch.tensor(store.labels, device=spec.device)
         self._running: Generator[Augmented] | None = None
+        self._current = object()
+        """Identifies the epoch that was started last."""
+        self._lock = threading.RLock()
+        """Held while a batch is loaded: another thread ends the epoch only between batches."""
         self._owned: list[Closes] = []
         """Objects that ``close`` closes too."""
         self._closed, self._process = False, os.getpid()
@@ -100,9 +105,13 @@ class StoreLoader(ABC):
         return batches
 
     def close(self) -> None:
-        """End the current epoch and the threads or processes, and free memory."""
+        """End the current epoch and the threads or processes, and free memory.
+
+        If another thread is waiting for a batch, it still gets this one, but no further ones.
+        """
         self._closed = True
-        self._end_epoch()
+        with self._lock:
+            self._end_epoch()
         for resource in self._owned:
             resource.close()
         if self._device.type == "cpu":
@@ -142,40 +151,47 @@ class StoreLoader(ABC):
                 "this loader was opened before the process was forked, and its threads exist only "
                 "in the parent; open a loader in the child, or use ViewLoader, which does so"
             )
-        if self._closed:
-            raise RuntimeError("this loader is closed")
-        self._end_epoch()
-        step, running = skip, start(epoch, skip)
-        self._running = running
+        current = self._current = object()
+        step, running = skip, None
         try:
-            while running is self._running:
-                try:
-                    batch = next(running, None)
-                except ImageError as error:
-                    if self.bad is None:
-                        raise
-                    bad_image = self.bad.note(error, epoch=epoch, step=epoch * self.steps + step)
-                    log.warning(
-                        f"bad image {bad_image.index:,} ({bad_image.name}): {bad_image.reason}; "
-                        "another image replaces it"
-                    )
-                    self._running = running = start(epoch, step)
-                    continue
+            while True:
+                with self._lock:
+                    if self._closed or self._current is not current:
+                        break
+                    if running is None:
+                        self._end_epoch()
+                        self._running = running = start(epoch, step)
+                    try:
+                        batch = next(running, None)
+                    except ImageError as error:
+                        self._note_bad(error, epoch, step)
+                        running = None
+                        continue
                 if batch is None:
                     return
                 yield batch
                 step += 1
         finally:
-            running.close()
+            if running is not None:
+                _close(running)
         if self._closed:
             raise RuntimeError("this loader is closed")
         raise RuntimeError("another epoch of this loader was started; it runs one at a time")
 
+    def _note_bad(self, error: ImageError, epoch: int, step: int) -> None:
+        """Add a bad image to the list; raise the error if bad images are not replaced."""
+        if self.bad is None:
+            raise error
+        bad_image = self.bad.note(error, epoch=epoch, step=epoch * self.steps + step)
+        log.warning(
+            f"bad image {bad_image.index:,} ({bad_image.name}): {bad_image.reason}; "
+            "another image replaces it"
+        )
+
     def _end_epoch(self) -> None:
         running, self._running = self._running, None
         if running is not None:
-            with contextlib.suppress(ValueError):  # another thread is in it, and ends it afterwards
-                running.close()
+            _close(running)
 
 
 class CropLoader(StoreLoader):
@@ -208,6 +224,12 @@ class CropLoader(StoreLoader):
                 if self._crop_transform is not None:
                     crops = _transform_crops(crops, self._crop_transform)
                 yield index, params, photometric(crops, params, self._augment, dtype=self._dtype)
+
+
+def _close(batches: Generator[Augmented]) -> None:
+    """Close a generator, unless it is running: a signal handler, or another thread, closes it."""
+    with contextlib.suppress(ValueError):
+        batches.close()
 
 
 def _transform_crops(crops: Crops, transform: CropTransform) -> Crops:

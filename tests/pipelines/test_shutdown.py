@@ -8,6 +8,7 @@ import gc
 import json
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -20,6 +21,7 @@ from PIL import Image
 
 from fastsiam.config import AugmentConfig, Pipeline
 from fastsiam.errors import WorkerError
+from fastsiam.pipelines import Store
 from tests.conftest import write_images
 from tests.pipelines.cases import (
     GRAPH,
@@ -118,6 +120,33 @@ def test_closed_loader_and_abandoned_evaluation_end_threads(
     assert len(new_threads) >= 3
     del batches
     assert have_ended(new_threads)
+
+
+@pytest.mark.parametrize(
+    "name", ["native", "torchvision", pytest.param("dali", marks=REQUIRED_MARKS["dali"])]
+)
+def test_loader_can_be_closed_while_another_thread_waits_for_a_batch(
+    name: str, images: Path, loaders: Loaders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Store, "prefetch", lambda *_: time.sleep(0.2))  # called for each batch
+    loader = loaders(name, images / "train", batch=4, workers=1)
+    has_batch, errors = threading.Event(), list[BaseException]()
+
+    def iterate() -> None:
+        try:
+            for epoch in range(100):
+                for _ in loader.epoch(epoch):
+                    has_batch.set()
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=iterate, daemon=True)
+    thread.start()
+    assert has_batch.wait(60)
+    time.sleep(0.1)
+    loader.close()
+    thread.join(60)
+    assert [str(error) for error in errors] == ["this loader is closed"]
 
 
 def test_loader_is_usable_after_keyboard_interrupt(
