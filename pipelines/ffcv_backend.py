@@ -69,7 +69,7 @@ class FfcvLoader(NativeLoader):
         """Read the images of the next batch into the memory of the previous batch."""
         self._engine.wait()
         memory, start = pages.load(index)
-        address, size = memory.ctypes.data + start, self._store.sizes()[index]
+        address, size = memory.ctypes.data + start, self._beton.size[index].astype(np.int64)
         return self._engine.headers.images(index, address, size, memory)
 
 

@@ -129,7 +129,8 @@ class Cache:
                     try:
                         return await asyncio.to_thread(self._keep, chunk, await get())
                     finally:
-                        claim.unlink(missing_ok=True)
+                        with contextlib.suppress(OSError):  # a claim that stays expires
+                            claim.unlink()
                 await asyncio.sleep(_POLL_SECONDS)
 
     def _take(self, claim: Path) -> bool:

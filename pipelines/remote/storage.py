@@ -12,6 +12,7 @@ import atexit
 import contextlib
 import itertools
 import logging
+import math
 import os
 import re
 import threading
@@ -196,10 +197,12 @@ async def _request(url: Url, ask: Callable[[Any, str], Awaitable[Result]]) -> Re
     obstore retries most failures itself: 5xx, 408, 429, failed connections, and response bodies
     that are cut off or stall. It does not retry bodies of lists, or of objects without an ETag.
     """
-    connections, end = client(), time.monotonic() + _seconds(PATIENCE_SECONDS, 120)
+    connections, end = client(), math.inf
     while True:
         try:
             async with connections.limit:
+                if end == math.inf:  # waiting for other requests does not count
+                    end = time.monotonic() + _seconds(PATIENCE_SECONDS, 120)
                 return await ask(connections.store(url.scheme, url.host), url.key)
         except FastSiamError:
             raise
