@@ -237,8 +237,11 @@ def _trained(
         epoch = done // steps
         if epoch == config.epochs or (config.eval_every and epoch % config.eval_every == 0):
             results[:] = training.evaluate(validation())
-            loss = losses[best()].item()
-            console.say(f"epoch {epoch} of {config.epochs}: loss {loss:.3f}, {results[best()]}")
+            head = best()
+            rate = f" at rate {training.rates[head]:g}" if len(training.rates) > 1 else ""
+            console.say(
+                f"epoch {epoch} of {config.epochs}: {results[head]}, loss {losses[head]:.3f}{rate}"
+            )
         return ""
 
     first_step = training.run(

@@ -177,4 +177,9 @@ def _literal(text: str) -> str:
 
 
 def _cell(value: Any) -> str:
-    return cell(f"{value:g}" if isinstance(value, float) else str(value))
+    match value:
+        case bool():
+            return "yes" if value else "no"
+        case float():
+            return f"{value:g}"
+    return cell(str(value))

@@ -155,12 +155,15 @@ class _Steps:
         return batch_digest(params, index, epoch=epoch, place=self._order.place(step))
 
     def images(self, number: int) -> Iterator[str]:
-        """List the images of a step: place in the epoch, position in the data set, name."""
+        """List the images of a step: place in the epoch, position among those trained on, name."""
         if self._store is None:
             yield f"step {number:,} was trained on noise"
             return
         epoch, step = divmod(number - 1, self._order.steps)
-        yield f"step {number:,}, in epoch {epoch:,}: place in the epoch, position in the data, name"
+        yield (
+            f"step {number:,}, in epoch {epoch:,}: place in the epoch, position among the images "
+            "trained on, name"
+        )
         indices = self._order.indices(epoch, step).tolist()
         for place, i in enumerate(indices, self._order.place(step)):
             yield f"{place} {i} {self._store.name(i)}"

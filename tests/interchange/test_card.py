@@ -81,7 +81,7 @@ def test_card_lists_schedule_and_variant(tmp_path: Path) -> None:
         (
             with_settings(pretrained.config, lr=0.05),
             (
-                f"{rate}, 0 epochs of warm-up |", "| stop gradient | True |",
+                f"{rate}, 0 epochs of warm-up |", "| stop gradient | yes |",
                 "| head bn | hidden |", "| predictor | none |", "| target average | 0.8 |",
             ),
         ),

@@ -68,7 +68,9 @@ def test_run_of_every_method_is_evaluated_and_exported(
     settings = pretrained.config.model.method
     assert card.startswith(f"# ResNet-10, pre-trained with {settings.title}")
     assert settings.paper in card
-    assert all(f"| {name} | {value} |" in card for name, value in settings.describe().items())
+    for name, value in settings.to_flags().items():
+        text = {True: "yes", False: "no"}[value] if isinstance(value, bool) else f"{value}"
+        assert f"| {name.replace('_', ' ')} | {text} |" in card
     source = f", commit {commit()}" if commit() else ""  # none outside a git repository
     for text in (
         "| data | data, 24 images |",
@@ -77,7 +79,7 @@ def test_run_of_every_method_is_evaluated_and_exported(
         f"Trained by fastsiam {__version__}{source}, torch {torch.__version__}. Written",
         "**linear** (24 images for training, 12 for validation, from data, batch 8, momentum 0.9, "
         "weight_decay 0, schedule cosine per step, seed 0, optimizer lars, "
-        "lars_trust 0.001, rates [0.1, 3.0], epochs 1, cached True, storage fp32)",
+        "lars_trust 0.001, rates [0.1, 3.0], epochs 1, cached yes, storage fp32)",
         f"| 0.1 | {format_number(linear.results[0]['top1'])} | 100 |",
     ):
         assert text in card, text

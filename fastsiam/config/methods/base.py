@@ -46,10 +46,6 @@ class MethodConfig(Config):
     source of the numbers, or ``docs/methods`` does.
     """
 
-    def describe(self) -> dict[str, str]:
-        """Return the settings as text by name, for display."""
-        return {name.replace("_", " "): str(value) for name, value in self.to_flags().items()}
-
     @property
     def centred(self) -> bool:
         """Whether BN centres the projector's output; its std is then near 1 unless it collapses."""
