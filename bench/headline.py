@@ -23,7 +23,7 @@ from fastsiam.child_process import FASTSIAM, Child
 from fastsiam.config import DataConfig
 from fastsiam.config.recipes import RECIPES
 from fastsiam.config.settings_files import RunSettings
-from fastsiam.console import Console, duration
+from fastsiam.console import Console, duration, format_count
 from fastsiam.errors import SIGNALLED, FastSiamError
 from fastsiam.files import atomic_write_for_user, write_json
 from fastsiam.report import drawing
@@ -239,7 +239,9 @@ def _record(config: HeadlineConfig, trainings: list[Training]) -> dict[str, Any]
 def draw(record: dict[str, Any]) -> Figure:
     """Plot kNN accuracy over minutes of training, with published runs for comparison."""
     where = record["environment"]
-    machine = ", ".join(where["gpus"]) or f"{where['cores']} cores of {where['cpu']}"
+    machine = (
+        ", ".join(where["gpus"]) or f"{format_count(where['cores'], 'core')} of {where['cpu']}"
+    )
     figure = drawing.canvas(
         f"CIFAR-10 to {record['goal']:g}% kNN",
         f"Minutes of training without evaluations, on {machine}. Crosses: lightly's published runs "

@@ -30,7 +30,7 @@ from fastsiam.bench.config import SoakConfig
 from fastsiam.bench.measurements import circumstances
 from fastsiam.child_process import FASTSIAM, Child
 from fastsiam.config import Pipeline
-from fastsiam.console import Console, duration
+from fastsiam.console import Console, duration, format_count
 from fastsiam.errors import CheckpointError, DataError, FastSiamError
 from fastsiam.files import os_errors_as, parse_json, write_json
 from fastsiam.markdown import markdown
@@ -364,7 +364,7 @@ def as_markdown(record: Mapping[str, Any]) -> str:
     machine, runs = record["environment"], record["runs"]
     caption = (
         f"{len(runs)} runs of {record['ranks']} gloo ranks in {record['minutes']:.0f} minutes, "
-        f"seed {record['seed']}; {machine['cores']} cores of {machine['cpu']}; "
+        f"seed {record['seed']}; {format_count(machine['cores'], 'core')} of {machine['cpu']}; "
         f"torch {machine['packages']['torch']}; {record['date']}; `{record['command']}`"
     )
     rows = []

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from fastsiam.bench.libraries import PEERS
 from fastsiam.bench.measurements import Record
+from fastsiam.console import format_count
 from fastsiam.markdown import markdown
 
 Column = tuple[str, Callable[[Record], str]]
@@ -49,7 +50,8 @@ def caption(records: Sequence[Record]) -> str:
     order = "consecutive" if any("apart" in one.facts for one in records) else "interleaved"
     return (
         f"{images_text}medians of {' or '.join(map(str, repeats))} {order} repeats; "
-        f"{machine['cores']} cores of {machine['cpu']}, {', '.join(machine['gpus']) or 'no GPU'}; "
+        f"{format_count(machine['cores'], 'core')} of {machine['cpu']}, "
+        f"{', '.join(machine['gpus']) or 'no GPU'}; "
         f"{versions}; {first.date}"
     )
 
