@@ -79,6 +79,14 @@ def test_image_rows_and_skeleton_shapes() -> None:
     assert shapes[0] == shapes[1]
 
 
+def test_parts_are_modules_with_weights() -> None:
+    """``--init`` looks for their weights, and skips those that it does not find."""
+    for name, case in ALL_CASES.items():
+        method = method_skeleton(replace(TINY, method=case.config(**SMALL)), images=24)
+        modules = {weight.partition(".")[0] for weight in method.state_dict()}
+        assert {"backbone", "projector"} <= set(method.parts) <= modules, name
+
+
 COMPILED_VARIANTS = [
     "swav, multi-crop",
     *(name for name in ALL_CASES if name != "swav, multi-crop"),

@@ -118,6 +118,7 @@ def test_interrupted_extended_run_resumes_bit_for_bit(
     assert checkpoints.load(run).step == len(history(run)) == 24
     expected = [PEAK * cosine(step / 24) for step in range(18, 24)]
     assert [line[5] for line in history(run)][18:] == pytest.approx(expected)
+    assert [one["step"] for one in RunSettings.read(run).extensions] == [6, 18]
     export_weights(load_pretrained(run), format="plain", out=tmp_path / "w.pt")
     extensions = "from 4 to 6 epochs after epoch 2; extended from 6 to 8 epochs after epoch 6"
     assert f"| history | extended {extensions} |" in (tmp_path / "w.pt.md").read_text()
