@@ -69,7 +69,8 @@ def test_run_of_every_method_is_evaluated_and_exported(
     assert card.startswith(f"# ResNet-10, pre-trained with {settings.title}")
     assert settings.paper in card
     for name, value in settings.to_flags().items():
-        text = {True: "yes", False: "no"}[value] if isinstance(value, bool) else f"{value}"
+        text = {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
+        text = text.removesuffix(".0")
         assert f"| {name.replace('_', ' ')} | {text} |" in card
     source = f", commit {commit()}" if commit() else ""  # none outside a git repository
     for text in (
