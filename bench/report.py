@@ -15,6 +15,7 @@ from fastsiam.bench.charts import chart, front_charts, plain_name
 from fastsiam.bench.finding import finding
 from fastsiam.bench.measurements import Record, read
 from fastsiam.bench.tables import caption, differences, rows_of, table
+from fastsiam.console import text_of
 from fastsiam.errors import DataError
 from fastsiam.files import (
     as_utf8,
@@ -24,7 +25,7 @@ from fastsiam.files import (
     value_errors_as_data_error,
 )
 from fastsiam.report.drawing import png
-from fastsiam.report.page import Figure, Section, Table, flat, render, text_of
+from fastsiam.report.page import Figure, Section, Table, flat, render
 
 _OPENING = re.compile(r"<!-- (bench|study|soak): (\S+?)(?: ([^\s:]+))?(?:: (.+?))? -->")
 """The marker above a table: kind, path, case and rows."""

@@ -210,6 +210,20 @@ def format_count(number: float, what: str) -> str:
     return f"{text} {what}{'' if text == '1' else 's'}"
 
 
+def text_of(value: Any) -> str:
+    """Format a setting's value for display."""
+    match value:
+        case bool():
+            return "yes" if value else "no"
+        case float():
+            return f"{value:g}"
+        case list() | tuple():
+            return ", ".join(map(text_of, value)) or "none"
+        case "" | None:
+            return "none"
+    return str(value)
+
+
 def size(count: float) -> str:
     """Format an amount of memory: 154 MB, 6.2 GB."""
     for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):

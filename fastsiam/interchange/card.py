@@ -17,7 +17,7 @@ import torchvision
 import fastsiam
 from fastsiam.config import TrainConfig
 from fastsiam.config.settings_files import RunSettings
-from fastsiam.console import format_count, format_number
+from fastsiam.console import format_count, format_number, text_of
 from fastsiam.environment import commit
 from fastsiam.files import as_utf8, quote, value_errors_as_data_error
 from fastsiam.markdown import cell
@@ -177,9 +177,4 @@ def _literal(text: str) -> str:
 
 
 def _cell(value: Any) -> str:
-    match value:
-        case bool():
-            return "yes" if value else "no"
-        case float():
-            return f"{value:g}"
-    return cell(str(value))
+    return cell(text_of(value) if isinstance(value, bool | float) else str(value))

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fastsiam.console import text_of
 from fastsiam.files import as_utf8
 
 
@@ -84,17 +85,3 @@ def flat(values: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in values.items():
         entries |= value if isinstance(value, dict) else {name: value}
     return entries
-
-
-def text_of(value: Any) -> str:
-    """Format a setting's value for display."""
-    match value:
-        case bool():
-            return "yes" if value else "no"
-        case float():
-            return f"{value:g}"
-        case list() | tuple():
-            return ", ".join(map(text_of, value)) or "none"
-        case "" | None:
-            return "none"
-    return str(value)

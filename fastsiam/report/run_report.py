@@ -12,13 +12,13 @@ from typing import Any
 
 from fastsiam.bad_image_list import read_bad_images
 from fastsiam.config.settings_files import RunSettings
-from fastsiam.console import format_count, format_number
+from fastsiam.console import format_count, format_number, text_of
 from fastsiam.errors import DataError
 from fastsiam.files import atomic_write_for_user, value_errors_as_data_error
 from fastsiam.interchange.card import describe_images, preprocessing
 from fastsiam.markdown import format_mean
 from fastsiam.report.drawing import escape
-from fastsiam.report.page import Figure, Section, Table, flat, render, text_of
+from fastsiam.report.page import Figure, Section, Table, flat, render
 from fastsiam.run.log import read_metrics
 from fastsiam.run.records import Record, read_records
 
