@@ -118,8 +118,9 @@ def resolve(user_config: TrainConfig, run: Path, place: Place) -> ResolvedConfig
     end = last_step(config, len(images) // config.optim.batch)
     config = with_compilation(config, start, end=end)
     if beginning.folder is not None:
-        is_branch = beginning.folder.resolve() != run.resolve()
-        user_config = _first_user_config(user_config, beginning.folder, is_branch=is_branch)
+        user_config = _first_user_config(
+            user_config, beginning.folder, is_branch=beginning.is_branch(run)
+        )
     return ResolvedConfig(
         user_config=user_config,
         config=config,

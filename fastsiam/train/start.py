@@ -38,6 +38,10 @@ class Start:
     note: str = ""
     """Another message for the user, or ""."""
 
+    def is_branch(self, run: Path) -> bool:
+        """Return whether the run in the folder ``run`` continues another run."""
+        return self.folder is not None and self.folder.resolve() != run.resolve()
+
 
 def start_of(config: TrainConfig, run: Path, place: Place) -> tuple[TrainConfig, Start]:
     """Find where a run starts, and resolve the settings that depend on it; every rank calls this.
@@ -59,7 +63,7 @@ def start_of(config: TrainConfig, run: Path, place: Place) -> tuple[TrainConfig,
                 f"run with --epochs {epochs}"
             )
         return config, start
-    checkpoint, is_branch = saved, folder.resolve() != run.resolve()
+    checkpoint, is_branch = saved, start.is_branch(run)
     changed = differences(saved.config, config)
     if is_branch and changed.keys() <= set(BRANCH_SETTINGS):
         if "epochs" in changed and config.optim.epochs < saved.epoch:
