@@ -144,10 +144,10 @@ class Run:
             if line != expected:
                 return f"line {number}: {line} for {expected}"
         try:
-            weights = [checkpoints.digest_of(checkpoints.load(x.out).model) for x in (self, other)]
+            hashes = [checkpoints.load(x.out).model_hash for x in (self, other)]
         except CheckpointError as error:
             return str(error)
-        return "" if weights[0] == weights[1] else "the last weights"
+        return "" if hashes[0] == hashes[1] else "the last weights"
 
 
 class Fault(NamedTuple):

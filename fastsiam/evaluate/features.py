@@ -1,8 +1,7 @@
-"""Feature extraction with frozen networks, and fingerprints of their weights."""
+"""Feature extraction with frozen networks, and the records of their evaluations."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 
 from fastsiam.interchange import Pretrained
 from fastsiam.model.numerics import autocast
+from fastsiam.run.checkpoint import weights_hash
 from fastsiam.run.records import Record, read_records
 from fastsiam.views.batch import EvalBatch
 
@@ -93,20 +93,8 @@ def group_batches(parts: Iterable[Part], rows: int) -> Iterator[list[Part]]:
         yield group
 
 
-def fingerprint(network: nn.Module) -> str:
-    """Return a hash of all parameters and buffers, which changes if any of them does.
-
-    It is not a checkpoint's ``digest_of``, because records of version 0.2 contain this hash.
-    """
-    digest = hashlib.sha256()
-    for name, value in sorted(network.state_dict().items()):
-        digest.update(name.encode())
-        digest.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
-    return f"sha256:{digest.hexdigest()}"
-
-
 def own_records(pretrained: Pretrained) -> list[Record]:
     """Return the run's evaluation records whose network has exactly these weights."""
     records = read_records(pretrained.run) if pretrained.run else []
-    own_fingerprint = fingerprint(pretrained.network()) if records else ""
+    own_fingerprint = weights_hash(pretrained.network().state_dict()) if records else ""
     return [record for record in records if record.network.fingerprint == own_fingerprint]

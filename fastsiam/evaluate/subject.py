@@ -23,7 +23,7 @@ from fastsiam.config.views import usual_resize
 from fastsiam.console import Console
 from fastsiam.distributed import Place, check_same_images, from_leader
 from fastsiam.errors import DataError, FastSiamError, NoLabelsError, NoSplitError
-from fastsiam.evaluate.features import feature_batches, fingerprint
+from fastsiam.evaluate.features import feature_batches
 from fastsiam.evaluate.record_files import RecordFiles
 from fastsiam.interchange import Pretrained, load_pretrained
 from fastsiam.interchange.pretrained import format_keys
@@ -34,6 +34,7 @@ from fastsiam.pipelines.automatic import choose_pipeline
 from fastsiam.pipelines.backends import BACKENDS
 from fastsiam.pipelines.store import Split
 from fastsiam.pipelines.subsets import TrainingImages
+from fastsiam.run.checkpoint import weights_hash
 from fastsiam.run.records import DataFacts, Evaluation, ImageFacts, Kind, NetworkFacts
 from fastsiam.views.batch import EvalLoader
 
@@ -308,7 +309,7 @@ def network_facts(pretrained: Pretrained, network: nn.Module, *, untrained: bool
         file=str(pretrained.path),
         epoch=pretrained.epoch,
         untrained=untrained,
-        fingerprint=fingerprint(network),
+        fingerprint=weights_hash(network.state_dict()),
     )
 
 

@@ -11,6 +11,7 @@ import errno
 import hashlib
 import os
 import shutil
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,6 +35,8 @@ from fastsiam.files import (
 
 FORMAT = 2
 """Version of the file format; fastsiam 0.1 wrote version 1."""
+_FOLDER = 0x10
+"""MS-DOS attribute of a folder in a zip file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,8 +61,8 @@ class Checkpoint:
     seen: dict[str, Any] = field(default_factory=dict)
     """Digest of images and augmentations since the last log line (``fastsiam.train.metrics``);
     empty in files of older versions."""
-    weights: str = ""
-    """Digest of ``model`` (``digest_of``); empty in files of older versions."""
+    model_hash: str = ""
+    """``weights_hash`` of ``model``, computed by ``save``; empty in files of older versions."""
     branch: dict[str, Any] = field(default_factory=dict)
     """Record of where the run branched off, as in config.json (``fastsiam.train.start``); empty if
     it is not a branch."""
@@ -105,9 +108,8 @@ def save(path: Path, checkpoint: Checkpoint, *, keep: Path | None = None) -> Non
         "format": FORMAT,
         "fastsiam": fastsiam.__version__,
         "config": checkpoint.config.to_dict(),
-        "weights": digest_of(checkpoint.model),
+        "model_hash": weights_hash(checkpoint.model),
     }
-    state["digest"] = digest_of(state)
     try:
         with atomic_write(path) as temporary:
             torch.save(state, temporary)
@@ -141,32 +143,13 @@ def _keep(path: Path, other: Path) -> None:
     os.replace(source, other)
 
 
-def digest_of(state: Mapping[Any, Any]) -> str:
-    """Return the SHA-256 of nested containers of tensors and plain values, in hex digits.
-
-    It depends on names, types, shapes, values and the order of lists, not the order of mappings.
-    """
+def weights_hash(state: Mapping[str, Tensor]) -> str:
+    """Return the SHA-256 of the names and values of a state dict, in any order."""
     digest = hashlib.sha256()
-
-    def add(value: Any) -> None:
-        if isinstance(value, Tensor):
-            digest.update(f"tensor {value.dtype} {tuple(value.shape)}:".encode())
-            plain = value.detach().cpu().contiguous().reshape(-1)
-            digest.update(plain.view(torch.uint8).numpy().data)
-        elif isinstance(value, Mapping):
-            digest.update(f"mapping {len(value)}:".encode())
-            for name in sorted(value, key=repr):
-                add(name)
-                add(value[name])
-        elif isinstance(value, list | tuple):
-            digest.update(f"{type(value).__name__} {len(value)}:".encode())
-            for part in value:
-                add(part)
-        else:
-            digest.update(f"{type(value).__name__} {value!r};".encode())
-
-    add(state)
-    return digest.hexdigest()
+    for name, value in sorted(state.items()):
+        digest.update(name.encode())
+        digest.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+    return f"sha256:{digest.hexdigest()}"
 
 
 def locate(path: Path) -> Path:
@@ -288,22 +271,17 @@ def rename_corrupt(run: Path) -> None:
 
 
 def parse(path: Path, state: Any) -> Checkpoint:
-    """Convert the unpickled content of a file to a checkpoint; ``path`` is for error messages.
+    """Convert the unpickled content of a file to a checkpoint, and check the file's checksums.
 
     Raises:
         CheckpointError: it is corrupt, not a fastsiam checkpoint, or one of another version.
     """
-    content = dict(state) if isinstance(state, dict) else {}
-    digest = content.pop("digest", None)  # files of older versions have none
-    try:
-        is_intact = not isinstance(digest, str) or digest_of(content) == digest
-    except RuntimeError:  # invalid content, such as a recursive list or a tensor without storage
-        is_intact = False
-    if not is_intact:
+    if not _is_intact(path):
         raise DamagedError(
             f"cannot read {path}: it is corrupt (its content does not match its checksum)"
             f"{previous_hint(path)}"
         )
+    content = state if isinstance(state, dict) else {}
     if content.get("format") != FORMAT:
         raise CheckpointError(
             f"{path} is not a checkpoint of this version of fastsiam, or too old: only checkpoints "
@@ -317,3 +295,14 @@ def parse(path: Path, state: Any) -> Checkpoint:
         raise CheckpointError(
             f"cannot read {path}: {error}; was it written by another version of fastsiam?"
         ) from error
+
+
+def _is_intact(path: Path) -> bool:
+    """Return whether a PyTorch file matches its CRC-32 checksums, which ``torch.load`` ignores."""
+    try:
+        with zipfile.ZipFile(path) as file:
+            # torch leaves the memory of an entry uninitialised if this bit says it is a directory.
+            has_folder = any(entry.external_attr & _FOLDER for entry in file.infolist())
+            return not has_folder and file.testzip() is None
+    except Exception:  # zipfile may raise anything on a corrupt file
+        return False

@@ -24,13 +24,13 @@ from fastsiam.environment import environment
 from fastsiam.errors import FastSiamError
 from fastsiam.evaluate.detection.command import preflight
 from fastsiam.evaluate.detection.protocol import FIGURES, PAPER, protocol_of
-from fastsiam.evaluate.features import fingerprint
 from fastsiam.evaluate.subject import open_network
 from fastsiam.files import atomic_write_for_user, quote, write_json
 from fastsiam.interchange import Input, Pretrained, weight_files
 from fastsiam.interchange.export import plain_content
 from fastsiam.markdown import format_mean, markdown
 from fastsiam.methods import build_method
+from fastsiam.run.checkpoint import weights_hash
 from fastsiam.run.records import Record, read_record
 from fastsiam.study.catalogue import STUDIES
 from fastsiam.study.runs import run_command, runs_of
@@ -135,7 +135,7 @@ def run_detection(
         if row.network:
             labels = labels or preflight(Path(row.network), detector)
             network = open_network(Path(row.network), replace(detector, untrained=row.untrained))
-            inputs[row.title] = fingerprint(network.network()), labels
+            inputs[row.title] = weights_hash(network.network().state_dict()), labels
         else:
             console.say(f"skipped row {row.title!r}: {row.missing}")
     return [

@@ -77,7 +77,6 @@ class Saver:
                 images=self._loader.images,
                 steps_per_epoch=self._step.steps_per_epoch,
                 seen=self._metrics.digest.state(),
-                weights="",  # save() computes the digest
                 branch=self._branch,
                 extensions=self._extensions,
                 **self._step.state(),

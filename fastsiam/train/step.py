@@ -138,7 +138,7 @@ class TrainingStep:
                 self.method.after_step(outputs, at=moment)
         return total, outputs[-1].embedding
 
-    def state(self) -> dict[str, dict[str, Any]]:
+    def state(self) -> dict[str, Any]:
         """Return the state dicts of method, optimizer and gradient scaler, for a checkpoint."""
         return {
             "model": self.method.state_dict(),

@@ -21,7 +21,7 @@ from fastsiam.config import ColumnNames, TrainConfig
 from fastsiam.config.run import VerifyConfig
 from fastsiam.config.settings_files import RunSettings
 from fastsiam.console import tally
-from fastsiam.errors import FastSiamError
+from fastsiam.errors import CheckpointError, FastSiamError
 from fastsiam.pipelines import BadImages, Order, Store
 from fastsiam.pipelines.headers import Headers
 from fastsiam.run import checkpoint as checkpoints
@@ -51,7 +51,7 @@ def verify(run: Path, config: VerifyConfig) -> Iterator[str]:
     """Recompute a run's digests and compare them with its log; yield messages on the result.
 
     Raises:
-        CheckpointError: the data changed, or the weights do not match the checkpoint's digest.
+        CheckpointError: the data changed, or the last checkpoint is corrupt or was edited.
         FastSiamError: a digest differs, the log has no digests, or the data cannot be read.
     """
     run_config = RunSettings.read(run).config
@@ -176,7 +176,17 @@ class _Steps:
 
 
 def _check_weights(run: Path) -> Iterator[str]:
-    """Check the last checkpoint against its digest, which exists since version 0.3."""
+    """Check the weights of the last checkpoint against their hash, which version 0.2 lacks.
+
+    Raises:
+        CheckpointError: they differ.
+    """
     file = checkpoints.last(run)
-    if file.is_file() and (checkpoint := checkpoints.load(file)).weights:
-        yield f"the weights after step {checkpoint.step:,} agree: SHA-256 {checkpoint.weights}"
+    if not file.is_file():
+        return
+    checkpoint = checkpoints.load(file)
+    if not checkpoint.model_hash:
+        return
+    if checkpoints.weights_hash(checkpoint.model) != checkpoint.model_hash:
+        raise CheckpointError(f"the weights in {file} were changed after it was saved")
+    yield f"the weights after step {checkpoint.step:,} agree: {checkpoint.model_hash}"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import random
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,9 +15,10 @@ import torch
 from fastsiam.config import TrainConfig
 from fastsiam.errors import CheckpointError, DamagedError
 from fastsiam.run import checkpoint as checkpoints
-from fastsiam.run.checkpoint import Checkpoint, digest_of
+from fastsiam.run.checkpoint import Checkpoint, weights_hash
 from tests.conversions import stub_raising
 from tests.disks import small_disk
+from tests.train.runs import same_state
 
 
 def make_checkpoint(step: int = 3, size: int = 10) -> Checkpoint:
@@ -76,23 +79,44 @@ def test_missing_and_foreign_files_are_rejected(tmp_path: Path) -> None:
         checkpoints.load(checkpoints.last(tmp_path).parent)
 
 
-def test_digest_depends_on_names_types_shapes_and_values() -> None:
-    state = {"a": torch.arange(6.0), "b": [1, (2.0, None)], "c": {"d": "e", 3: True}}
-    same = {"c": {3: True, "d": "e"}, "a": torch.arange(6.0).clone(), "b": [1, (2.0, None)]}
-    assert digest_of(state) == digest_of(same)
-    changes: list[dict[str, object]] = [
-        {"a": torch.arange(6.0).reshape(2, 3)},
-        {"a": torch.arange(6.0).to(torch.float64)},
-        {"a": torch.arange(6.0).flip(0)},
-        {"b": [1, [2.0, None]]},
-        {"b": [(2.0, None), 1]},
-        {"c": {"d": "f", 3: True}},
-        {"c": {"d": "e", "3": True}},
-        {"c": {"d": "e", 3: 1}},
-    ]
-    assert len({digest_of(state), *(digest_of(state | change) for change in changes)}) == 9
-    empty = {"x": torch.zeros(0), "y": torch.tensor(1, dtype=torch.bfloat16)}
-    assert digest_of(empty) == digest_of(dict(empty))
+@pytest.mark.filterwarnings("ignore:Detected pickle protocol")
+def test_damage_is_detected_or_harmless(tmp_path: Path) -> None:
+    """For example, a flipped bit in the padding before a tensor is harmless."""
+    path = checkpoints.last(tmp_path)
+    checkpoints.save(path, make_checkpoint())
+    original, expected, draw = path.read_bytes(), checkpoints.load(path), random.Random(0)
+    detected = 0
+    directory = len(original) - 1000  # the end of the file describes its entries
+    for number in range(400):
+        content = bytearray(original)
+        first = draw.randrange(directory * (number % 2), len(original))
+        if number % 3:
+            content[first] ^= 1 << draw.randrange(8)
+        else:
+            content[first : first + 64] = draw.randbytes(len(original[first : first + 64]))
+        path.write_bytes(content)
+        try:
+            state = checkpoints.load(path)
+        except DamagedError:
+            detected += 1
+        else:
+            assert state == replace(expected, model=state.model, optimizer=state.optimizer)
+            assert same_state(state.model, expected.model)
+            assert same_state(state.optimizer, expected.optimizer)
+    assert detected > 100
+    content = bytearray(original)
+    entry = original.index(b"PK\x01\x02")  # the first entry, whose attributes follow 38 bytes later
+    content[entry + 38] ^= 0x10
+    path.write_bytes(content)
+    with pytest.raises(DamagedError):
+        checkpoints.load(path)
+
+
+def test_weights_hash_depends_on_names_and_values() -> None:
+    state = {"a": torch.arange(6.0), "b": torch.tensor(1, dtype=torch.bfloat16)}
+    changes = ({"a": torch.arange(6.0).flip(0)}, {"b": torch.tensor(2)}, {"c": torch.zeros(0)})
+    assert len({weights_hash(state), *(weights_hash(state | one) for one in changes)}) == 4
+    assert weights_hash(dict(reversed(state.items()))) == weights_hash(state)
 
 
 @pytest.mark.parametrize("has_links", [True, False])
