@@ -215,8 +215,8 @@ class GpuConfig(Config):
     )
     cifar10: str = setting(
         "",
-        "CIFAR-10 images to train on, as for train. Default: the demo's images, whose results are "
-        "not compared with expectations.",
+        "CIFAR-10 images to train on, as for train. Default: the demo's images, on which the "
+        "accuracy means nothing.",
     )
     out: str = setting(
         "",
