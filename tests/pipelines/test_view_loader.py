@@ -291,7 +291,7 @@ def test_state_is_plain_values(root: Path, tmp_path: Path) -> None:
 
 
 def test_loader_closed_during_iteration_by_other_thread_reopens(root: Path) -> None:
-    ready, go_on = threading.Event(), threading.Event()
+    ready, go_on, closed = threading.Event(), threading.Event(), threading.Event()
     errors: list[Exception] = []
 
     loader = ViewLoader(DataConfig(data=str(root), pipeline="native"), SMALL, batch=BATCH)
@@ -300,25 +300,33 @@ def test_loader_closed_during_iteration_by_other_thread_reopens(root: Path) -> N
     prefetch = inner._views
 
     def slow_views(*arguments: Any) -> Any:
-        for batch in prefetch(*arguments):
-            ready.set()
-            go_on.wait(60)
-            yield batch
+        ready.set()
+        go_on.wait(60)
+        yield from prefetch(*arguments)
 
     inner._views = slow_views
 
     def consume() -> None:
+        batches = iter(loader)
+        next(batches)
+        closed.wait(60)
         try:
-            list(loader)
+            next(batches)
         except Exception as error:
             errors.append(error)
 
-    thread = threading.Thread(target=consume)
-    thread.start()
+    def close() -> None:
+        loader.close()
+        closed.set()
+
+    threads = [threading.Thread(target=one) for one in (consume, close)]
+    threads[0].start()
     assert ready.wait(60)
-    loader.close()
+    threads[1].start()
+    assert not closed.wait(0.1)  # it waits for the batch
     go_on.set()
-    thread.join(60)
+    for thread in threads:
+        thread.join(60)
     assert [str(error) for error in errors] == ["this loader is closed"]
     loader.set_epoch(0)
     assert same(list(loader), load_epoch(root, 0))
