@@ -20,6 +20,7 @@ from tests.bench.sample_records import bench
 pytest.importorskip("lightly", reason="needs lightly: pip install lightly")
 
 
+@pytest.mark.slow
 def test_fastsiam_and_lightly_are_measured_in_one_run(tmp_path: Path) -> None:
     file = tmp_path / "out.json"
     result = bench(

@@ -91,6 +91,7 @@ def test_case_measures_expected_records(case: str, bench_config: BenchConfig) ->
     assert list(records) == names.split("; ") and holds(records)
 
 
+@pytest.mark.slow
 def test_sweep_over_ranks(bench_config: BenchConfig) -> None:
     with session(replace(bench_config, over="ranks", values=(1, 2))) as bench_session:
         one, two = CASES["sweep"].measure(bench_session)

@@ -29,6 +29,7 @@ from tests.conftest import write_images
 from tests.conversions import find_problems, run, stub_raising
 from tests.processes import Forked, fastsiam
 from tests.sources import encoded, jpeg, picture, put
+from tests.tiers import rest_slow
 
 
 def test_existing_file_is_never_overwritten(images: Path, tmp_path: Path) -> None:
@@ -72,7 +73,7 @@ def test_failed_fsync_leaves_conversion_unfinished(
     assert find_problems(out) == []
 
 
-@pytest.mark.parametrize("is_killed", [False, True])
+@pytest.mark.parametrize("is_killed", rest_slow([False, True]))
 def test_failed_block_ends_workers_of_later_blocks(
     is_killed: bool, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
