@@ -25,7 +25,7 @@ from .datasets import DetectionSet
 from .detectors import Detector
 from .protocol import schedule_of
 from .scores import Detections
-from .training_images import Sample, TrainingImages, resize
+from .training_images import DetectionBatches, Sample, resize
 
 _STEPS_BETWEEN_READS = 20
 """Steps between reads of the loss, which wait for the GPU, and opportunities to save the state."""
@@ -63,7 +63,7 @@ class DetectorTraining(Training):
             FastSiamError: no image has an object, or the loss is not finite.
         """
         config, steps = self._config, self._schedule.steps
-        images = TrainingImages(dataset, config, seed=self._seed, place=self._place)
+        images = DetectionBatches(dataset, config, seed=self._seed, place=self._place)
         self.run(
             partial(images.from_step, steps=steps),
             steps=steps,

@@ -74,7 +74,7 @@ def resize(image: Image.Image, side: int, longest: int) -> Tensor:
     return pixels.float() / 255
 
 
-class TrainingImages:
+class DetectionBatches:
     """This rank's share of the batches of a training run, from any step on.
 
     Images without objects (crowds do not count) are left out, as in detectron2. Order, sizes and

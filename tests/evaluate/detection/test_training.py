@@ -25,7 +25,7 @@ from fastsiam.evaluate.detection import (
 )
 from fastsiam.evaluate.detection.protocol import PROTOCOL, differences, schedule_of
 from fastsiam.evaluate.detection.training import DetectorTraining
-from fastsiam.evaluate.detection.training_images import Sample, TrainingImages, draw_position
+from fastsiam.evaluate.detection.training_images import DetectionBatches, Sample, draw_position
 from tests.evaluate.detection.tiny import SIDE, picture, squares, tiny
 from tests.train.runs import CPU as HERE
 
@@ -41,8 +41,8 @@ def training(config: DetectConfig = CONFIG, **settings: Any) -> DetectorTraining
     return DetectorTraining(tiny(**settings), config, seed=0, place=HERE)
 
 
-def images_of(data: DetectionSet, *, place: Place = HERE, **settings: Any) -> TrainingImages:
-    return TrainingImages(data, replace(CONFIG, **settings), seed=3, place=place)
+def images_of(data: DetectionSet, *, place: Place = HERE, **settings: Any) -> DetectionBatches:
+    return DetectionBatches(data, replace(CONFIG, **settings), seed=3, place=place)
 
 
 def batches(data: DetectionSet, first: int, steps: int, place: Place = HERE) -> list[list[Sample]]:
@@ -220,7 +220,7 @@ def test_detector_learns(tmp_path: Path) -> None:
     steps = 150
     config = replace(CONFIG, steps=steps, warmup=10, batch_size=4)
     trainer, data = training(config), squares(tmp_path, 8)
-    images = TrainingImages(data, config, seed=0, place=HERE)
+    images = DetectionBatches(data, config, seed=0, place=HERE)
     for step, batch in enumerate(images.from_step(0, steps)):
         trainer.step(step, batch)
     trainer.compute_precise_bn(images.from_step(steps, steps + 10))
