@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from fastsiam.console import Console
 from fastsiam.distributed import Place, from_leader, minimum_across_ranks
 from fastsiam.errors import FastSiamError
 from fastsiam.files import atomic_write, why, write_json
+from fastsiam.run.checkpoint import is_intact
 from fastsiam.run.records import Evaluation, Record, check_targets
 
 Show = Callable[[Record], None]
@@ -93,11 +95,12 @@ class RecordFiles:
     def _load(self) -> None:
         """Load the saved state on every rank, or on no rank if some do not find it."""
         saved: dict[str, Any] = {}
-        if self._state is not None and self._state.is_file():
-            try:
-                saved = torch.load(self._state, map_location=self._place.device, weights_only=True)
-            except Exception:  # on a corrupt file the unpickler can raise anything
-                self.console.warn(f"{self._state} is corrupt: starting over")
+        if (state := self._state) is not None and state.is_file():
+            with contextlib.suppress(Exception):  # the unpickler can raise anything
+                if is_intact(state):
+                    saved = torch.load(state, map_location=self._place.device, weights_only=True)
+            if not saved:
+                self.console.warn(f"{state} is corrupt: starting over")
         step = torch.tensor([saved["step"] if saved.get("same") == self._identity else 0])
         if int(minimum_across_ranks(step)):
             self.saved, self.results = saved, saved["results"]

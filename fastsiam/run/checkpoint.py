@@ -276,7 +276,7 @@ def parse(path: Path, state: Any) -> Checkpoint:
     Raises:
         CheckpointError: it is corrupt, not a fastsiam checkpoint, or one of another version.
     """
-    if not _is_intact(path):
+    if not is_intact(path):
         raise DamagedError(
             f"cannot read {path}: it is corrupt (its content does not match its checksum)"
             f"{previous_hint(path)}"
@@ -297,7 +297,7 @@ def parse(path: Path, state: Any) -> Checkpoint:
         ) from error
 
 
-def _is_intact(path: Path) -> bool:
+def is_intact(path: Path) -> bool:
     """Return whether a PyTorch file matches its CRC-32 checksums, which ``torch.load`` ignores."""
     try:
         with zipfile.ZipFile(path) as file:
