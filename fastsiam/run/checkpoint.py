@@ -170,7 +170,9 @@ def locate(path: Path) -> Path:
             f"{advice}"
         )
     if not is_present:
-        advice = f"; start this run with --out {quote(path)}" if file != path else ""
+        advice = previous_hint(file)
+        if not advice and file != path:
+            advice = f"; start this run with --out {quote(path)}"
         if weights := sorted([*path.glob("*.safetensors"), *path.glob("*.bin")]):
             advice = f"; pass the file with weights, such as {weights[0]}"
         raise CheckpointError(f"no checkpoint at {file}{advice}")
