@@ -166,12 +166,12 @@ def _open_unconverted(root: Place, split: Split, columns: ColumnNames, in_order:
             return _open_images(folders[name], columns, in_order)
     with _unless_images(root):
         if tars := list_visible(root, ".tar"):
-            return ArchiveStore(choose_split(split, tars, root))
+            return _beside_folders(ArchiveStore(choose_split(split, tars, root)), root)
         for name in CIFAR_ARCHIVES:
             if (root / name).is_file():
                 return CifarStore(require_local_path(root / name), split)
         if any(map(_tables, (root, *folders.values()))):
-            return open_parquet(root, split, columns, in_order=in_order)
+            return _beside_folders(open_parquet(root, split, columns, in_order=in_order), root)
         if split == "train" and isinstance(root, Path) and is_saved_dataset(root):
             return ArrowStore(root, columns)
     if split == "val":
@@ -232,12 +232,29 @@ def _open_images(folder: Place, columns: ColumnNames, in_order: bool) -> Store:
     """Open a folder's tars, saved data set, parquet files or image files as one split."""
     with _unless_images(folder):
         if tars := list_visible(folder, ".tar"):
-            return ArchiveStore(tars)
+            return _beside_folders(ArchiveStore(tars), folder)
         if isinstance(folder, Path) and is_saved_dataset(folder):
             return ArrowStore(folder, columns)
         if tables := _tables(folder):
-            return ParquetStore(folder, tables, columns, in_order=in_order)
+            store = ParquetStore(folder, tables, columns, in_order=in_order)
+            return _beside_folders(store, folder)
     return FolderStore(require_local_path(folder))
+
+
+def _beside_folders(store: Store, folder: Place) -> Store:
+    """Warn if there are folders with images beside the tars or tables of a store; return it."""
+    names = [
+        path.name
+        for path in _folders(folder)
+        if isinstance(path, Path) and _has_image(path) and not _tables(path)
+    ]
+    if names:
+        warn_once(
+            f"{folder} is read from its tars or parquet files, so the images in "
+            f"{format_count(len(names), 'folder')}, such as {names[0]}/, are not used; to use "
+            "them too, pass them with another --data"
+        )
+    return store
 
 
 @contextlib.contextmanager

@@ -133,6 +133,28 @@ def test_ambiguous_split_folders_cause_warning(
     assert caplog.messages == [f"{tmp_path} {message}"] * bool(message)
 
 
+@pytest.mark.parametrize("below", ["", "train"])
+@pytest.mark.parametrize("kind", ["tar", "parquet"])
+def test_folders_beside_tars_or_tables_cause_warning(
+    kind: str, below: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / below
+    put(folder / "cats" / "0.jpg")
+    put(folder / "texts" / "0.txt")
+    if kind == "tar":
+        tar(folder / "dogs-train.tar", [("a/0.jpg", jpeg(0))])
+    else:
+        pyarrow = pytest.importorskip("pyarrow")
+        parquet = pytest.importorskip("pyarrow.parquet")
+        table = pyarrow.table({"image": [{"bytes": jpeg(0), "path": "0.jpg"}]})
+        parquet.write_table(table, folder / "dogs-train.parquet", compression="none")
+    assert len(open_store(tmp_path, "train")) == 1
+    assert caplog.messages == [
+        f"{folder} is read from its tars or parquet files, so the images in 1 folder, such as "
+        "cats/, are not used; to use them too, pass them with another --data"
+    ]
+
+
 def test_files_of_no_split_cause_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """In data sets for self-supervised training, they may be the most important ones."""
     for name in ("train-0", "test-0", "unlabeled-0", "extra"):
