@@ -183,6 +183,7 @@ def _check_weights(run: Path) -> Iterator[str]:
     """
     file = checkpoints.last(run)
     if not file.is_file():
+        yield f"the weights are not verified: {file} is missing"
         return
     checkpoint = checkpoints.load(file)
     if not checkpoint.model_hash:

@@ -146,6 +146,8 @@ def test_verify_detects_edited_run_files(logged_run: Path, tmp_path: Path) -> No
     torch.save(state, checkpoints.last(run))
     with pytest.raises(CheckpointError, match=r"the weights in \S+last\.pt were changed"):
         verify_run(run)
+    checkpoints.last(run).unlink()
+    assert "the weights are not verified: " in verify_run(run)
 
 
 def test_verify_detects_swapped_images(small: TrainConfig, monkeypatch: pytest.MonkeyPatch) -> None:
