@@ -139,7 +139,7 @@ def test_previous_checkpoint_is_kept_and_used(
     assert message.endswith("last.pt is corrupt: resuming from the previous checkpoint, at step 2")
     checkpoints.rename_corrupt(tmp_path)
     (tmp_path / "config.json").touch()
-    with pytest.raises(checkpoints.CheckpointError, match=r"; the previous checkpoint is \S+$"):
+    with pytest.raises(CheckpointError, match=r"; the previous checkpoint is \S+$"):
         checkpoints.load(tmp_path)
     state, message = checkpoints.load_newest(tmp_path)
     assert (
