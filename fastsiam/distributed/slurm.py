@@ -18,6 +18,7 @@ from fastsiam.config.run import SlurmConfig
 from fastsiam.config.settings_files import Settings, merge
 from fastsiam.config.train import as_arguments
 from fastsiam.errors import FastSiamError
+from fastsiam.files import require_local
 
 _PORT = "$((20000 + SLURM_JOB_ID % 40000))"
 """Port of the rendezvous; two jobs on the same machine rarely share it."""
@@ -68,8 +69,9 @@ def slurm_script(
         resumed: settings of the run passed to ``--resume``, if any.
 
     Raises:
-        FastSiamError: several seeds are to resume one run.
+        FastSiamError: several seeds are to resume one run, or the run's folder is a URL.
     """
+    require_local(Path(config.run.out))
     if job.seeds and resumed:
         raise FastSiamError("a resumed run keeps its seed: pass --seeds or --resume RUN, not both")
     is_multi_node = config.run.max_nodes > 1

@@ -211,7 +211,10 @@ def test_invalid_sbatch_values_are_rejected() -> None:
             SlurmConfig.from_flags({name: value})
 
 
-def test_seeds_of_resumed_run_are_rejected(small: TrainConfig) -> None:
+def test_impossible_runs_are_rejected_before_they_queue(small: TrainConfig) -> None:
+    remote = with_settings(small, out="s3://bucket/run")
+    with pytest.raises(FastSiamError, match="results can only be written to a local path"):
+        slurm_script("imagenet", remote, SlurmConfig())
     with pytest.raises(FastSiamError, match="a resumed run keeps its seed"):
         slurm_script("imagenet", small, SlurmConfig(seeds="0-2"), resumed=small.to_flags())
 
