@@ -75,6 +75,7 @@ def test_ffcv_reads_converted_files(ffcv: Callable[..., Any], tmp_path: Path) ->
             assert abs(mean - np.asarray(square).mean()) < 1.5
 
 
+@pytest.mark.slow
 @pytest.mark.ffcv
 def test_files_of_ffcv_writer_are_read(ffcv: Callable[..., Any], tmp_path: Path) -> None:
     """Raw pixels and JPEGs, with either page cache."""
