@@ -81,6 +81,11 @@ class Training:
         return knn_curve(self.folder)
 
     @property
+    def _progress_lines(self) -> int:
+        """Number of lines in the run's log that follow a training step."""
+        return sum(line.get("epoch", 0) > 0 for line in read_metrics(self.folder))
+
+    @property
     def seconds_to_goal(self) -> float | None:
         """Seconds of training until the goal was reached; None if it has not been reached."""
         times = (one["seconds"] for one in self.curve if one["top1"] >= self.config.goal)
@@ -126,13 +131,13 @@ class Training:
         Raises:
             FastSiamError: the run failed; the message has its error and its log.
         """
-        lines_before = len(read_metrics(self.folder))  # after kill -9, the run drops some of them
+        lines_before = self._progress_lines  # after kill -9, the run drops some of them
         # A second signal would end the run before it saves: it gets only the one sent below.
         child = Child(self.command, self.folder / "headline.log")
         process = child.process
         try:
             while process.poll() is None:
-                lines = len(read_metrics(self.folder))
+                lines = self._progress_lines
                 has_begun, lines_before = lines > lines_before, min(lines, lines_before)
                 is_over = time.monotonic() > until or self.seconds_to_goal is not None
                 if signals or (has_begun and is_over):

@@ -141,7 +141,7 @@ def test_call_stops_in_time_and_next_resumes(tmp_path: Path) -> None:
     first = replace(config, only=("fastsiam",), goal=100)
     run(first)
     stopped = checkpoints.load(Training("fastsiam", first).folder)
-    assert 0 <= stopped.step < 3 * stopped.steps_per_epoch  # on a busy machine 0
+    assert 0 < stopped.step < 3 * stopped.steps_per_epoch
     record = run(replace(config, minutes=5, goal=1))
     assert json.loads(json.dumps(record)) == json.loads((Path(config.out) / RECORD).read_text())
     assert [one["method"] for one in record["runs"]] == ["fastsiam", "simsiam"]
