@@ -243,12 +243,10 @@ def _open_images(folder: Place, columns: ColumnNames, in_order: bool) -> Store:
 
 def _beside_folders(store: Store, folder: Place) -> Store:
     """Warn if there are folders with images beside the tars or tables of a store; return it."""
-    names = [
-        path.name
-        for path in _folders(folder)
-        if isinstance(path, Path) and _has_image(path) and not _tables(path)
-    ]
-    if names:
+    if not isinstance(folder, Path):  # another request for each folder
+        return store
+    paths = [path for path in _folders(folder) if isinstance(path, Path)]
+    if names := [path.name for path in paths if _has_image(path) and not _tables(path)]:
         warn_once(
             f"{folder} is read from its tars or parquet files, so the images in "
             f"{format_count(len(names), 'folder')}, such as {names[0]}/, are not used; to use "
