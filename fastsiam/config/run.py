@@ -202,6 +202,8 @@ class SlurmConfig(Config):
             not self.seeds or bool(re.fullmatch(r"\d+(-\d+)?(,\d+(-\d+)?)*", self.seeds)),
             f"seeds must be numbers and ranges, such as 0-4 or 0,2, not {self.seeds!r}",
         )
+        for first, last in re.findall(r"(\d+)-(\d+)", self.seeds):
+            require(int(first) <= int(last), f"seeds {first}-{last}: the smaller number goes first")
         require(
             bool(re.fullmatch(r"[\w.,:=@+-]+", self.name)),
             f"name may have letters, digits and . , : = @ + - _ only, not {self.name!r}",

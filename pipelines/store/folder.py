@@ -359,12 +359,13 @@ def _read_csv(path: Path, names: ColumnNames) -> dict[str, list[str]]:
         ):
             lines = csv.reader(file, skipinitialspace=True, strict=True)
             header = [name.strip() for name in next(lines, [])]
+            if not any(header):
+                raise DataError(f"{path} must name its columns in its first line, which is empty")
             for name, option in ((names.image or _PATH, "image"), (names.label, "label")):
                 if name and name not in header:
                     raise DataError(
-                        f"{path} has no column {name!r}, only "
-                        f"{as_one_line(', '.join(header)) or 'none'}: name the columns in its "
-                        f"first line, or pass --{option}-column NAME"
+                        f"{path} has no column {name!r}, only {as_one_line(', '.join(header))}: "
+                        f"name the columns in its first line, or pass --{option}-column NAME"
                     )
             rows: list[list[str]] = []
             for line in lines:

@@ -204,6 +204,7 @@ def test_invalid_sbatch_values_are_rejected() -> None:
     for name, value, says in (
         ("time", "a day", "time must not contain spaces"),
         ("seeds", "0..4", "seeds must be numbers and ranges"),
+        ("seeds", "1,4-0", "seeds 4-0: the smaller number goes first"),
         ("name", "a'b", "name may have letters, digits and"),
         ("sbatch", "--a\n--b", "sbatch must be one line"),
     ):

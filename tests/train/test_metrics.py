@@ -299,6 +299,15 @@ def test_log_lines_are_written_after_disk_has_space(
     assert full in stderr
 
 
+def test_lines_after_the_file_was_deleted_are_written_at_the_end(tmp_path: Path) -> None:
+    log = MetricsLog(RunFolder(tmp_path), step=0, steps_per_epoch=3)
+    log.write("train", {"step": 1})
+    log.path.unlink()
+    log.write("train", {"step": 2})
+    log.close()
+    assert [line["step"] for line in read_metrics(tmp_path)] == [2]
+
+
 @pytest.mark.parametrize("fails_at", ["open", "write"])
 def test_log_lines_are_written_after_network_disk_returns(
     fails_at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -219,7 +219,7 @@ CASES: dict[str, tuple[Build, str]] = {
     "an index that leads outside": (index_outside, r"t\.tar is damaged: image 1 lies outside the"),
     # lists of files
     "an empty CSV": (
-        lambda root: put(root / "a.csv"), "has no column 'path', only none: name"
+        lambda root: put(root / "a.csv"), "must name its columns in its first line, which is empty"
     ),
     "CSV in Latin-1": (
         lambda root: put(root / "a.csv", b"path,label\na.jpg,caf\xe9\n"),
