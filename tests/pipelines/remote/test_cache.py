@@ -9,7 +9,6 @@ import pickle
 import signal
 import time
 from collections.abc import Iterator
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ import pytest
 from filelock import FileLock
 
 from fastsiam.config import DataConfig
-from fastsiam.config.urls import Url
 from fastsiam.errors import FileLostError
 from fastsiam.pipelines import open_split
 from fastsiam.pipelines.remote import RemoteFile, RemotePath, cache, file, storage
@@ -29,41 +27,19 @@ from tests.disks import fill, read_only, small_disk
 from tests.object_storage import read_all, reconnect, web_server
 from tests.pipelines.cases import batches, same
 from tests.pipelines.conftest import Loaders
+from tests.pipelines.remote.cached_objects import (
+    CHUNK,
+    SIZE,
+    Server,
+    bytes_of,
+    cache_of,
+    content,
+    files,
+    remote,
+    serve,
+)
 from tests.processes import Forked
 from tests.sources import folder_members, tar
-
-CHUNK = 1 << 14
-"""Bytes of a chunk in these tests."""
-SIZE = 20 * CHUNK + 1000
-"""Bytes of each test object, whose last chunk is short."""
-
-
-@lru_cache
-def content(key: str) -> bytes:
-    """Return an object's bytes, which depend on its key."""
-    seed = np.frombuffer(key.encode().ljust(8, b"_")[:8], np.uint8)
-    return np.random.default_rng(seed.tolist()).integers(0, 256, SIZE, np.uint8).tobytes()
-
-
-class Server:
-    """A fake server that records the requested ranges."""
-
-    def __init__(self) -> None:
-        self.asked: list[tuple[int, int]] = []
-        self.is_down = False
-
-    async def get(self, url: Url, facts: Facts, start: int, stop: int) -> memoryview:
-        self.asked.append((start, stop))
-        if self.is_down:
-            raise FileLostError(f"{url} was deleted")
-        return memoryview(content(url.key))[start:stop]
-
-
-def serve() -> Server:
-    """Make this process read from a fake server, in small chunks."""
-    server = Server()
-    storage.get, cache.CHUNK = server.get, CHUNK
-    return server
 
 
 @pytest.fixture
@@ -72,14 +48,6 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Server:
     for module, name in ((storage, "get"), (cache, "CHUNK")):
         monkeypatch.setattr(module, name, getattr(module, name))
     return serve()
-
-
-def cache_of(folder: Path, most: int) -> Cache:
-    return Cache(folder, gigabytes=most * CHUNK / 1e9)
-
-
-def remote(disk_cache: Cache, key: str = "a", etag: str = "x") -> RemoteFile:
-    return RemoteFile(RemotePath("s3", "bucket", key, cache=disk_cache), Facts(SIZE, 0, etag))
 
 
 def read(
@@ -94,15 +62,6 @@ def read(
     fetched = [start // CHUNK for start, stop in server.asked if stop - start in (CHUNK, 1000)]
     server.asked.clear()
     return sorted(fetched)
-
-
-def files(folder: Path) -> list[Path]:
-    """Return the chunk files, and the incomplete ones that a killed process left."""
-    return sorted(path for path in (folder / "chunks-1").iterdir() if path.name != "lock")
-
-
-def bytes_of(folder: Path) -> int:
-    return sum(path.stat().st_size for path in files(folder) if not path.suffix)
 
 
 def test_cached_ranges_need_no_server(tmp_path: Path, server: Server) -> None:

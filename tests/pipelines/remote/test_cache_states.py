@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from fastsiam.errors import FileLostError
 from fastsiam.pipelines.remote import cache, file, storage
-from tests.pipelines.remote.test_cache import (
+from tests.pipelines.remote.cached_objects import (
     CHUNK,
     SIZE,
     bytes_of,
