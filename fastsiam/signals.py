@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from fastsiam.errors import SIGNALLED
 
@@ -25,14 +25,17 @@ terminal already sent to all processes."""
 @contextlib.contextmanager
 def handle_signals(
     numbers: Iterable[signal.Signals], handler: Callable[[int, FrameType | None], object]
-) -> Iterator[None]:
-    """Handle signals within the block, except those that are ignored (nohup)."""
+) -> Iterator[dict[signal.Signals, Any]]:
+    """Handle signals within the block, except those that are ignored (nohup).
+
+    Yields the handlers that are set after the block, which the block may change.
+    """
     all_handlers = {number: signal.getsignal(number) for number in numbers}
     old_handlers = {x: old for x, old in all_handlers.items() if old not in (signal.SIG_IGN, None)}
     for number in old_handlers:
         signal.signal(number, handler)
     try:
-        yield
+        yield old_handlers
     finally:
         for number, old in old_handlers.items():
             signal.signal(number, old)
@@ -49,19 +52,36 @@ def handle_stop_signals(
     """Within the block, call ``first`` with the first signal, and ``again`` with a later one.
 
     Within ``echo`` seconds, which may depend on the signal, it is only a repetition of the first.
+    Repetitions are also ignored after the block, while the process cleans up: a launcher may
+    forward a signal late, and when a parent is killed, the kernel sends the signal of
+    ``die_with_parent`` each time one of the parent's threads ends.
     """
-    since: float | None = None
+    received: dict[signal.Signals, float] = {}  # the first signal, and when it came
 
     def stop(number: int, _: FrameType | None) -> None:
-        nonlocal since
-        if since is None:
-            since = time.monotonic()
+        if not received:
+            received[signal.Signals(number)] = time.monotonic()
             first(number)
-        elif time.monotonic() - since > echo(number):
+        elif time.monotonic() - min(received.values()) > echo(number):
             again(number)
 
-    with handle_signals(numbers, stop):
-        yield
+    with handle_signals(numbers, stop) as later_handlers:
+        try:
+            yield
+        finally:
+            for number, since in received.items():
+                later_handlers[number] = _ignore_until(since + echo(number), later_handlers[number])
+
+
+def _ignore_until(end: float, old: Any) -> Callable[[int, FrameType | None], None]:
+    """Return a signal handler that does nothing until a time; then it restores ``old``."""
+
+    def ignore(number: int, _: FrameType | None) -> None:
+        if time.monotonic() > end:
+            signal.signal(number, old)
+            signal.raise_signal(number)
+
+    return ignore
 
 
 def signal_name(number: int) -> str:

@@ -8,11 +8,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import pytest
 from PIL import Image
@@ -111,19 +111,29 @@ def enlarge_images(images: Path) -> None:
         path.hardlink_to(first)
 
 
+def train_and_show_evaluation(evaluates: Path, options: Sequence[str]) -> None:
+    """Train; create the file ``evaluates`` when the first evaluation begins."""
+    evaluate = feature_batches
+
+    def shown(*arguments: Any, **options: Any) -> Iterator[Any]:
+        evaluates.touch()
+        yield from evaluate(*arguments, **options)
+
+    sys.argv = ["fastsiam", "train", *options]
+    with patch.object(knn_monitor, "feature_batches", shown):
+        main()
+
+
 def test_second_sigint_during_first_evaluation_exits(
     small: TrainConfig, images: Path, tmp_path: Path
 ) -> None:
-    def threads(process: Forked) -> int:
-        return len(os.listdir(f"/proc/{process.pid}/task"))
-
     enlarge_images(images)
     config = with_settings(small, pipeline="torchvision", workers=2, knn_every=1)
-    process = command("train", *flags(config), session=True)
-    wait_until(process, lambda: "global batch " in process.messages())
-    before = threads(process)
-    wait_until(process, lambda: threads(process) >= before + 3)  # the threads that read and decode
+    evaluates = tmp_path / "evaluates"
+    process = Forked(train_and_show_evaluation, evaluates, flags(config), session=True)
+    wait_until(process, evaluates.exists)
     press_ctrl_c(process)
+    wait_until(process, lambda: "a second signal exits at once" in process.messages())
     time.sleep(2 * ECHO)  # so that the second signal is not taken for an echo of the first
     assert process.poll() is None
     press_ctrl_c(process)
@@ -176,11 +186,12 @@ def test_trackers_receive_outcome_of_run(
     assert outcomes == ["KILLED", "FAILED", "FINISHED"]
 
 
-def test_sigint_during_tracker_close_names_checkpoint(
-    small: TrainConfig, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])
+def test_second_signal_during_tracker_close(
+    second: signal.Signals, small: TrainConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The message of the second signal replaces that of the first."""
-    interrupts = Mock(side_effect=lambda *_: signal.raise_signal(signal.SIGINT))
+    """A repetition is ignored. The message of another signal replaces that of the first."""
+    interrupts = Mock(side_effect=lambda *_: signal.raise_signal(second))
     tracker = Mock(close=interrupts)
     monkeypatch.setitem(TRACKERS, "tensorboard", lambda *_: tracker)
     run = Path(small.run.out)
@@ -190,14 +201,17 @@ def test_sigint_during_tracker_close_names_checkpoint(
             os.kill(os.getpid(), signal.SIGTERM)
 
     # SIGINT is ignored if the tests were started in the background.
-    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    handlers = [signal.signal(number, signal.default_int_handler) for number in numbers]
     try:
         with pytest.raises(Interrupted) as caught:
             train_run(small, stop, tracker="tensorboard", knn_every=0)
     finally:
-        signal.signal(signal.SIGINT, handler)
+        for number, handler in zip(numbers, handlers, strict=True):
+            signal.signal(number, handler)
+    step, last = checkpoints.load(run).step, checkpoints.last(run)
     assert str(caught.value) == (
-        f"SIGINT: stopped after step {checkpoints.load(run).step}, saved {checkpoints.last(run)}; "
+        f"{second.name}: stopped after step {step}, saved {last}; "
         f"pass --resume {run} to continue from there"
     )
 
