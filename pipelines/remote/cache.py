@@ -127,7 +127,9 @@ class Cache:
             while self.keeps and not self.has(chunk):
                 if self._take(claim):
                     try:
-                        return await asyncio.to_thread(self._keep, chunk, await get())
+                        if not self.has(chunk):  # another process may just have cached it
+                            await asyncio.to_thread(self._keep, chunk, await get())
+                        return
                     finally:
                         with contextlib.suppress(OSError):  # a claim that stays expires
                             claim.unlink()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from functools import lru_cache
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from fastsiam.config.urls import Url
 from fastsiam.errors import FileLostError
-from fastsiam.pipelines.remote import RemoteFile, RemotePath, cache, storage
+from fastsiam.pipelines.remote import RemoteFile, RemotePath, cache, file, storage
 from fastsiam.pipelines.remote.cache import Cache
 from fastsiam.pipelines.remote.storage import Facts
 
@@ -62,3 +63,9 @@ def files(folder: Path) -> list[Path]:
 
 def bytes_of(folder: Path) -> int:
     return sum(path.stat().st_size for path in files(folder) if not path.suffix)
+
+
+def wait_for_fetches() -> None:
+    """Wait until this process fetches no chunk."""
+    while file._fetching:
+        time.sleep(0.001)

@@ -37,6 +37,7 @@ from tests.pipelines.remote.cached_objects import (
     files,
     remote,
     serve,
+    wait_for_fetches,
 )
 from tests.processes import Forked
 from tests.sources import folder_members, tar
@@ -51,14 +52,21 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Server:
 
 
 def read(
-    disk_cache: Cache, server: Server, *numbers: int, key: str = "a", etag: str = "x"
+    disk_cache: Cache,
+    server: Server,
+    *numbers: int,
+    key: str = "a",
+    etag: str = "x",
+    ahead: bool = True,
 ) -> list[int]:
     """Read and check a range of each given chunk; return the chunks that were fetched."""
     remote_file = remote(disk_cache, key, etag)
     ranges = [(n * CHUNK + 5, min((n + 1) * CHUNK - 5, SIZE)) for n in numbers]
-    remote_file.prefetch(ranges)
+    if ahead:
+        remote_file.prefetch(ranges)
     for start, stop in ranges:
         assert remote_file.read(start, stop) == content(key)[start:stop]
+    wait_for_fetches()
     fetched = [start // CHUNK for start, stop in server.asked if stop - start in (CHUNK, 1000)]
     server.asked.clear()
     return sorted(fetched)
@@ -194,6 +202,22 @@ def test_processes_fetch_each_chunk_once(tmp_path: Path) -> None:
     assert sum(int(one.wait(120).stdout) for one in processes) == 21
 
 
+def test_chunk_that_another_process_just_cached_is_not_fetched(
+    tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk_cache, take = cache_of(tmp_path, 10), Cache._take
+    assert read(disk_cache, server, 1) == [1]
+    (cached,) = files(tmp_path)
+    hidden = cached.rename(tmp_path / "hidden")
+
+    def take_late(self: Cache, claim: Path) -> bool:
+        hidden.rename(cached)
+        return take(self, claim)
+
+    monkeypatch.setattr(Cache, "_take", take_late)
+    assert read(disk_cache, server, 1) == []
+
+
 def killed_writing(folder: Path) -> None:
     disk_cache, server = cache_of(folder, 4), serve()
 
@@ -225,7 +249,8 @@ def test_lock_of_stopped_process_does_not_block_reads(
     monkeypatch.setattr(cache, "_PATIENCE", 0.1)
     disk_cache = cache_of(tmp_path, 10)
     with FileLock(disk_cache.folder / "lock"):
-        assert read(disk_cache, server, 1) == [1] == read(disk_cache, server, 1)
+        for _ in range(2):
+            assert read(disk_cache, server, 1, ahead=False) == [1]
     assert read(disk_cache, server, 1) == [1] and read(disk_cache, server, 1) == []
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from fastsiam.errors import FileLostError
-from fastsiam.pipelines.remote import cache, file, storage
+from fastsiam.pipelines.remote import cache, storage
 from tests.pipelines.remote.cached_objects import (
     CHUNK,
     SIZE,
@@ -24,6 +23,7 @@ from tests.pipelines.remote.cached_objects import (
     files,
     remote,
     serve,
+    wait_for_fetches,
 )
 
 pytest.importorskip("obstore", reason="needs obstore: pip install 'fastsiam[cloud]'")
@@ -65,16 +65,11 @@ class CachedReads(RuleBasedStateMachine):
             assert self.server.is_down
             return
         finally:
-            self.wait_for_fetches()
+            wait_for_fetches()  # so that the next rule always finds the same files
         assert data == content(key)[start:stop]
         if len(self.server.asked) == asked:
             return  # nothing was added
         assert bytes_of(self.folder) <= max(self.most * CHUNK, CHUNK)
-
-    def wait_for_fetches(self) -> None:
-        """Wait until no chunk is being fetched: the next rule then always finds the same files."""
-        while file._fetching:
-            time.sleep(0.001)
 
     @rule(share=st.floats(0, 1, exclude_max=True), keep=st.floats(0, 1, exclude_max=True))
     def truncate_file(self, share: float, keep: float) -> None:

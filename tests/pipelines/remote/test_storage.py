@@ -180,12 +180,12 @@ def test_retries_end_after_time_limit(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """With a server that always fails. A warning says what a run waits for at startup."""
-    monkeypatch.setattr(storage, "_SECONDS_TO_REPORT", 0.1)
-    monkeypatch.setenv("FASTSIAM_CLOUD_PATIENCE", "0.5")
-    monkeypatch.setenv("FASTSIAM_CLOUD_STALL", "0.3")
     with web_server(web) as address:
         store = open_store(place(f"{address}/photos.tar"), "train")
         with faulty_proxy(address, tmp_path / "log", **{what: 1.0}) as broken:  # type: ignore[arg-type]
+            monkeypatch.setattr(storage, "_SECONDS_TO_REPORT", 0.1)
+            monkeypatch.setenv("FASTSIAM_CLOUD_PATIENCE", "0.5")
+            monkeypatch.setenv("FASTSIAM_CLOUD_STALL", "0.3")
             reconnect()
             there = store.files[0]
             url = place(f"{broken}/photos.tar")
