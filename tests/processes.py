@@ -8,9 +8,11 @@ process started, and ``atexit`` handlers do not run. Tests that depend on either
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import multiprocessing
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -159,9 +161,11 @@ def fault_environment(**faults: str) -> dict[str, str]:
 
 
 def free_port() -> int:
-    """Return an unused port of this machine."""
-    with socket.create_server(("", 0)) as probe:
-        return int(probe.getsockname()[1])
+    """Return an unused port of this machine, below those that it gives to clients."""
+    for port in random.SystemRandom().sample(range(20_000, 32_000), 100):
+        with contextlib.suppress(OSError), socket.create_server(("", port)):
+            return port
+    raise AssertionError("no port is free")
 
 
 def command(*arguments: str, **options: Any) -> Forked:

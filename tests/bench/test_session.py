@@ -139,8 +139,8 @@ def test_signal_removes_processes_and_temporary_files(tmp_path: Path) -> None:
         started = psutil.Process(process.pid).children(recursive=True)
         assert started and any(tmp_path.glob("fastsiam-bench-*"))
     finally:
-        process.send(signal.SIGHUP)
-        process.send(signal.SIGTERM)
+        for number in (signal.SIGSTOP, signal.SIGHUP, signal.SIGTERM, signal.SIGCONT):
+            process.send(number)
         result = process.wait(60)
     assert result.returncode == 128 + signal.SIGHUP and "Traceback" not in result.stderr
     assert not any(tmp_path.glob("fastsiam-bench-*"))

@@ -47,7 +47,8 @@ def _fault(*_: object, **__: object) -> int:
     raise AssertionError("still here")
 
 
-def _install(at: str) -> None:
+def install(at: str) -> None:
+    """Make this process fail at a place, as ``$FAULT`` says."""
     from fastsiam.distributed import StopSignals
     from fastsiam.train.step import TrainingStep
     from fastsiam.train.trainer import Trainer
@@ -88,4 +89,4 @@ def _should_fail() -> bool:
 
 
 if _should_fail():
-    _install(os.environ.get("FAULT_AT", "3"))
+    install(os.environ.get("FAULT_AT", "3"))

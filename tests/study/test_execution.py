@@ -23,6 +23,7 @@ from fastsiam.errors import DataError, FastSiamError
 from fastsiam.evaluate.command import evaluate_knn
 from fastsiam.run import checkpoint
 from fastsiam.run.log import read_metrics
+from fastsiam.signals import ECHO
 from fastsiam.study import execution
 from fastsiam.study.catalogue import STUDIES
 from fastsiam.study.execution import check, execute_runs, slots
@@ -259,7 +260,8 @@ def test_second_signal_kills_runs(data: Path, tmp_path: Path) -> None:
     os.kill(process, signal.SIGSTOP)  # the run cannot react to signals
     _wait_for(lambda: _is_stopped(process), work)  # until then SIGTERM would end it
     work.send(signal.SIGTERM)
-    time.sleep(0.5)
+    _wait_for(lambda: "a second signal kills them" in work.messages(), work)
+    time.sleep(2 * ECHO)
     assert work.poll() is None
     work.send(signal.SIGTERM)
     result = work.wait()

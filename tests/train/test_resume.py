@@ -6,7 +6,8 @@ import errno
 import os
 import shutil
 import signal
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from itertools import count
 from pathlib import Path
@@ -16,6 +17,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 
+from fastsiam.cli import main
 from fastsiam.config import TrainConfig
 from fastsiam.errors import CheckpointError, DataError, Interrupted, TrainingError
 from fastsiam.run import checkpoint as checkpoints
@@ -26,8 +28,9 @@ from fastsiam.views.batch import Batch
 from tests.configs import flags, with_settings
 from tests.conftest import small_config, write_data
 from tests.conversions import stub_raising
+from tests.faults.sitecustomize import install
 from tests.pipelines.cases import PIPELINES, make_readable
-from tests.processes import Forked, command, fastsiam, wait_until
+from tests.processes import Forked, fastsiam
 from tests.tiers import slow
 from tests.train.runs import (
     assert_same_runs,
@@ -266,16 +269,22 @@ def test_knn_monitor_is_not_dropped_on_resume(small: TrainConfig, images: Path) 
     assert [line["epoch"] for line in read_metrics(run) if line["kind"] == "knn"] == [0, 1]
 
 
+def fail_at_step(step: int, arguments: Sequence[str]) -> None:
+    """Run a command that fails at a step of its run (see ``tests/faults``)."""
+    install(str(step))
+    sys.argv = ["fastsiam", *arguments]
+    main()
+
+
 def test_sigkilled_command_resumes_bit_for_bit(small: TrainConfig, tmp_path: Path) -> None:
     """After SIGKILL, the same command continues and gives the result of an uninterrupted run."""
     config = with_settings(small, epochs=20, save_every=5, knn_every=10)
     reference, killed = tmp_path / "whole", tmp_path / "killed"
     fastsiam("train", *flags(config), "--out", str(reference))
-    process = command("train", *flags(config), "--out", str(killed))
-    last = checkpoints.last(killed)
-    wait_until(process, lambda: last.exists() and checkpoints.load(last).step >= 20)
-    process.send(signal.SIGKILL)
+    options = ["train", *flags(config), "--out", str(killed)]
+    process = Forked(fail_at_step, 23, options, environment={"FAULT": "SIGKILL"})
     assert process.wait().returncode == -signal.SIGKILL
+    assert 0 < checkpoints.load(killed).step < 23  # evaluations take some of the 23 votes
     result = fastsiam("train", *flags(config), "--out", str(killed))
     assert "resuming after step" in result.stderr
     assert_same_runs(killed, reference)
