@@ -13,6 +13,7 @@ import os
 import re
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -60,6 +61,7 @@ def main() -> None:
         out.reconfigure(encoding="utf-8", errors="surrogateescape")
         if "write" not in vars(out):
             vars(out).update(write=_reporting(out.write), flush=_reporting(out.flush))
+    sys.unraisablehook = _repeat_interrupt
     begin()
     try:
         _run()
@@ -68,6 +70,16 @@ def main() -> None:
         if is_success or not is_worker():
             raise
         _exit_immediately(error)
+
+
+def _repeat_interrupt(ignored: sys.UnraisableHookArgs) -> None:
+    """Send Ctrl-C again if it was ignored because it came while a finalizer ran."""
+    if issubclass(ignored.exc_type, KeyboardInterrupt):
+        again = threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT))
+        again.daemon = True
+        again.start()
+    else:
+        sys.__unraisablehook__(ignored)
 
 
 def _open_closed_streams() -> None:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
+import weakref
 from pathlib import Path
 from types import ModuleType
 from typing import get_args
@@ -41,6 +44,23 @@ def test_help_does_not_import_torch() -> None:
     )
     result = python(script, "train", "--help")
     assert result.returncode == 0 and "--lr" in result.stdout, result.stderr
+
+
+def test_interrupt_during_finalizer_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python ignores exceptions of finalizers, such as those that return a loader's buffers."""
+
+    def wait_after_ignored_interrupt() -> None:
+        weakref.finalize(Mock(), signal.raise_signal, signal.SIGINT)
+        time.sleep(60)
+
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)  # restored after the test
+    monkeypatch.setattr(cli, "_run", wait_after_ignored_interrupt)
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            cli.main()
+    finally:
+        signal.signal(signal.SIGINT, handler)
 
 
 @pytest.mark.parametrize(
