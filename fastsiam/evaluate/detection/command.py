@@ -6,6 +6,7 @@ Every rank calls ``evaluate_detection``, and each gets the same record.
 from __future__ import annotations
 
 import time
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +117,7 @@ def _open_data(config: DetectConfig) -> tuple[DetectionSet, DetectionSet, DataFa
         train=len(train.pictures),
         val=len(val.pictures),
         classes=len(train.classes),
-        labels_crc32=f"{train.checksum ^ val.checksum:08x}",
+        labels_crc32=f"{zlib.crc32(f'{train.checksum} {val.checksum}'.encode()):08x}",
     )
     return train, val, facts
 

@@ -7,8 +7,10 @@ import io
 import json
 import zipfile
 import zlib
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from typing import Any, Literal
 from xml.etree import ElementTree  # nosec B405
@@ -68,16 +70,8 @@ class DetectionSet:
     pictures: list[Picture]
     coco: Any = None
     """The annotations as a ``pycocotools.coco.COCO``; None for VOC."""
-
-    @property
-    def checksum(self) -> int:
-        """CRC-32 of the image and class names, boxes, labels and difficult flags."""
-        value = zlib.crc32(repr(self.classes).encode())
-        for one in self.pictures:
-            value = zlib.crc32(one.file.name.encode(), value)
-            for array in (one.boxes, one.labels, one.difficult):
-                value = zlib.crc32(array.tobytes(), value)
-        return value
+    checksum: int = 0
+    """CRC-32 of the classes and of the files with the annotations."""
 
     def check_has_objects(self) -> None:
         """Raise ``DataError`` if there are no objects, or only difficult ones."""
@@ -174,9 +168,10 @@ def _open_voc(task: str, data: Path, split: str) -> DetectionSet:
     years = [2007, 2012] if (task, split) == ("voc0712", "train") else [2007]
     classes, own_classes = VOC_CLASSES, root / "classes.txt"
     if own_classes.is_file():  # names of the classes of other data, one per line
-        lines = _read(own_classes).decode(errors="replace").split("\n")
+        lines = _text(own_classes).split("\n")
         classes = tuple(filter(None, map(str.strip, lines)))
     pictures: list[Picture] = []
+    checksum = zlib.crc32(repr(classes).encode())
     for year in years:
         folder = root / f"VOC{year}"
         names = folder / f"ImageSets/Main/{part}.txt"
@@ -185,42 +180,55 @@ def _open_voc(task: str, data: Path, split: str) -> DetectionSet:
                 f"{data} has no {part} split of VOC {year}: looked for {names}; unpack VOC's "
                 "tars with `tar xf` first"
             )
-        for line in filter(str.strip, _read(names).decode(errors="replace").splitlines()):
-            pictures.append(_voc_picture(folder, line.split()[0], classes))
+        for line in filter(str.strip, _text(names).splitlines()):
+            name = line.split()[0]
+            path = folder / f"Annotations/{name}.xml"
+            annotation, image = _read(path), folder / f"JPEGImages/{name}.jpg"
+            checksum = zlib.crc32(name.encode() + annotation, checksum)
+            try:
+                pictures.append(_voc_picture(image, annotation, classes))
+            except (ElementTree.ParseError, ArithmeticError, ValueError, LookupError) as error:
+                raise DataError(f"cannot read {path}: {why(error)}") from error
     splits_text = " and ".join(f"{part} {year}" for year in years)
-    return DetectionSet(f"VOC {splits_text} in {data}", classes, pictures)
+    return DetectionSet(f"VOC {splits_text} in {data}", classes, pictures, checksum=checksum)
 
 
-def _voc_picture(folder: Entry, name: str, classes: tuple[str, ...]) -> Picture:
-    """Read the annotation of one image.
+def _text(file: Entry) -> str:
+    return _read(file).decode("utf-8-sig", errors="replace")
+
+
+def _voc_picture(image: Entry, annotation: bytes, classes: tuple[str, ...]) -> Picture:
+    """Parse the annotation of one image.
 
     VOC's pixels are 1-based and its boxes include the last one: xmin 1 and xmax WIDTH is the full
     width. In coordinates between pixels, that is 0 to WIDTH. So 1 is subtracted from the left and
     upper sides only, as in detectron2.
     """
-    path = folder / f"Annotations/{name}.xml"
-    try:
-        root = ElementTree.fromstring(_read(path))  # nosec B314
-        height, width = (int(root.findtext(f"size/{side}", "")) for side in ("height", "width"))
-        boxes, labels, difficult = [], [], []
-        for element in root.findall("object"):
-            if (class_name := element.findtext("name", "").strip()) not in classes:
-                raise ValueError(f"{class_name!r} is not one of the classes {', '.join(classes)}")
-            labels.append(classes.index(class_name))
-            sides = ("xmin", "ymin", "xmax", "ymax")
-            x0, y0, x1, y1 = (float(element.findtext(f"bndbox/{side}", "")) for side in sides)
-            boxes.append(_check_box((x0 - 1, y0 - 1, x1, y1), height, width))
-            difficult.append(int(element.findtext("difficult") or 0) != 0)
-    except (ElementTree.ParseError, ValueError, LookupError) as error:
-        raise DataError(f"cannot read {path}: {why(error)}") from error
+    root = ElementTree.fromstring(annotation)  # nosec B314
+    height, width = (int(_number(root, f"size/{side}")) for side in ("height", "width"))
+    boxes, labels, difficult = [], [], []
+    for element in root.findall("object"):
+        if (class_name := element.findtext("name", "").strip()) not in classes:
+            raise ValueError(f"{class_name!r} is not one of the classes {', '.join(classes)}")
+        labels.append(classes.index(class_name))
+        sides = ("xmin", "ymin", "xmax", "ymax")
+        x0, y0, x1, y1 = (_number(element, f"bndbox/{side}") for side in sides)
+        boxes.append(_check_box((x0 - 1, y0 - 1, x1, y1), height, width))
+        difficult.append(int(element.findtext("difficult") or 0) != 0)
     return Picture(
-        file=folder / f"JPEGImages/{name}.jpg",
+        file=image,
         height=height,
         width=width,
         boxes=np.array(boxes, np.float32).reshape(-1, 4),
         labels=np.array(labels, np.int64),
         difficult=np.array(difficult, bool),
     )
+
+
+def _number(element: ElementTree.Element, path: str) -> float:
+    if not (text := element.findtext(path, "").strip()):
+        raise ValueError(f"{path} is missing")
+    return float(text)
 
 
 def _open_coco(data: Path, split: str) -> DetectionSet:
@@ -237,9 +245,10 @@ def _open_coco(data: Path, split: str) -> DetectionSet:
         ) from error
     try:
         with contextlib.redirect_stdout(io.StringIO()):
-            coco = COCO()
-            coco.dataset = {**json.loads(_read(path))}
+            coco, content = COCO(), _read(path)
+            coco.dataset = {**json.loads(content)}
             coco.createIndex()
+        _check_ids(coco)
         # COCO's category ids have gaps.
         labels = {category: label for label, category in enumerate(sorted(coco.cats))}
         pictures = [
@@ -253,7 +262,20 @@ def _open_coco(data: Path, split: str) -> DetectionSet:
     coco.anns = dict(enumerate(coco.dataset.get("annotations", []), start=1))
     for number, row in coco.anns.items():
         row["id"] = number
-    return DetectionSet(f"COCO {split} in {data}", classes, pictures, coco)
+    name = f"COCO {split} in {data}"
+    return DetectionSet(name, classes, pictures, coco, zlib.crc32(content))
+
+
+def _check_ids(coco: Any) -> None:
+    """Raise ``ValueError`` if an id is not unique, or an annotation's image or class is unknown."""
+    for what, index in (("images", coco.imgs), ("categories", coco.cats)):
+        if len(index) < len(rows := coco.dataset.get(what, [])):
+            (number, count), *_ = Counter(row["id"] for row in rows).most_common(1)
+            raise ValueError(f"{count} {what} have the id {number!r}")
+    for row in coco.dataset.get("annotations", []):
+        for what, index in (("image", coco.imgs), ("category", coco.cats)):
+            if (number := row[f"{what}_id"]) not in index:
+                raise ValueError(f"annotation {row.get('id')}: no {what} has the id {number!r}")
 
 
 def _coco_picture(
@@ -292,19 +314,23 @@ def _training_box(row: dict[str, Any], height: int, width: int) -> tuple[float, 
     mask = row["segmentation"]
     _check_segmentation(mask, height, width)
     if isinstance(mask, list):
-        # pycocotools reads a polygon of two corners as a box, and fails if there is no polygon.
+        # pycocotools fails at a polygon of two corners, and if there is no polygon.
         polygons = [polygon for polygon in mask if len(polygon) >= 6]
         empty_mask = {"size": [height, width], "counts": [height * width]}
-        row["segmentation"] = polygons or mask or empty_mask
+        row["segmentation"] = polygons or empty_mask
         if not polygons:
             return None
-    if row["iscrowd"] or not min(w, h) > 0:
+    if not min(w, h) >= 0:
+        raise ValueError(f"the box is {w} x {h} pixels")
+    if row["iscrowd"] or min(w, h) == 0:
         return None
     return _check_box((x, y, x + w, y + h), height, width)
 
 
 def _message(error: Exception) -> str:
-    """Return the message of a ``ValueError``; for other errors, also the type."""
+    """Return the message of a ``ValueError``, or of a missing field; else also the type."""
+    if isinstance(error, KeyError):
+        return f"{error} is missing"
     return str(error) if type(error) is ValueError else repr(error)
 
 
@@ -323,6 +349,8 @@ def _check_segmentation(mask: Any, height: int, width: int) -> None:
             if not is_near or len(polygon) % 2 or len(polygon) < 4:
                 raise ValueError("a polygon is not a list x, y, x, y, ... within the image")
         return
+    if not isinstance(mask, dict):
+        raise ValueError(f"segmentation is {mask!r}, neither polygons nor run lengths")
     counts = mask["counts"]
     if isinstance(counts, str):
         counts = _run_lengths(counts)
@@ -358,6 +386,7 @@ def _run_lengths(text: str) -> list[int]:
 def _check_box(box: tuple[float, ...], height: int, width: int) -> tuple[float, ...]:
     """Return a box (x0, y0, x1, y1); raise ``ValueError`` if it is empty or outside its image."""
     x0, y0, x1, y1 = box
-    if not (x0 < x1 and y0 < y1 and x0 < width and y0 < height and x1 > 0 and y1 > 0):
+    is_near = x0 < width and y0 < height and x1 > 0 and y1 > 0
+    if not (all(map(isfinite, box)) and x0 < x1 and y0 < y1 and is_near):
         raise ValueError(f"the box {list(box)} is empty or outside its image of {width} x {height}")
     return box

@@ -86,6 +86,8 @@ def test_voc_boxes_are_shifted_to_count_from_zero(tmp_path: Path) -> None:
     zebras = [open_detection("voc07", voc(tmp_path, ("zebra", d, 1, 1, 9, 9)), "val") for d in "01"]
     assert zebras[0].pictures[0].labels.tolist() == [1]
     assert zebras[0].checksum != zebras[1].checksum  # one is difficult
+    (tmp_path / "VOCdevkit/classes.txt").write_text("\ufefflion\nzebra\n", encoding="utf-8")
+    assert open_detection("voc07", tmp_path, "val").classes == ("lion", "zebra")
     for file, name in ((ANNOTATION, "zebra_a.xml"), (IMAGE, "zebra_a.jpg")):
         shutil.copy(tmp_path / file, (tmp_path / file).with_name(name))
     (tmp_path / NAMES).write_text("2008_000012\nzebra_a\n2008_000012\n")
@@ -109,6 +111,8 @@ def test_coco_boxes_become_corners_and_labels_contiguous(tmp_path: Path) -> None
     covered = np.zeros((40, 60), np.uint8)
     covered[5:25, 10:30] = 1
     np.testing.assert_array_equal(opened.coco.annToMask(second.annotations[1]), covered)
+    other_masks = coco_set(tmp_path, *objects[:-1], annotation(4, segmentation=[[1, 2, 3, 5]]))
+    assert open_detection("coco", other_masks, "val").checksum != opened.checksum
 
 
 @pytest.mark.parametrize("task", ["voc07", "coco"])
@@ -141,7 +145,10 @@ BAD_VOC: dict[str, tuple[Callable[[Path], object], str]] = {
     "outside": (lambda p: voc(p, ("dog", 0, 70, 1, 90, 9)), "outside its image of 60 x 40"),
     "no number": (lambda p: voc(p, ("dog", 0, "x", 1, 5, 9)), "2008_000012.xml: .*'x'"),
     "class": (lambda p: voc(p, ("dragon", 0, 1, 1, 5, 9)), "'dragon' is not one of the classes"),
-    "size": (lambda p: voc(p, size=("", "")), "2008_000012.xml: "),
+    "infinite": (lambda p: voc(p, ("dog", 0, 1, 1, "inf", 9)), "empty or outside its image"),
+    "no size": (lambda p: voc(p, size=("", "")), "2008_000012.xml: size/height is missing"),
+    "infinite size": (lambda p: voc(p, size=("inf", 40)), "2008_000012.xml: cannot convert"),
+    "no side": (lambda p: voc(p, ("dog", 0, 1, "", 5, 9)), "2008_000012.xml: bndbox/ymin is miss"),
     "another size": (lambda p: voc(p, size=(61, 40)), "60 x 40 pixels, but its annotation says 61"),
     "no XML": (lambda p: (p / ANNOTATION).write_text("<a>"), "2008_000012.xml: no element found"),
     "missing image": (lambda p: (p / IMAGE).unlink(), r"2008_000012.jpg is missing \(1 of 1 image"),
@@ -164,6 +171,7 @@ def test_corrupt_voc_file_is_named_in_one_line(case: str, tmp_path: Path) -> Non
 
 BAD_MASKS: dict[str, Any] = {
     "no mask": None,
+    "a word": "mask",
     "no counts": {"size": [40, 60]},
     "another size": {"size": [60, 40], "counts": [2400]},
     "too many pixels": {"size": [40, 60], "counts": [100, 5_000_000]},
@@ -196,7 +204,8 @@ def test_masks_equal_pycocotools(tmp_path: Path) -> None:
     covered = np.asfortranarray(np.random.default_rng(0).random((40, 60)) < 0.3, np.uint8)
     covered[5:25, 10:30] = 1
     code = tools.encode(covered)
-    masks = [code | {"counts": code["counts"].decode()}, run_lengths(covered > 0), []]
+    compressed = code | {"counts": code["counts"].decode()}
+    masks = [compressed, run_lengths(covered > 0), [], [[1, 2, 3, 4]]]
     objects = [annotation(i, segmentation=mask) for i, mask in enumerate(masks, start=1)]
     opened = open_detection("coco", coco_set(tmp_path, *objects), "val")
     empty, one = opened.pictures
@@ -278,12 +287,26 @@ def test_corrupt_coco_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             open_detection("coco", tmp_path, "val")
     for change, message in (
         ({"bbox": [61, 5, 3, 4]}, "outside its image"),
-        ({"category": 4}, "KeyError"),
+        ({"category": 4}, "no category has the id 4"),
+        ({"category": 4, "iscrowd": 1}, "no category has the id 4"),
+        ({"image": "9"}, "no image has the id '9'"),
         ({"bbox": [1, 5, 3]}, "expected 4, got 3"),
+        ({"bbox": [1, 5, -3, 4]}, "the box is -3.0 x 4.0 pixels"),
+        ({"bbox": [1, 5, float("nan"), 4]}, "the box is nan x 4.0 pixels"),
     ):
         coco_set(tmp_path, annotation(1, **change))
         with pytest.raises(DataError, match=f"instances_val2017.json .*annotation 1: .*{message}"):
             open_detection("coco", tmp_path, "val")
+    table = json.loads(coco_set(tmp_path, annotation(1)).joinpath(path).read_text())
+    for what, message in (("images", "2 images have the id 7"), ("categories", "2 .* the id 90")):
+        twice = table | {what: [*table[what], table[what][0]]}
+        path.write_text(json.dumps(twice))
+        with pytest.raises(DataError, match=f"instances_val2017.json .*{message}"):
+            open_detection("coco", tmp_path, "val")
+    del table["annotations"][0]["segmentation"]
+    path.write_text(json.dumps(table))
+    with pytest.raises(DataError, match="annotation 1: 'segmentation' is missing"):
+        open_detection("coco", tmp_path, "val")
     with pytest.raises(NoSplitError, match=r"looked for .*train2017\.json and annotations_t"):
         open_detection("coco", tmp_path, "train")
     with pytest.raises(DataError, match="no data at"):
