@@ -61,7 +61,7 @@ _COLUMNS = {"top1": "top-1 (%)", "top5": "top-5 (%)", "temperature": "T", "lr": 
 _CONDITIONS = ("task", "detector", "optimizer", "batch", "epochs", "cached", "trials")
 """Fields of a record's protocol that the page shows."""
 _IF_DIFFERENT = (
-    *("seed", "momentum", "weight_decay", "scale_min"),
+    *("seed", "storage", "momentum", "weight_decay", "lars_trust", "scale_min"),
     *("mean", "std", "exif", "alpha", "precision"),
 )
 """Fields of a record's protocol and images that the page shows if evaluations differ in them."""
@@ -295,7 +295,8 @@ def _conditions(record: Record) -> str:
     """Describe an evaluation's images, and a detector's differences from the paper's protocol."""
     images = record.images
     text = describe_images(record.data, full_paths=True)
-    text += f"; shorter side {images.resize}, crop {images.crop}"
+    text += f"; shorter side {images.resize}"
+    text += f", crop {images.crop}" if images.crop else ""  # detectors see whole images
     differences = record.protocol.get("differences")
     return f"{text}; unlike the paper: {text_of(differences)}" if differences else text
 
