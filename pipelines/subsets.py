@@ -245,7 +245,7 @@ def read_list(store: Store, path: Path) -> NDArray[np.int64]:
         DataError: the list cannot be read, is empty, or has names that match no image or several.
     """
     with os_errors_as(DataError, f"cannot read the list {path}"):
-        text = path.read_text("utf-8", "surrogateescape")
+        text = path.read_text("utf-8-sig", "surrogateescape")
     lines = [line for line in map(str.strip, text.split("\n")) if line]
     if not lines:
         raise DataError(f"the list {path} is empty")
