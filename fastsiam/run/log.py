@@ -99,7 +99,8 @@ class MetricsLog:
     def close(self, outcome: Outcome = "FAILED") -> None:
         """Write pending lines, and end the trackers; ``outcome`` says how the run ended."""
         try:
-            self.path.touch()  # in case it was deleted
+            if self._unwritten:
+                self.path.touch()  # in case it was deleted
             self._append()
         except OSError as error:
             self._folder.console.warn(
