@@ -85,6 +85,13 @@ def _reset_sigchld_handler() -> Iterator[None]:
 
 
 @pytest.fixture
+def ample_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Report plenty of free memory to a run, whatever other tests use."""
+    free, total = 10 * 10**9, 64 * 10**9
+    monkeypatch.setattr("fastsiam.train.gauges.host_memory", lambda: (free, total))
+
+
+@pytest.fixture
 def images(tmp_path: Path) -> Path:
     """A data set with train/ (24 images of 3 classes) and val/ (12)."""
     return write_data(tmp_path / "data")

@@ -90,7 +90,7 @@ def test_subset_is_read_from_list_of_names(folder: Path) -> None:
         read_names(folder, "002.jpg", "n01_5.JPEG")
     table = folder / "images.csv"
     table.write_text("path" + "\nimages/class0/n01_5.JPEG" * 2)
-    (folder / "list.txt").write_text("images/class0/n01_5.JPEG")
+    (folder / "list.txt").write_text("\ufeffimages/class0/n01_5.JPEG", encoding="utf-8")
     with pytest.raises(DataError, match=r"are ambiguous in .*: images/class0/n01_5\.JPEG"):
         read_list(open_store(table, "train"), folder / "list.txt")
 

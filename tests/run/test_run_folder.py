@@ -16,7 +16,6 @@ from fastsiam.errors import CheckpointError, FastSiamError
 from fastsiam.run import checkpoint as checkpoints
 from fastsiam.run.log import read_metrics
 from fastsiam.run.run_folder import RunFolder, create_folder
-from fastsiam.train import gauges
 from fastsiam.views.batch import Batch
 from tests.configs import flags, with_settings
 from tests.disks import fill, small_disk
@@ -120,16 +119,12 @@ def test_missing_lock_support_causes_warning(
     assert "cannot be locked (No locks available); make sure" in capfd.readouterr().err
 
 
+@pytest.mark.usefixtures("ample_memory")  # no other alarm
 @pytest.mark.parametrize("freed", [True, False])
 def test_run_continues_while_disk_is_full(
-    freed: bool,
-    small: TrainConfig,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    freed: bool, small: TrainConfig, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """A run that cannot save continues and retries. Only the last save must succeed."""
-    monkeypatch.setattr(gauges, "host_memory", lambda: (10 * 10**9, 64 * 10**9))  # no other alarm
     config = with_settings(small, knn_every=0, save_every=2)
     with small_disk(tmp_path / "disk", 2) as disk:
         run = disk / "run"

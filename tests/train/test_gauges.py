@@ -18,11 +18,7 @@ from fastsiam.train.gauges import MachineMonitor
 from tests.configs import with_settings
 from tests.train.runs import train_run
 
-
-@pytest.fixture(autouse=True)
-def ample_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Report plenty of free memory, whatever other tests use."""
-    monkeypatch.setattr(gauges, "host_memory", lambda: (10 * 10**9, 64 * 10**9))
+pytestmark = pytest.mark.usefixtures("ample_memory")
 
 
 def collect_warnings(run: Path, waits: list[float]) -> list[str]:
