@@ -29,6 +29,14 @@ from tests.processes import Forked
 ROOT = Path(__file__).parents[1]
 REAL_DATA = Path(os.environ.get("FASTSIAM_TEST_DATA", ROOT.parent / "shared" / "data"))
 
+if find_spec("hypothesis"):  # a machine with a GPU may lack it
+    from hypothesis import HealthCheck, settings
+
+    # A busy machine must not fail a test because it is slow.
+    times = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+    settings.register_profile("untimed", settings.default, **times)
+    settings.load_profile("untimed")
+
 
 def skip(reason: str) -> None:
     """Skip a test, or fail it if ``$FASTSIAM_NO_SKIP`` is set."""

@@ -149,7 +149,7 @@ def configs(draw: st.DrawFn) -> tuple[str, TrainConfig]:
     return recipe, config
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(configs())
 def test_settings_round_trip_through_flags_and_files(named: tuple[str, TrainConfig]) -> None:
     recipe, config = named

@@ -10,7 +10,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
@@ -80,13 +80,7 @@ def cut_batches(draw: st.DrawFn) -> tuple[ListStore, dict[int, Cuts], int]:
     return ListStore(images), cuts, draw(st.integers(1, 3))
 
 
-@settings(
-    max_examples=60,
-    deadline=None,
-    derandomize=True,
-    database=None,
-    suppress_health_check=[HealthCheck.too_slow],
-)
+@settings(max_examples=60, derandomize=True, database=None)
 @given(cut_batches())
 def test_crops_equal_pillow(batch: tuple[ListStore, dict[int, Cuts], int]) -> None:
     store, cuts, workers = batch

@@ -42,7 +42,7 @@ def mixtures(draw: st.DrawFn) -> Mixture:
     return Mixture(sets, tuple(weights), window, in_order(len(sets)) if window else None)
 
 
-@settings(max_examples=40, deadline=None, derandomize=True, database=None)
+@settings(max_examples=40, derandomize=True, database=None)
 @given(mixtures(), st.integers(0, 2**32), st.integers(0, 50), st.integers(1, 3))
 def test_epochs_have_exact_shares_and_use_images_equally(
     mixture: Mixture, seed: int, start: int, epochs: int

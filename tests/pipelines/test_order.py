@@ -42,7 +42,7 @@ def orders(draw: st.DrawFn) -> tuple[Order, int]:
     return Order(images=images, batch=batch, seed=seed, shuffle=shuffle), world
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@settings(max_examples=60, derandomize=True, database=None)
 @given(orders(), st.integers(0, 1000), st.integers(1, 5))
 def test_ranks_and_subsets_share_one_order(
     whole: tuple[Order, int], epoch: int, spread: int

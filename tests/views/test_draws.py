@@ -104,7 +104,7 @@ def test_draws_are_uncorrelated() -> None:
     assert np.abs(correlation).max() < 5 / np.sqrt(N)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.data())
 def test_draws_do_not_depend_on_batch_or_order(data: st.DataObject) -> None:
     """An image's draws depend on seed, epoch, index, view and size, not on its neighbours."""

@@ -117,7 +117,7 @@ def test_views_match_torchvision(case: str, pictures: list[Image.Image]) -> None
             assert view.is_contiguous(memory_format=torch.channels_last)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.data())
 def test_any_settings_match_torchvision(data: st.DataObject) -> None:
     """Any image, side and range of the settings; both implementations."""

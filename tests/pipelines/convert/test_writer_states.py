@@ -105,4 +105,4 @@ class Conversion(RuleBasedStateMachine):
 
 
 TestConversion: Any = Conversion.TestCase
-TestConversion.settings = settings(max_examples=4, stateful_step_count=8, deadline=None)
+TestConversion.settings = settings(max_examples=4, stateful_step_count=8)

@@ -95,4 +95,4 @@ class CachedReads(RuleBasedStateMachine):
 
 
 TestCachedReads: Any = CachedReads.TestCase
-TestCachedReads.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
+TestCachedReads.settings = settings(max_examples=25, stateful_step_count=25)

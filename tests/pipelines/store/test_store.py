@@ -56,7 +56,7 @@ def data_sets(draw: st.DrawFn) -> tuple[Images, list[int]]:
 
 
 @pytest.mark.parametrize("form", FORMS)
-@settings(max_examples=3, deadline=None, derandomize=True, database=None,
+@settings(max_examples=3, derandomize=True, database=None,
           suppress_health_check=list(HealthCheck))  # fmt: skip
 @given(data_sets())
 def test_every_store_returns_stored_images(form: str, data_set: tuple[Images, list[int]]) -> None:
