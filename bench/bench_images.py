@@ -7,6 +7,7 @@ import os
 import tarfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from PIL import Image
 from fastsiam.bench.config import BenchConfig, Stored
 from fastsiam.config import ColumnNames, ConvertConfig
 from fastsiam.console import Console
+from fastsiam.errors import DataError
+from fastsiam.files import os_errors_as
 from fastsiam.pipelines.convert import convert
 from fastsiam.pipelines.store import Store, open_store
 from fastsiam.pipelines.store.base import IMAGE_ENDINGS
@@ -54,8 +57,9 @@ class Images:
             return out
         if form in ("tar", "parquet"):
             store = open_store(self.folder, "train")
-            out.mkdir()
-            (_write_tar if form == "tar" else _write_parquet)(store, out / f"train.{form}")
+            with writing_to(out):
+                out.mkdir()
+                (_write_tar if form == "tar" else _write_parquet)(store, out / f"train.{form}")
         else:
             config = replace(_CONVERTED[form], source=str(self.folder), out=str(out))
             convert("folder", config, Console(quiet=True))
@@ -67,8 +71,8 @@ class Images:
         if not target.exists():
             for path in sorted(self.folder.rglob("*.*")):
                 file = target / path.relative_to(self.folder).with_suffix(".jpg")
-                file.parent.mkdir(parents=True, exist_ok=True)
-                with Image.open(path) as image:
+                with writing_to(target), Image.open(path) as image:
+                    file.parent.mkdir(parents=True, exist_ok=True)
                     image.convert("RGB").save(file, quality=quality)
         return Images(target, self.count, f"{self.about}, re-encoded with quality {quality}")
 
@@ -89,25 +93,33 @@ def take_images(
     Links repeat images if there are fewer than ``count``.
 
     Raises:
-        DataError: the user's images cannot be read.
+        DataError: the user's images cannot be read, or the folder cannot be written.
     """
     target = folder / f"images-{count}"
     store, kinds = users_store(config), f"images of {config.root.name}"
     if store is None:
         say("no data given: generating images that resemble ImageNet's")
         generated = folder / f"made-{count}"
-        make_images(generated, min(count, _MADE))
+        with writing_to(generated):
+            make_images(generated, min(count, _MADE))
         store = open_store(generated, "train")
         kinds = "made images (noise of natural spectra, edges, ImageNet's sizes)"
     distinct = min(count, len(store), _TAKEN)
     indices = np.linspace(0, len(store), distinct, endpoint=False, dtype=np.int64)
-    size = _copy(store, indices.tolist(), count, target)
+    with writing_to(target):
+        size = _copy(store, indices.tolist(), count, target)
     about = (
         f"{distinct:,} of the {len(store):,} {kinds}, {size / distinct / 1000:,.0f} kB on average"
     )
     images = Images(target, count, about)
     say(f"{count:,} images: {images.about}; copied to {folder} (in the page cache)")
     return images
+
+
+def writing_to(folder: Path) -> AbstractContextManager[None]:
+    """Convert an ``OSError`` in the block, such as that of a full disk, to a ``DataError``."""
+    what = f"cannot write images to {folder} (TMPDIR chooses another disk)"
+    return os_errors_as(DataError, what)
 
 
 def make_images(folder: Path, count: int) -> Sequence[Path]:

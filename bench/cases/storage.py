@@ -18,7 +18,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from fastsiam.bench import object_storage
-from fastsiam.bench.bench_images import add_to_tar
+from fastsiam.bench.bench_images import add_to_tar, writing_to
 from fastsiam.bench.cases.peers import (
     Views,
     check_two_alike_views,
@@ -47,7 +47,8 @@ def measure(session: Session) -> list[Record]:
     with ExitStack() as stack:
         images, readers = session.images(batch), _readers(session)
         files = sorted(path for path in images.folder.rglob("*") if path.is_file())
-        pack(files, folder / "shards" / "tars", shard_count(session.workers))
+        with writing_to(folder):
+            pack(files, folder / "shards" / "tars", shard_count(session.workers))
         for name in readers.keys() & _SAMPLES.keys():
             convert_for_litdata(files, folder / "shards" / name, _SAMPLES[name])
         places: dict[str, tuple[int, bool]] = {LOCAL: (0, False)}  # port, whether the cache is cold

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import numpy as np
+import pytest
 from PIL import Image
 from PIL.JpegImagePlugin import get_sampling
 
 from fastsiam.bench.bench_images import make_images, take_images
 from fastsiam.bench.config import CONTAINERS, BenchConfig
+from fastsiam.errors import DataError
 from fastsiam.pipelines.store import BetonStore, open_store
 from fastsiam.pipelines.store.beton import RAW
 from tests.conftest import write_images
+from tests.conversions import stub_raising
 
 
 def test_generated_images_resemble_imagenet(tmp_path: Path) -> None:
@@ -64,3 +68,23 @@ def test_containers_hold_same_images(tmp_path: Path) -> None:
     again = take_images(BenchConfig(data=str(pixels)), 4, tmp_path / "again", lambda text: None)
     kinds = [Image.open(path).format for path in again.folder.rglob("*.*")]
     assert kinds == ["JPEG"] * 4
+
+
+def test_full_temporary_disk_is_one_line_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = write_images(tmp_path / "data" / "train", classes=2, each=2)
+    some = take_images(BenchConfig(data=str(data)), 4, tmp_path / "some", lambda text: None)
+    monkeypatch.setattr("fastsiam.bench.bench_images.os.link", stub_raising(errno.ENOSPC))
+    monkeypatch.setattr(Image.Image, "save", stub_raising(errno.ENOSPC))
+    monkeypatch.setattr("tarfile.TarFile.addfile", stub_raising(errno.ENOSPC))
+    message = r"cannot write images to .* \(TMPDIR .*\): No space left on device; free some space"
+    monkeypatch.setenv("FASTSIAM_DATA", "")
+    monkeypatch.chdir(tmp_path / "some")
+    for config in (BenchConfig(data=str(data)), BenchConfig()):  # copied, generated
+        with pytest.raises(DataError, match=message):
+            take_images(config, 8, tmp_path / "full", lambda text: None)
+    with pytest.raises(DataError, match=message):
+        some.convert_to("tar")
+    with pytest.raises(DataError, match=message):
+        some.encode(50)
