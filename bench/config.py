@@ -211,7 +211,9 @@ class GpuConfig(Config):
         9.0, "Time limit in minutes. The next call runs the stages that are left.", above=0
     )
     data: str = setting(
-        "", "ImageNet images to measure with, as for train. Default: generated images."
+        "",
+        "ImageNet images to measure with, as for train. Default: $FASTSIAM_DATA, else ./data in "
+        "the checkout, else generated images.",
     )
     cifar10: str = setting(
         "",
