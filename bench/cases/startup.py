@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fastsiam.bench.measure import cpu_seconds, drop_from_cache, wait_for_gpu
+from fastsiam.bench.measure import cpu_seconds, drop_from_cache, host_memory, wait_for_gpu
 from fastsiam.bench.measurements import Record, Row, Sample, Timing
 from fastsiam.bench.runner import Loading, Runner, RunnerError, Task
 from fastsiam.config import Pipeline
@@ -72,8 +72,8 @@ def _start(loading: Loading, *, cold: bool) -> tuple[Sample, dict[str, Any]]:
         facts = runner.facts("startup") | {"cached": cached}
     for moment in ("imports", "first_batch", "first_epoch_over"):
         facts[moment] -= runner.began
-    wall, cpu = facts["first_epoch_over"], facts.pop("cpu_until_then")
-    return replace(runner.first["startup"], wall=wall, cpu=cpu), facts
+    wall, cpu, host = facts["first_epoch_over"], facts.pop("cpu_until_then"), facts.pop("host")
+    return replace(runner.first["startup"], wall=wall, cpu=cpu, host=host), facts
 
 
 def build_startup(loading: Loading) -> Task:
@@ -96,6 +96,7 @@ def build_startup(loading: Loading) -> Task:
             facts["first_epoch" if number == 0 else "later_epoch"] = time.monotonic() - start
             facts.setdefault("first_epoch_over", time.monotonic())
             facts.setdefault("cpu_until_then", cpu_seconds())
+        facts["host"] = host_memory()  # with the loader's processes
         loader.close()
 
     return Task(run, loading.images, lambda: facts)

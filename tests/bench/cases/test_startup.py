@@ -14,6 +14,7 @@ import pytest
 from fastsiam.bench import runner
 from fastsiam.bench.cases import CASES, startup
 from fastsiam.bench.config import BenchConfig
+from fastsiam.bench.measure import children
 from fastsiam.bench.measurements import Sample
 from fastsiam.bench.session import session
 
@@ -44,6 +45,18 @@ def test_files_still_in_page_cache_are_not_cold(
     assert line in capsys.readouterr().err
 
 
+def test_memory_includes_that_of_workers(
+    bench_config: BenchConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(startup, "host_memory", lambda: len(children()))
+    before = len(children())
+    with session(bench_config) as bench_session:
+        loading = bench_session.loading(bench_session.images(8), "torchvision")
+        task = startup.build_startup(loading)
+        task.run()
+    assert task.facts()["host"] > before
+
+
 def test_startup_time_counts_from_process_start(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -51,10 +64,10 @@ def test_startup_time_counts_from_process_start(
     facts = {"imports": 101.0, "first_batch": 102.0, "first_epoch_over": 103.0, "later_epoch": 0.5}
     fake: Any = SimpleNamespace(
         began=100.0, first={"startup": Sample(9.0, 9.0)}, close=lambda: None,
-        facts=lambda _: facts | {"cpu_until_then": 2.0},
+        facts=lambda _: facts | {"cpu_until_then": 2.0, "host": 5},
     )  # fmt: skip
     monkeypatch.setattr(startup, "Runner", lambda *_, **__: fake)
     loading: Any = SimpleNamespace(data=SimpleNamespace(data=str(tmp_path)))
     sample, times = startup._start(loading, cold=False)
-    assert (sample.wall, sample.cpu) == (3.0, 2.0)
+    assert (sample.wall, sample.cpu, sample.host) == (3.0, 2.0, 5)
     assert (times["imports"], times["first_batch"], times["later_epoch"]) == (1.0, 2.0, 0.5)
