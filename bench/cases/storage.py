@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import tarfile
@@ -132,6 +133,8 @@ def build_reading(
         nonlocal batches
         if isinstance(batches, ViewLoader):
             batches.close()
+        batches = ()
+        gc.collect()  # litdata's loader, which refers to itself, ends its processes now
         folder = cache
         if cold:
             shutil.rmtree(cache, ignore_errors=True)
@@ -219,7 +222,7 @@ def _open_litdata(loading: Loading) -> Iterable[Views]:
         storage_options=_litdata_options(loading),
     )
     loader: Iterable[Views] = StreamingDataLoader(
-        images, batch_size=loading.batch, num_workers=loading.workers
+        images, batch_size=loading.batch, num_workers=loading.workers, persistent_workers=True
     )
     return loader
 
@@ -266,7 +269,7 @@ def _open_webdataset(loading: Loading) -> Iterable[Views]:
     )
     images = shards.shuffle(_WINDOW).map(decode)
     loader: DataLoader[Any] = DataLoader(
-        images, batch_size=loading.batch, num_workers=loading.workers
+        images, batch_size=loading.batch, num_workers=loading.workers, persistent_workers=True
     )
     return loader
 
@@ -313,4 +316,5 @@ OPENERS: dict[str, Callable[[Loading], Iterable[Views]]] = {
     "litdata": _open_litdata,
     "slipstream": _open_slipstream,
 }
-"""Functions that return the batches of an epoch, for each of ``STREAMING``."""
+"""Functions that return the batches of an epoch, for each of ``STREAMING``. Worker processes stay
+after the epoch, so that the memory of a repeat includes theirs."""

@@ -15,6 +15,7 @@ from fastsiam.bench import object_storage
 from fastsiam.bench.cases import CASES, storage
 from fastsiam.bench.cases.storage import OPENERS, STREAMING, build_reading
 from fastsiam.bench.config import BenchConfig
+from fastsiam.bench.measure import children
 from fastsiam.bench.runner import Loading
 from fastsiam.bench.session import session
 from fastsiam.bench.tables import table
@@ -69,8 +70,12 @@ def test_other_libraries_yield_every_image(
         assert loader.num_workers == 3
     loading = build_loading(tmp_path / "shards", tmp_path / "cache", workers=3)
     task = build_reading(reader, loading, cold=True, environment={})
-    task.before()
-    task.run()  # counts the images
+    before = len(children())
+    for _ in range(2):
+        task.before()
+        task.run()  # counts the images
+        if reader != "slipstream":
+            assert len(children()) == before + 3  # the memory of a repeat includes theirs
     assert task.facts()["version"]
 
 
