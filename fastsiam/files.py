@@ -269,6 +269,19 @@ def write_json(path: Path, value: Any) -> None:
         temporary.write_text(text)
 
 
+def create_private_folder(folder: Path) -> None:
+    """Create a cache folder and its missing parents for this user alone, whatever the umask.
+
+    With a umask of 002, other users of the group could write to them, and the cache is refused.
+
+    Raises:
+        OSError: a folder cannot be created.
+    """
+    folder = expand_home(folder)
+    for place in (*reversed(folder.parents), folder):
+        place.mkdir(mode=0o700, exist_ok=True)
+
+
 def check_private_folder(folder: Path, *, what: str, instead: str) -> None:
     """Check that no other user can write to a cache of compiled code, which need not exist.
 

@@ -16,6 +16,8 @@ from fastsiam.config import TrainConfig
 from fastsiam.errors import BackendError
 from fastsiam.files import check_private_folder, others_can_write
 from fastsiam.kernels import build, library
+from fastsiam.pipelines.remote.cache import Cache
+from fastsiam.train import compile
 from fastsiam.train.compile import compile_settings
 
 OTHER = 12345
@@ -75,6 +77,31 @@ def test_cache_writable_by_other_user_or_group_is_rejected(
     assert others_can_write(cache) == message
     os.chown(cache.parent, 0, 0)
     assert not others_can_write(cache)
+
+
+def test_caches_are_created_for_this_user_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a umask that lets other users write would make the next start refuse them."""
+    monkeypatch.setattr(build, "cache_folder", lambda: tmp_path / "kernels" / "stamp")
+    monkeypatch.setattr(build, "build", lambda folder: None)
+    monkeypatch.setattr(library, "_compiled", lambda: None)
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    monkeypatch.setattr(compile, "_CACHE", tmp_path / "cache" / "torchinductor")
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    library._folder.cache_clear()
+    old = os.umask(0)
+    try:
+        library._folder()
+        compile._choose_cache()
+        assert compile.cache_folder() == str(tmp_path / "cache" / "torchinductor")
+        for _ in range(2):
+            Cache(tmp_path / "images" / "remote", 1.0)
+    finally:
+        os.umask(old)
+        library._folder.cache_clear()
+    folders = [path for path in tmp_path.rglob("*") if path.is_dir()]
+    assert len(folders) >= 6 and not any(map(others_can_write, folders))
 
 
 def test_compiling_without_user_name_uses_uid(

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastsiam.errors import BackendError
-from fastsiam.files import check_private_folder, quote
+from fastsiam.files import check_private_folder, create_private_folder, quote
 from fastsiam.kernels import build
 from fastsiam.kernels.cores import cpu_info
 
@@ -269,7 +269,7 @@ def _folder() -> Path:
         folder = _compiled() or (
             own_folder if os.access(own_folder, os.W_OK) else build.cache_folder()
         )
-        folder.mkdir(parents=True, exist_ok=True)
+        create_private_folder(folder)
         if folder != Path(__file__).parent:
             instead = "set XDG_CACHE_HOME to a folder of your own"
             check_private_folder(folder, what="fastsiam's kernels", instead=instead)

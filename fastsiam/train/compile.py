@@ -19,7 +19,7 @@ import torch
 from fastsiam.config import TrainConfig
 from fastsiam.distributed import Place, from_all
 from fastsiam.errors import BackendError
-from fastsiam.files import check_private_folder
+from fastsiam.files import check_private_folder, create_private_folder
 from fastsiam.kernels.cores import local_ranks, own_cores
 
 _CACHE = Path("~/.cache/fastsiam/torchinductor")
@@ -158,7 +158,7 @@ def _choose_cache() -> None:
         return
     with contextlib.suppress(OSError, RuntimeError):
         folder = _CACHE.expanduser()
-        folder.mkdir(parents=True, exist_ok=True)
+        create_private_folder(folder)
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(b"can be written")
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)

@@ -22,7 +22,13 @@ import numpy as np
 from filelock import FileLock, Timeout
 
 from fastsiam.errors import DataError
-from fastsiam.files import expand_home, os_errors_as, others_can_write, why
+from fastsiam.files import (
+    create_private_folder,
+    expand_home,
+    os_errors_as,
+    others_can_write,
+    why,
+)
 
 from . import storage
 
@@ -91,7 +97,7 @@ class Cache:
                 "permissions, or choose another --cache"
             )
         with os_errors_as(DataError, f"cannot create the cache {folder}"):
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            create_private_folder(self.folder)
 
     def has(self, chunk: Chunk) -> bool:
         """Return whether a chunk is in the cache; if so, mark it as recently used."""

@@ -23,6 +23,7 @@ after the colour kernel, to align them to 32-bit words.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from functools import lru_cache, partial
 from pathlib import Path
@@ -36,7 +37,7 @@ from torch.nn import functional as F
 
 from fastsiam.config import AugmentConfig
 from fastsiam.errors import BackendError
-from fastsiam.files import check_private_folder, why
+from fastsiam.files import check_private_folder, create_private_folder, why
 from fastsiam.views.batch import to_device
 from fastsiam.views.draws import CONTRAST, HUE
 
@@ -46,8 +47,11 @@ from .reference import box_weights, normalize, solarise
 
 # Check this before a kernel is compiled or read from the cache.
 _TRITON = os.environ.get("TRITON_HOME") or "~"
+_CACHE = Path(os.environ.get("TRITON_CACHE_DIR") or f"{_TRITON}/.triton/cache")
+with contextlib.suppress(OSError):  # Triton reports it
+    create_private_folder(_CACHE)
 check_private_folder(
-    Path(os.environ.get("TRITON_CACHE_DIR") or f"{_TRITON}/.triton/cache"),
+    _CACHE,
     what="Triton's compiled code",
     instead="set TRITON_CACHE_DIR to a folder of your own",
 )
