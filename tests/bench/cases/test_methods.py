@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from fastsiam.bench.cases import methods
 from fastsiam.bench.cases.methods import lightly_step
 from fastsiam.bench.cases.step import step_of, training_setup
 from fastsiam.bench.config import VARIANTS, BenchConfig
@@ -38,6 +39,21 @@ def test_fastsiam_and_lightly_are_measured_in_one_run(tmp_path: Path) -> None:
     assert ours.cpu_seconds_per_image > 0 and ours.config["model"] == theirs.config["model"]
     assert ours.config["step"]["compile"] == "off" and theirs.config["lightly"]
     assert theirs.config["precision"] == "fp32" and not theirs.config["channels_last"]
+
+
+def test_methods_that_do_not_fit_the_recipe_are_left_out(
+    bench_config: BenchConfig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    measured: list[str] = []
+    monkeypatch.setattr(
+        methods, "compare", lambda _, rows, **__: measured.extend(one.name for one in rows) or []
+    )
+    config = replace(bench_config, recipe="fastsiam_cifar10", variants=("plain",))
+    with session(replace(config, methods=("simsiam", "fastsiam"))) as bench_session:
+        assert methods.measure(bench_session) == []
+    assert measured == ["fastsiam, lightly", "fastsiam, plain"]
+    message = "simsiam: not measured: simsiam compares two views of each image, not 4; "
+    assert message in capsys.readouterr().err
 
 
 def test_lightly_step_gives_same_weights(bench_config: BenchConfig) -> None:
