@@ -21,7 +21,7 @@ from fastsiam.bench.measure import cpu_seconds
 from fastsiam.config import TrainConfig
 from fastsiam.config.train import changes_text, differences
 from fastsiam.console import Console
-from fastsiam.distributed import Place, StopSignals
+from fastsiam.distributed import Place, StopSignals, check_devices
 from fastsiam.environment import environment
 from fastsiam.errors import FastSiamError, TrainingError
 from fastsiam.files import atomic_write_for_user, os_errors_as, write_json
@@ -67,10 +67,12 @@ def train(config: TrainConfig, recipe: str, *, loader: str = "lightly") -> dict[
     Raises:
         BackendError: lightly's components do not support a setting.
         DataError: the images cannot be read.
+        DeviceError: the device is missing.
         TrainingError: the loss is infinite or NaN.
         FastSiamError: the folder cannot be written, or has an unfinished run with other settings.
     """
     out, optim, seed = Path(config.run.out), config.optim, config.numerics.seed
+    check_devices(config.run)
     check_targets(out / "result.json")
     use_gpu = config.run.device != "cpu" and torch.cuda.is_available()
     device = torch.device("cuda" if use_gpu else "cpu")

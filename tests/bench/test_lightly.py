@@ -15,7 +15,7 @@ from fastsiam.config import METHOD_CONFIGS, AugmentConfig, TrainConfig
 from fastsiam.config.evaluate import KnnConfig
 from fastsiam.config.methods.mocov2 import MoCoV2Config
 from fastsiam.config.recipes import RECIPES
-from fastsiam.errors import BackendError, FastSiamError
+from fastsiam.errors import BackendError, DeviceError, FastSiamError
 from fastsiam.evaluate.command import evaluate_knn
 from fastsiam.interchange import load_pretrained
 from tests.bench.sample_records import bench
@@ -67,6 +67,16 @@ def test_weights_of_lightly_run_are_evaluated(method: str, data: Path, tmp_path:
     assert moved.shape == (4,) and moved.abs().max() > 0
     knn_record = evaluate_knn(out / "backbone.pt", KnnConfig(data=str(data), k=(5,)), CPU)
     assert summary["knn"][-1]["top1"] == knn_record.results[0]["top1"]
+
+
+def test_missing_gpu_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fastsiam.bench import lightly
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(DeviceError, match="--device cuda: torch finds no GPU"):
+        lightly.train(
+            with_settings(RECIPES["demo"](), device="cuda", out=str(tmp_path / "out")), "demo"
+        )
 
 
 def test_stopped_lightly_run_resumes(
