@@ -23,6 +23,7 @@ from fastsiam.files import os_errors_as
 from fastsiam.pipelines.convert import convert
 from fastsiam.pipelines.store import Store, open_store
 from fastsiam.pipelines.store.base import IMAGE_ENDINGS
+from fastsiam.pipelines.store.columns import require_pyarrow
 
 _CONVERTED: dict[Stored, ConvertConfig] = {
     "beton": ConvertConfig(),
@@ -210,6 +211,7 @@ def _write_tar(store: Store, path: Path) -> None:
 
 
 def _write_parquet(store: Store, path: Path) -> None:
+    require_pyarrow(path)
     import pyarrow as pa
     from pyarrow import parquet
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -68,6 +69,16 @@ def test_containers_hold_same_images(tmp_path: Path) -> None:
     again = take_images(BenchConfig(data=str(pixels)), 4, tmp_path / "again", lambda text: None)
     kinds = [Image.open(path).format for path in again.folder.rglob("*.*")]
     assert kinds == ["JPEG"] * 4
+
+
+def test_parquet_without_pyarrow_is_one_line_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = write_images(tmp_path / "data" / "train", classes=1, each=2)
+    some = take_images(BenchConfig(data=str(data)), 2, tmp_path / "some", lambda text: None)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(DataError, match=r"needs pyarrow: pip install 'fastsiam\[convert\]'"):
+        some.convert_to("parquet")
 
 
 def test_full_temporary_disk_is_one_line_error(
