@@ -97,7 +97,8 @@ def take_images(
         DataError: the user's images cannot be read, or the folder cannot be written.
     """
     target = folder / f"images-{count}"
-    store, kinds = users_store(config), f"images of {config.root.name}"
+    name = config.root.name or config.root.resolve().name  # "." has no name
+    store, kinds = users_store(config), f"images of {name}"
     if store is None:
         say("no data given: generating images that resemble ImageNet's")
         generated = folder / f"made-{count}"

@@ -58,7 +58,8 @@ def _labels_and_blocks(session: Session) -> tuple[NDArray[np.int64], NDArray[np.
     if store is None:
         labels = np.arange(_IMAGES) * _CLASSES // _IMAGES
         return labels, in_order(_IMAGES), f"{_IMAGES:,} images of {_CLASSES:,} classes, sorted"
-    return store.labels, store.blocks(), f"{len(store):,} images of {store.root.name}"
+    name = store.root.name or store.root.resolve().name  # "." has no name
+    return store.labels, store.blocks(), f"{len(store):,} images of {name}"
 
 
 def build_orders(*, sizes: Sequence[int], blocks: NDArray[np.int64]) -> dict[str, Task]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -36,7 +37,9 @@ def test_generated_images_resemble_imagenet(tmp_path: Path) -> None:
     assert np.percentile(share, 5) < 0.3 and np.percentile(share, 95) > 0.85
 
 
-def test_images_are_sampled_evenly_and_repeated(tmp_path: Path) -> None:
+def test_images_are_sampled_evenly_and_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     data = write_images(tmp_path / "data" / "train", classes=3, each=4)
     config = BenchConfig(data=str(data.parent))
     messages: list[str] = []
@@ -48,7 +51,10 @@ def test_images_are_sampled_evenly_and_repeated(tmp_path: Path) -> None:
     assert len(list(some.folder.iterdir())) == 3  # one for each class
     more = take_images(config, 30, tmp_path / "more", messages.append)
     assert {path.read_bytes() for path in more.folder.rglob("*.jpg")} == originals
-    assert "12 of the 12 images" in messages[-1]
+    assert "12 of the 12 images of data" in messages[-1]
+    monkeypatch.chdir(data.parent)
+    take_images(replace(config, data="."), 1, tmp_path / "here", messages.append)
+    assert "1 of the 12 images of data, " in messages[-1]
 
 
 def test_containers_hold_same_images(tmp_path: Path) -> None:
