@@ -12,6 +12,7 @@ import torch
 from fastsiam.bench.measurements import Record, Row
 from fastsiam.bench.runner import Task, compare
 from fastsiam.bench.session import Session
+from fastsiam.bench.tables import number
 
 COPY, TO_DEVICE = "copy within memory", "copy from host to device"
 PRODUCT = "matrix product, {}"
@@ -31,14 +32,14 @@ def measure(session: Session) -> list[Record]:
             build=partial(build_machine, device=session.device),
             in_the_clock="copies within memory count each byte twice (read and written), those "
             "from host to device once",
-            config={"device": session.device, "threads": torch.get_num_threads()},
+            config={"device": session.device},
         )
         for name in names
     )
     records = compare(session, rows)
     for one in records:
         value = one.facts["amount"] / statistics.median(one.all_seconds)
-        one.facts.update(rate=f"{value:,.3g} {one.facts['unit']}", value=value)
+        one.facts.update(rate=f"{number(value)} {one.facts['unit']}", value=value)
     return records
 
 
@@ -54,7 +55,8 @@ def build_machine(*, device: str) -> dict[str, Task]:
             for _ in range(times):
                 operation()
 
-        return Task(run, 0, lambda: {"amount": times * amount, "unit": unit})
+        settings = {"threads": torch.get_num_threads()}
+        return Task(run, 0, lambda: {"amount": times * amount, "unit": unit, "settings": settings})
 
     work = {COPY: repeat(lambda: target.copy_(source), 2 * size / 1e9, "GB/s")}
     if gpu:

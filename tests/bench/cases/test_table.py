@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from fastsiam.bench.cases import CASES, sweep
+from fastsiam.bench.cases import CASES, machine, sweep
 from fastsiam.bench.config import VARIANTS, BenchConfig
 from fastsiam.bench.measurements import Record
 from fastsiam.bench.session import session
+from tests.bench.sample_records import build_record
 from tests.conftest import ROOT
 
 
@@ -67,6 +68,7 @@ def check_digest(records: dict[str, Record]) -> bool:
 
 def check_machine(records: dict[str, Record]) -> bool:
     units = [one.facts["rate"].split()[1] for one in records.values()]
+    assert all(one.config["threads"] >= 1 for one in records.values())
     return units == ["GB/s", "TFLOP/s", "TFLOP/s"]
 
 
@@ -89,6 +91,16 @@ def test_case_measures_expected_records(case: str, bench_config: BenchConfig) ->
         records = {one.name: one for one in CASES[case].measure(bench_session)}
     names, holds = EXPECTED_RECORDS[case]
     assert list(records) == names.split("; ") and holds(records)
+
+
+def test_rate_of_fast_machine_has_no_exponent(
+    bench_config: BenchConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = build_record(case="machine", facts={"amount": 5900.0, "unit": "GB/s"})
+    monkeypatch.setattr(machine, "compare", lambda *_: [record])
+    with session(bench_config) as bench_session:
+        (one,) = machine.measure(bench_session)
+    assert one.facts["rate"] == "2,950 GB/s"
 
 
 @pytest.mark.slow
