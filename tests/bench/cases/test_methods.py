@@ -13,7 +13,7 @@ from fastsiam.bench.cases import methods
 from fastsiam.bench.cases.methods import lightly_step
 from fastsiam.bench.cases.step import step_of, training_setup
 from fastsiam.bench.config import VARIANTS, BenchConfig
-from fastsiam.bench.measurements import read
+from fastsiam.bench.measurements import Record, Row, read
 from fastsiam.bench.session import session
 from fastsiam.config import DataConfig
 from tests.bench.sample_records import bench
@@ -45,9 +45,12 @@ def test_methods_that_do_not_fit_the_recipe_are_left_out(
     bench_config: BenchConfig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     measured: list[str] = []
-    monkeypatch.setattr(
-        methods, "compare", lambda _, rows, **__: measured.extend(one.name for one in rows) or []
-    )
+
+    def compare(_: object, rows: list[Row], *, apart: bool) -> list[Record]:
+        measured.extend(one.name for one in rows)
+        return []
+
+    monkeypatch.setattr(methods, "compare", compare)
     config = replace(bench_config, recipe="fastsiam_cifar10", variants=("plain",))
     with session(replace(config, methods=("simsiam", "fastsiam"))) as bench_session:
         assert methods.measure(bench_session) == []
