@@ -20,6 +20,8 @@ _COPIES_PER_VIEW = 5
 """Largest number of float32 copies of a batch's views: prefetched, in use and in transfer."""
 _GPU_BYTES = 2 * 2**30
 """GPU memory of the libraries' kernels and workspaces, and of the crops that evaluations cache."""
+_ON_GPU = ("bytes on device", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
+"""Substrings of the messages of DALI and CUDA's libraries when GPU memory runs out."""
 
 
 def training_bytes(config: TrainConfig, place: Place, *, images: int) -> float:
@@ -74,13 +76,14 @@ def oom_error(
     """
     if not lacks_memory(error):
         return None
-    kind = "GPU memory" if isinstance(error, torch.OutOfMemoryError) else "memory"
+    is_gpu = isinstance(error, torch.OutOfMemoryError) or any(x in str(error) for x in _ON_GPU)
+    kind = "GPU memory" if is_gpu else "memory"
     flags = []
     if config.step.activation_memory > 0.5 and (config.model.is_own or config.step.compile == "on"):
         flags += ["--activation-memory 0.5"]
     pipeline = config.data.pipeline
     # Pipelines prefetch at least two batches, except dali on a GPU. These two ignore the setting.
-    least = 1 if pipeline == "dali" and kind != "memory" else 2
+    least = 1 if pipeline == "dali" and is_gpu else 2
     if pipeline not in ("torchvision", "synthetic") and config.data.prefetch > least:
         flags += ["--prefetch 1"]
     return TrainingError(

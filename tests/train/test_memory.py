@@ -14,6 +14,7 @@ from tests.configs import with_settings
 from tests.train.runs import CPU
 
 HOST, GPU = MemoryError(), torch.OutOfMemoryError()
+DALI = RuntimeError("[/opt/dali/malloc.cc:3] Can't allocate 4096 bytes on device 0.")
 
 
 def test_estimate_bounds_saved_tensors() -> None:
@@ -68,6 +69,7 @@ def test_estimate_scales_with_settings() -> None:
     [
         ({"pipeline": "dali"}, HOST, "--activation-memory 0.5 or fewer"),  # on a CPU it keeps two
         ({"pipeline": "dali", "activation_memory": 0.5}, GPU, "--prefetch 1 or fewer --workers;"),
+        ({"pipeline": "dali"}, DALI, "--activation-memory 0.5 or --prefetch 1 or fewer --workers"),
         ({}, HOST, "--activation-memory 0.5 or fewer --workers"),
         ({"prefetch": 3}, HOST, "--activation-memory 0.5 or --prefetch 1 or fewer --workers"),
         (
@@ -87,3 +89,4 @@ def test_oom_advice_depends_on_settings(
     )
     message = str(oom_error(error, config, at=1, saved="nothing was saved yet"))
     assert f"to resume this run, pass {advice}" in message
+    assert message.startswith("out of GPU memory") == (error is not HOST)
