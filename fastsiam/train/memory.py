@@ -84,7 +84,9 @@ def oom_error(
     pipeline = config.data.pipeline
     # Pipelines prefetch at least two batches, except dali on a GPU. These two ignore the setting.
     least = 1 if pipeline == "dali" and is_gpu else 2
-    if pipeline not in ("torchvision", "synthetic") and config.data.prefetch > least:
+    if pipeline == "memory":
+        flags += ["--pipeline native"]
+    elif pipeline not in ("torchvision", "synthetic") and config.data.prefetch > least:
         flags += ["--prefetch 1"]
     return TrainingError(
         f"out of {kind} at step {at:,} with --batch {config.optim.batch:,}; to resume this run, "

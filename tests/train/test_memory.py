@@ -70,6 +70,7 @@ def test_estimate_scales_with_settings() -> None:
         ({"pipeline": "dali"}, HOST, "--activation-memory 0.5 or fewer"),  # on a CPU it keeps two
         ({"pipeline": "dali", "activation_memory": 0.5}, GPU, "--prefetch 1 or fewer --workers;"),
         ({"pipeline": "dali"}, DALI, "--activation-memory 0.5 or --prefetch 1 or fewer --workers"),
+        ({"pipeline": "memory"}, GPU, "--activation-memory 0.5 or --pipeline native or fewer"),
         ({}, HOST, "--activation-memory 0.5 or fewer --workers"),
         ({"prefetch": 3}, HOST, "--activation-memory 0.5 or --prefetch 1 or fewer --workers"),
         (
