@@ -41,7 +41,7 @@ def environment() -> dict[str, Any]:
     import fastsiam
     from fastsiam.kernels import library
 
-    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    gpus = [torch.cuda.get_device_name(i) for i in range(gpu_count())]
     driver = Path("/sys/module/nvidia/version")
     packages: dict[str, str] = {"torch": torch.__version__}
     for name in _PACKAGES:
@@ -69,6 +69,16 @@ def commit() -> str:
         return ""
     git = ["git", "-C", str(home), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
     return subprocess.run(git, capture_output=True, text=True).stdout.strip()
+
+
+def gpu_count() -> int:
+    """Return the number of GPUs that torch can use.
+
+    ``device_count`` alone asks the driver, which may be too old for this torch.
+    """
+    import torch
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
 def free_bytes(device: torch.device) -> int:

@@ -13,6 +13,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from fastsiam.child_process import is_worker
 from fastsiam.config.run import NodesConfig
+from fastsiam.environment import gpu_count
 from fastsiam.errors import DeviceError
 
 from .rank_cores import take_cores
@@ -55,9 +56,9 @@ def check_devices(config: NodesConfig) -> None:
     Raises:
         DeviceError: a requested device does not exist.
     """
-    gpus = torch.cuda.device_count()
     if config.device == "cpu":
         return
+    gpus = gpu_count()
     if config.device == "cuda" and not gpus:
         raise DeviceError("--device cuda: torch finds no GPU; pass --device cpu")
     if config.gpus > max(1, gpus):

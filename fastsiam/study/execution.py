@@ -17,6 +17,7 @@ from itertools import cycle, islice
 from fastsiam.child_process import FASTSIAM, Child
 from fastsiam.config.study import StudyRunConfig
 from fastsiam.console import Console, duration
+from fastsiam.environment import gpu_count
 from fastsiam.errors import DataError, FastSiamError, Interrupted
 from fastsiam.files import atomic_write_for_user
 from fastsiam.kernels import cores
@@ -91,9 +92,7 @@ def execute_runs(runs: Sequence[Run], config: StudyRunConfig) -> None:
 
 def _gpus(config: StudyRunConfig) -> list[str]:
     """Return the names of the machine's GPUs; empty if the runs use the CPU."""
-    import torch
-
-    if config.device == "cpu" or not (count := torch.cuda.device_count()):
+    if config.device == "cpu" or not (count := gpu_count()):
         return []
     visible_gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     return visible_gpus.split(",") if visible_gpus else [str(number) for number in range(count)]

@@ -11,6 +11,7 @@ import torch
 
 from fastsiam.config import RunConfig
 from fastsiam.distributed import check_devices
+from fastsiam.environment import environment
 from fastsiam.errors import DeviceError
 from tests import rank_jobs
 from tests.ranks import WIDE, check_joint_bn, check_same_training
@@ -99,9 +100,21 @@ def test_missing_gpus_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
         (RunConfig(device="cuda"), 0, r"--device cuda: torch finds no GPU"),
     ):
         monkeypatch.setattr(torch.cuda, "device_count", lambda there=there: there)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda there=there: there > 0)
         with pytest.raises(DeviceError, match=message):
             check_devices(config)
     check_devices(RunConfig())
     check_devices(RunConfig(gpus=4, device="cpu"))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     check_devices(RunConfig(gpus=8))
+
+
+def test_gpus_whose_driver_is_too_old_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch counts them, but cannot use them."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for config in (RunConfig(gpus=8), RunConfig(device="cuda")):
+        with pytest.raises(DeviceError, match="torch finds no GPU"):
+            check_devices(config)
+    assert environment()["gpus"] == []

@@ -189,7 +189,7 @@ def test_ranks_share_compile_threads(
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_rank_timeout_applies_to_all_groups(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_timeout_applies_to_all_groups(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The timeout applies to the default, BN and stop-vote groups; NCCL's are a minute longer."""
     groups: list[dict[str, Any]] = []
 
@@ -207,7 +207,7 @@ def test_rank_timeout_applies_to_all_groups(device: str, monkeypatch: pytest.Mon
     for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.setenv(name, "1")
     monkeypatch.setenv("WORLD_SIZE", "4")
-    here = start(RunConfig(gpus=4, rank_timeout=5))
+    here = start(RunConfig(gpus=4, device=device, rank_timeout=5))
     StopSignals(here)
     bn_group(here, NumericsConfig(sync_bn_ranks=2))
     host, chip = timedelta(seconds=5), timedelta(seconds=5 if device == "cpu" else 65)
