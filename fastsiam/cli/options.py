@@ -178,6 +178,8 @@ def _flags(options: dict[str, Any]) -> dict[str, Any]:
     if isinstance(flags.get("data"), list):
         flags["data"], *more_data = flags["data"]
         flags["mixed_with"] = more_data or flags.get("mixed_with", [])
+        if not flags["mixed_with"]:  # a file or a run may have a mixture's weights
+            flags.setdefault("weights", [])
     return flags
 
 

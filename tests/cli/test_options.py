@@ -232,6 +232,11 @@ def test_flag_overrides_file_overrides_recipe(tmp_path: Path) -> None:
     assert parse() == ("imagenet", RECIPES["imagenet"]())
     assert parse("--data", "a", "--set", "mixed_with=b")[1].data.mixed_with == ("b",)
     file = tmp_path / "my.yaml"
+    file.write_text("data: a\nmixed_with: [b]\nweights: [0.7, 0.3]\n")
+    for data in (["c"], ["c", "d"]):
+        config = parse("--config", str(file), *(x for one in data for x in ("--data", one)))[1].data
+        assert [config.data, *config.mixed_with] == data
+        assert config.weights == ((0.7, 0.3) if len(data) > 1 else ())
     file.write_text("recipe: cifar10\noptim:\n  lr: 0.5\n  batch: 64\n")
     expected = with_settings(RECIPES["cifar10"](), lr=0.25, batch=64)
     named = ["--config", str(file)]
