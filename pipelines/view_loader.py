@@ -129,6 +129,7 @@ class ViewLoader:
     def state_dict(self) -> dict[str, Any]:
         """Return the position after the last yielded batch, and the settings that it depends on.
 
+        After the last batch of an epoch, the position is the start of the next epoch.
         If bad images are replaced, the state includes those that this rank knows.
         """
         identity, (epoch, step) = self._identity(), self._position
