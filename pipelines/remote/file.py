@@ -60,7 +60,7 @@ class RemoteFile:
                 data = self._cache.read(parts, start, stop)
             if data is not None:
                 return data
-        if (prefetched := _ahead.take(self.path, (start, stop))) is not None:
+        if (prefetched := _ahead.take(self.path, self.facts, (start, stop))) is not None:
             return storage.result(prefetched)
         return storage.read(self.path, self.facts, start, stop)
 
@@ -101,18 +101,22 @@ class RemoteFile:
         return requests
 
 
+_Key = tuple[RemotePath, Facts, Range]
+"""A range of one version of an object."""
+
+
 class _Ahead:
     """Prefetched ranges, until they are read."""
 
     def __init__(self) -> None:
-        self._requests: dict[tuple[RemotePath, Range], Future[memoryview]] = {}
+        self._requests: dict[_Key, Future[memoryview]] = {}
         self._lock, self.bytes = threading.Lock(), 0
 
     def begin(self, path: RemotePath, facts: Facts, ranges: Sequence[Range]) -> None:
         """Request the ranges that are missing or failed; drop the oldest beyond ``MOST_AHEAD``."""
         with self._lock:
             for start, stop in ranges:
-                key = path, (start, stop)
+                key = path, facts, (start, stop)
                 old = self._requests.get(key)
                 if old and old.done() and (old.cancelled() or old.exception()):
                     self._drop(key)
@@ -123,13 +127,15 @@ class _Ahead:
             while self.bytes > MOST_AHEAD and len(self._requests) > 1:
                 self._drop(next(iter(self._requests))).cancel()
 
-    def take(self, path: RemotePath, byte_range: Range) -> Future[memoryview] | None:
+    def take(self, path: RemotePath, facts: Facts, byte_range: Range) -> Future[memoryview] | None:
         """Remove and return the request for a range; None if there is no such request."""
+        key = path, facts, byte_range
         with self._lock:
-            return self._drop((path, byte_range)) if (path, byte_range) in self._requests else None
+            return self._drop(key) if key in self._requests else None
 
-    def _drop(self, key: tuple[RemotePath, Range]) -> Future[memoryview]:
-        self.bytes -= key[1][1] - key[1][0]
+    def _drop(self, key: _Key) -> Future[memoryview]:
+        start, stop = key[2]
+        self.bytes -= stop - start
         return self._requests.pop(key)
 
 

@@ -285,7 +285,8 @@ def test_failed_prefetch_is_requested_again(server: Server) -> None:
     there.prefetch(ranges)
     with pytest.raises(FileLostError):
         there.read(*ranges[0])
-    assert file._ahead._requests[path, ranges[1]].exception()  # it stays until it is read
+    failed = file._ahead._requests[path, there.facts, ranges[1]]
+    assert failed.exception()  # it stays until it is read
     server.is_down = False
     there.prefetch(ranges)
     assert [there.read(*byte_range) for byte_range in ranges] == [
@@ -307,6 +308,15 @@ def test_uncached_prefetched_range_is_fetched_once(tmp_path: Path, server: Serve
     ]
     assert there.read(4 * CHUNK, 4 * CHUNK + 9) == content("a")[4 * CHUNK : 4 * CHUNK + 9]
     assert sorted(server.asked) == ranges and not file._ahead.bytes
+
+
+def test_prefetched_range_of_older_version_is_not_read(server: Server) -> None:
+    """A later loader of the same process must not get bytes that an earlier one prefetched."""
+    older, newer = (RemoteFile(RemotePath("s3", "bucket", "a"), Facts(SIZE, 0, x)) for x in "xy")
+    older.prefetch([(0, 9)])
+    assert newer.read(0, 9) == content("a")[:9] and file._ahead.bytes == 9
+    assert older.read(0, 9) == content("a")[:9] and not file._ahead.bytes
+    assert server.asked == [(0, 9)] * 2
 
 
 # Data sets that are read through the cache.
