@@ -56,7 +56,10 @@ def verify(path: Path, *, decoding: bool, workers: int, console: Console) -> lis
                 first_parts |= {part: parts[0] for part in parts[1:]}
             manifest = read_manifests(path)
     if not files and not manifest:
-        raise DataError(f"{path} contains no .beton files; create them with fastsiam convert")
+        raise DataError(
+            f"{path} contains no .beton files whose names start with train or val; create them "
+            "with fastsiam convert, or pass the path of one file"
+        )
     reports = []
     for file in files:
         report = Report(file)

@@ -65,9 +65,13 @@ def test_verify_compares_files_with_manifest(
     assert "cannot read" in find_problems(out)[0]
     (out / "manifest.json").unlink()
     (out / "manifest.json").mkdir()
+    (named := tmp_path / "named").mkdir()
+    shutil.copy(out / "train.beton", named / "photos.beton")
+    assert not find_problems(named / "photos.beton")
     for path, message in (
         (out, f"cannot read {out / 'manifest.json'}"),
         (images, "no .beton files"),
+        (named, "names start with train or val; create them with fastsiam convert, or pass"),
         (tmp_path / "nowhere", "does not exist: name a .beton file or a folder"),
         (tmp_path / ("x" * 300), ": File name too long; choose a shorter path"),
     ):
