@@ -395,6 +395,8 @@ def differences(old: TrainConfig, new: TrainConfig) -> dict[str, tuple[Any, Any]
         for name in FIXED_DATA_SETTINGS if section == "data" else before | after:
             if before.get(name) != after.get(name):
                 changes[name] = before.get(name), after.get(name)
+    if bool(old.data.mixed_with) != bool(new.data.mixed_with):  # a mixture has another order
+        changes["mixed_with"] = old.data.mixed_with, new.data.mixed_with
     if not old.data.has_same_root(new.data):
         changes.pop("image_column", None)  # other files may be in another format
     return changes
