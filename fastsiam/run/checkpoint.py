@@ -172,7 +172,7 @@ def locate(path: Path) -> Path:
     if not is_present:
         advice = previous_hint(file)
         if not advice and file != path:
-            advice = f"; start this run with --out {quote(path)}"
+            advice = f"; start this run with --config {quote(path)} --out {quote(path)}"
         if weights := sorted([*path.glob("*.safetensors"), *path.glob("*.bin")]):
             advice = f"; pass the file with weights, such as {weights[0]}"
         raise CheckpointError(f"no checkpoint at {file}{advice}")

@@ -188,7 +188,10 @@ def test_paths_without_weights_are_rejected(tmp_path: Path) -> None:
         load_pretrained(tmp_path / "nowhere.pth")
     with pytest.raises(CheckpointError, match="is not a run folder"):
         load_pretrained(tmp_path)
-    for name in ("config.json", "model.safetensors"):  # file names of Hugging Face's libraries
-        (tmp_path / name).write_text("{}")
+    (tmp_path / "config.json").write_text("{}")  # a run killed before its first checkpoint
+    advice = f"start this run with --config {tmp_path} --out {tmp_path}$"
+    with pytest.raises(CheckpointError, match=advice):
+        load_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").write_text("{}")  # a folder of Hugging Face's libraries
     with pytest.raises(CheckpointError, match=r"no checkpoint .*; pass the file .*/model\.safe"):
         load_pretrained(tmp_path)
