@@ -313,7 +313,7 @@ def _resumed_run(path: str, out: str) -> Settings:
 
         run = Settings(source=path, flags=checkpoint.load(Path(path)).config.to_flags())
     flags = {**run.flags, "resume": path, "out": "" if folder is None else str(folder)}
-    if out and (folder is None or Path(out).resolve() != folder.resolve()):
+    if folder is None or (out and Path(out).resolve() != folder.resolve()):
         flags["extend"] = 0  # the run's epochs already include its extension
     if out and _has_settings(Path(out)):
         branch = read_settings(Path(out), resumes=True).flags

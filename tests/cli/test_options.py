@@ -344,6 +344,9 @@ def test_resume_inherits_and_overrides_run_settings(
     alone = Path(shutil.copy(last, tmp_path / "alone.pt"))
     config = parse("--resume", str(alone))[1]
     assert config == with_settings(stopped_run, max_steps=6, resume=str(alone), out="")
+    extended = with_settings(stopped_run, epochs=9, extend=9)
+    checkpoints.save(alone, replace(checkpoints.load(last), config=extended))
+    assert parse("--resume", str(alone))[1].run.extend == 0
     (run / "config.json").write_text("{")
     assert "config.json: " in usage_error("--resume", str(run))
 
