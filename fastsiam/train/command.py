@@ -22,6 +22,7 @@ from fastsiam.console import Console, format_count
 from fastsiam.distributed import Place, check_same_images, from_all
 from fastsiam.environment import environment
 from fastsiam.errors import DeviceError, FastSiamError
+from fastsiam.files import os_errors_as
 from fastsiam.methods import Method, build_method, method_skeleton
 from fastsiam.methods.optim import peak_lr
 from fastsiam.model.backbones import check_backbone
@@ -365,10 +366,20 @@ def prepare_step(
 
 
 def _begin_folder(resolved: ResolvedConfig, recipe: str, folder: RunFolder) -> None:
-    """Write settings and the list of images; save the resumed checkpoint if last.pt is missing."""
+    """Write settings and the list of images; save the resumed checkpoint if last.pt is missing.
+
+    Raises:
+        FastSiamError: a file cannot be written or removed.
+    """
     last_checkpoint, start = checkpoints.last(folder.path), resolved.start
     if (listing := resolved.images.image_list) is not None:
         folder.keep(image_list.FILE, listing.to_bytes())
+    if resolved.beginning.is_branch(folder.path):
+        # A run that failed before its first checkpoint may have left log lines and tracker ids.
+        with os_errors_as(FastSiamError, f"cannot remove old files in {folder.path}"):
+            (folder.path / "metrics.jsonl").unlink(missing_ok=True)
+            for ids in (folder.path / "trackers").glob("*.txt"):
+                ids.unlink()
     if start is not None and not last_checkpoint.is_file():
         checkpoints.save(last_checkpoint, start)
     settings = {"recipe": recipe, **resolved.record(), "environment": environment()}

@@ -91,14 +91,22 @@ def vars_of(settings: Any) -> dict[str, Any]:
 
 
 def test_restarted_branch_resumes_bit_for_bit(branch_config: TrainConfig, tmp_path: Path) -> None:
-    """It resumes the branch and not the original run, even without config.json."""
+    """It resumes the branch and not the original run, even without config.json.
+
+    The log and a tracker's id of a run that failed before its first checkpoint are removed.
+    """
     config = with_settings(branch_config, **NEW_SETTINGS)
     reference = train_run(config, out=tmp_path / "whole")
+    left_id = tmp_path / "branch" / "trackers" / "wandb.txt"
+    left_id.parent.mkdir(parents=True)
+    left_id.write_text("failed")
+    shutil.copy(tmp_path / "run" / "metrics.jsonl", tmp_path / "branch")
     for stop in (6, 8, 0):
         run = train_run(config, max_steps=stop)
         (run / "config.json").unlink()
     assert_same_runs(train_run(config), reference)
     assert read_branch_record(run) == read_branch_record(reference)
+    assert not left_id.exists()
 
 
 def test_interrupted_extended_run_resumes_bit_for_bit(
