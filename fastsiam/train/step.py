@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from fastsiam.config import TrainConfig
 from fastsiam.distributed import Place, bn_group, data_parallel, peer_is_gone
-from fastsiam.errors import BackendError
+from fastsiam.errors import BackendError, CheckpointError
 from fastsiam.methods import Method, Moment, Output, image_rows
 from fastsiam.methods.optim import SETTINGS, build_optimizer, rates_at
 from fastsiam.model.batch_norm import use_view_batch_norm
@@ -36,6 +36,8 @@ from fastsiam.views.rng import keys
 _RECORDING_PASSES = 3
 """Number of passes to record CUDA graphs: the first warms up, the second records, the third replays
 (``CUDAGraphTreeManager`` in torch/_inductor/cudagraph_trees.py)."""
+_LONGEST_DIFFERENCE = 300
+"""Maximum number of characters that a message quotes of the difference between two state dicts."""
 
 
 class TrainingStep:
@@ -149,8 +151,19 @@ class TrainingStep:
     def load(
         self, *, model: dict[str, Any], optimizer: dict[str, Any], scaler: dict[str, Any]
     ) -> None:
-        """Load the dicts that ``state`` returned; keep the optimizer settings of ``config``."""
-        self.method.load_state_dict(model)
+        """Load the dicts that ``state`` returned; keep the optimizer settings of ``config``.
+
+        Raises:
+            CheckpointError: the weights do not match the network, which its library may change.
+        """
+        try:
+            self.method.load_state_dict(model)
+        except RuntimeError as error:
+            difference = " ".join(str(error).split())[:_LONGEST_DIFFERENCE]
+            raise CheckpointError(
+                f"the checkpoint does not match {self.config.model.backbone} ({difference}); "
+                "install the version of timm or torchvision that the run was started with"
+            ) from error
         groups = self.optimizer.param_groups
         current_settings = [
             {name: group[name] for name in SETTINGS if name in group} for group in groups

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fastsiam.config import TrainConfig
-from fastsiam.errors import DeviceError
+from fastsiam.errors import CheckpointError, DeviceError
 from fastsiam.model.numerics import keep_freed_memory
 from fastsiam.train.command import preflight
 from fastsiam.train.step import TrainingStep
@@ -69,6 +69,16 @@ def count_faults(keep: bool) -> None:
     before = faults()
     work()
     print(faults() - before, flush=True)
+
+
+def test_state_of_other_network_is_one_line_error() -> None:
+    """Versions of timm may name layers differently."""
+    step = TrainingStep(rank_jobs.CONFIG, rank_jobs.make_method(), CPU, steps_per_epoch=10)
+    state = step.state()
+    state["model"] = {f"backbone.{name}": x for name, x in state["model"].items()}
+    with pytest.raises(CheckpointError, match=r"does not match resnet\d+ .*Missing key") as caught:
+        step.load(**state)
+    assert len(str(caught.value)) < 500 and "\n" not in str(caught.value)
 
 
 def test_preflight_rejects_invalid_step_settings(small: TrainConfig) -> None:
