@@ -31,7 +31,7 @@ from fastsiam.model.backbones import Backbone, check_crop
 from fastsiam.model.numerics import autocast_type, keep_freed_memory, resolve_precision
 from fastsiam.pipelines import build_eval_loader, has_validation, open_split
 from fastsiam.pipelines.automatic import choose_pipeline
-from fastsiam.pipelines.backends import BACKENDS
+from fastsiam.pipelines.backends import BACKENDS, ENGINE
 from fastsiam.pipelines.store import Split
 from fastsiam.pipelines.subsets import TrainingImages
 from fastsiam.run.checkpoint import weights_hash
@@ -336,8 +336,9 @@ def _data_settings(trained_on: DataConfig, config: EvalConfig, place: Place) -> 
 
     By default the run's pipeline is used, if it loads images, works here and can read these images.
     Otherwise one is chosen automatically, without an error, because the user may not have chosen
-    the run's pipeline. The run's holdout only applies to the run's own data, and only if they have
-    no validation images.
+    the run's pipeline. If the images do not fit into memory, ``native`` replaces ``memory``: it
+    makes the same pixels. The run's holdout only applies to the run's own data, and only if they
+    have no validation images.
     """
     data = trained_on.at(config.data, ColumnNames(config.image_column, config.label_column))
     holdout = config.holdout
@@ -358,6 +359,8 @@ def _data_settings(trained_on: DataConfig, config: EvalConfig, place: Place) -> 
     name = data.pipeline
     if name == "auto" or not BACKENDS[name].works_on(store):
         name = choose_pipeline(store, device=place.device, keeps=False).name
+    elif name == "memory" and choose_pipeline(store, device=place.device).name != name:
+        name = ENGINE
     return replace(data, pipeline=cast(Pipeline, from_leader(name)))
 
 

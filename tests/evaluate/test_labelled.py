@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fastsiam.config import BackboneConfig, TrainConfig
-from fastsiam.config.evaluate import FinetuneConfig, KnnConfig, LinearConfig
+from fastsiam.config.evaluate import EvalConfig, FinetuneConfig, KnnConfig, LinearConfig
 from fastsiam.errors import DataError, FastSiamError
 from fastsiam.evaluate import record_files
 from fastsiam.evaluate.command import evaluate_finetuned, evaluate_linear
@@ -23,7 +23,7 @@ from fastsiam.evaluate.labelled import LabelledImages
 from fastsiam.evaluate.subject import open_subject
 from fastsiam.evaluate.supervised import SupervisedTraining
 from fastsiam.model.backbones import build_backbone
-from fastsiam.pipelines import build_eval_loader
+from fastsiam.pipelines import automatic, build_eval_loader
 from fastsiam.run import checkpoint as checkpoints
 from fastsiam.run.checkpoint import weights_hash
 from fastsiam.run.records import read_records
@@ -131,6 +131,20 @@ def test_percent_selects_fixed_share_of_every_class(
     assert listed.data.train == 4
     assert " on 4 training images (16.7% of all, --subset mine.txt, " in capfd.readouterr().err
     assert len(list((run / "eval").glob("linear-cached-mine-epoch1-*.json"))) == 1
+
+
+def test_images_that_do_not_fit_into_memory_use_native_pipeline(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run in memory may be evaluated on larger data, or on a machine with less memory."""
+
+    def pipeline(**settings: Any) -> str:
+        return open_subject(run, EvalConfig(workers=0, **settings), HERE).data.pipeline
+
+    assert pipeline() == "memory"
+    monkeypatch.setattr(automatic, "free_bytes", lambda device: 50_000)  # the images take 41 kB
+    assert pipeline() == "native"
+    assert pipeline(pipeline="memory") == "memory"  # users are told that the images do not fit
 
 
 def test_resize_default_follows_crop(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
