@@ -72,11 +72,13 @@ _CLASSIFIERS: Rules = (
 """Classifiers of lightly's networks, and those trained alongside an encoder to monitor it."""
 _MOMENTUM: Rules = (
     (r"(key|teacher|momentum)_(backbone|encoder|projection_head|projector|classifier)\.", None),
+    (r"(query|student)_(backbone|projection_head|prediction_head)\.", None),
     (r"(backbone|projection_head)_momentum\.", None),
     (r"(encoder_k|target_net)\.", None),
     (r"(queue|queue_ptr)$", None),
 )
-"""Momentum encoders and the queues of their projections."""
+"""Momentum encoders and the queues of their projections. In lightly's benchmarks before 2024-02-22,
+``backbone`` is the momentum encoder, which lightly evaluates, and a copy is trained."""
 
 _USUAL: Rules = (*_CLASSIFIERS, *_MOMENTUM, *_BACKBONE)
 

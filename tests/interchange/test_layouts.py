@@ -69,7 +69,10 @@ LIGHTLY = "backbone.", "projection_head.layers.", "prediction_head.layers."
 SOLO = "backbone.", "projector.", "predictor."
 LIGHTLYS_COPIES = tuple(
     f"{start}{part}"
-    for start, end in (("key_", ""), ("teacher_", ""), ("", "_momentum"))
+    for start, end in (
+        *((start, "") for start in ("key_", "teacher_", "query_", "student_")),
+        ("", "_momentum"),
+    )
     for part in (f"backbone{end}.", f"projection_head{end}.layers.")
 )
 SOLOS_COPIES = "momentum_backbone.", "momentum_projector."
@@ -222,7 +225,11 @@ FILES: dict[str, Callable[[], File]] = {
     "lightly's own ResNet, numbered": lambda: lightlys_resnet(True, 0.25),
     "mmselfsup, old": lambda: mmselfsups(True),
     "lightly byol": lambda: small(
-        "lightly", LIGHTLY, head(FEATURES, 24, 16), head(16, 20, 16), copies=LIGHTLYS_COPIES
+        "lightly",
+        LIGHTLY,
+        *(head(FEATURES, 24, 16), head(16, 20, 16)),
+        copies=LIGHTLYS_COPIES,
+        beside={"student_prediction_head.layers.0.weight": torch.zeros(20, 16)},
     ),
     "solo-learn mocov2plus": lambda: moco(
         "solo-learn",
