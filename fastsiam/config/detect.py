@@ -15,6 +15,7 @@ from .train import Precision
 class DetectConfig(NetworkConfig):
     """Detection: data, detector and training, with the defaults of the paper's Table 5."""
 
+    data: str = setting("", "Folder that contains the files of --task; required.")
     task: Literal["voc07", "voc0712", "coco"] = setting(
         "voc07",
         "voc07: VOC 2007 trainval; voc0712: VOC 2007 and 2012 trainval; both tested on VOC 2007 "

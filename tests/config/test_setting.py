@@ -113,3 +113,4 @@ def test_every_field_is_setting_with_help() -> None:
         assert {group_field.name for group_field in fields(group)} == settings_of(group).keys()
         for one in settings_of(group).values():
             assert one.help.endswith((".", ").", ".)")) and "\n" not in one.help, one.name
+    assert settings_of(DetectConfig)["data"].help.endswith("required.")  # other commands: the run's
