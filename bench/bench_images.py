@@ -21,6 +21,7 @@ from fastsiam.console import Console
 from fastsiam.errors import DataError
 from fastsiam.files import os_errors_as
 from fastsiam.pipelines.convert import convert
+from fastsiam.pipelines.remote.path import Place
 from fastsiam.pipelines.store import Store, open_store
 from fastsiam.pipelines.store.base import IMAGE_ENDINGS
 from fastsiam.pipelines.store.columns import require_pyarrow
@@ -97,8 +98,7 @@ def take_images(
         DataError: the user's images cannot be read, or the folder cannot be written.
     """
     target = folder / f"images-{count}"
-    name = config.root.name or config.root.resolve().name  # "." has no name
-    store, kinds = users_store(config), f"images of {name}"
+    store, kinds = users_store(config), f"images of {folder_name(config.root)}"
     if store is None:
         say("no data given: generating images that resemble ImageNet's")
         generated = folder / f"made-{count}"
@@ -116,6 +116,11 @@ def take_images(
     images = Images(target, count, about)
     say(f"{count:,} images: {images.about}; copied to {folder} (in the page cache)")
     return images
+
+
+def folder_name(folder: Place) -> str:
+    """Return the name of a folder, also of "."."""
+    return folder.name or folder.resolve().name
 
 
 def writing_to(folder: Path) -> AbstractContextManager[None]:

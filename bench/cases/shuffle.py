@@ -9,7 +9,7 @@ from itertools import count
 import numpy as np
 from numpy.typing import NDArray
 
-from fastsiam.bench.bench_images import users_store
+from fastsiam.bench.bench_images import folder_name, users_store
 from fastsiam.bench.measurements import Record, Row
 from fastsiam.bench.runner import Task, compare
 from fastsiam.bench.session import Session
@@ -58,8 +58,8 @@ def _labels_and_blocks(session: Session) -> tuple[NDArray[np.int64], NDArray[np.
     if store is None:
         labels = np.arange(_IMAGES) * _CLASSES // _IMAGES
         return labels, in_order(_IMAGES), f"{_IMAGES:,} images of {_CLASSES:,} classes, sorted"
-    name = store.root.name or store.root.resolve().name  # "." has no name
-    return store.labels, store.blocks(), f"{len(store):,} images of {name}"
+    about = f"{len(store):,} images of {folder_name(store.root)}"
+    return store.labels, store.blocks(), about
 
 
 def build_orders(*, sizes: Sequence[int], blocks: NDArray[np.int64]) -> dict[str, Task]:

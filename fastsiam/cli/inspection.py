@@ -18,7 +18,7 @@ app = Commands()
 
 
 _VIEW_OPTIONS = {
-    *("data", "image_column", "label_column", "exif", "alpha", "seed"),
+    *("data", "holdout", "image_column", "label_column", "exif", "alpha", "seed"),
     *settings_of(AugmentConfig),
     *settings_of(ViewConfig),
 }

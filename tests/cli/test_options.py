@@ -29,7 +29,7 @@ from fastsiam.train.command import train_here
 from fastsiam.views.batch import Batch
 from tests.commands import invoke, parse
 from tests.configs import flags, with_settings
-from tests.conftest import ROOT
+from tests.conftest import ROOT, write_images
 from tests.methods.barlow_twins import BarlowTwinsConfig
 from tests.processes import fastsiam
 from tests.ranks import fastsiam_on_ranks
@@ -400,6 +400,13 @@ def test_views_command_uses_run_settings(stopped_run: TrainConfig, tmp_path: Pat
     file.write_text(f'[data]\ndata = "{stopped_run.data.data}"\n[augment]\ncrop = 16\n')
     result = fastsiam(*command, "--config", str(file))
     assert "pipeline auto" not in result.stdout and json.loads(draws.read_text()) == of_run
+    file.write_text('holdout = "50%"\ncrop = 16\n')  # for other data than these
+    other = [*command, "--config", str(file), "--data"]
+    write_images(tmp_path / "other" / "train")
+    write_images(tmp_path / "other" / "val")
+    result = fastsiam(*other, str(tmp_path / "other"), code=1)
+    assert "remove --holdout" in result.stderr
+    fastsiam(*other, str(tmp_path / "other"), "--holdout", "0%")
     changed = ["--flip-p", "1,0,1", "--seed", "5", "--views", "3", "--crop", "300"]
     changed += ["--config", str(tmp_path / "run"), "--pipeline"]
     result = fastsiam(*command, *changed, "torchvision,memory")
