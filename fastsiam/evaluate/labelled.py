@@ -19,6 +19,7 @@ from torch import Tensor
 
 from fastsiam.bad_image_list import BadImage
 from fastsiam.config.evaluate import LabelConfig
+from fastsiam.console import format_count
 from fastsiam.distributed import complete, minimum_across_ranks
 from fastsiam.errors import FastSiamError
 from fastsiam.evaluate.features import concat_batches, frozen_output
@@ -74,8 +75,8 @@ class LabelledImages:
         """Images per step, over all ranks."""
         if self.batch < 2 * world:
             raise FastSiamError(
-                f"{images:,} training images and --batch {batch} give each of {world} ranks fewer "
-                "than two images per step"
+                f"{format_count(images, 'training image')} and --batch {batch} give each of "
+                f"{format_count(world, 'rank')} fewer than two images per step"
             )
         note = f"batch {self.batch}, not {batch:,}: there are too few training images"
         self.note = note if self.batch < batch else ""
@@ -85,7 +86,7 @@ class LabelledImages:
 
     def __str__(self) -> str:
         """Describe the training images for display."""
-        text = f"{self.train.images:,} training images"
+        text = format_count(self.train.images, "training image")
         return f"{text} ({self.percent:.3g}% of all{self.selection})" if self.part else text
 
     def facts(self) -> TrainingDataFacts:
