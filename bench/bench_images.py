@@ -21,7 +21,6 @@ from fastsiam.console import Console
 from fastsiam.errors import DataError
 from fastsiam.files import os_errors_as
 from fastsiam.pipelines.convert import convert
-from fastsiam.pipelines.remote.path import Place
 from fastsiam.pipelines.store import Store, open_store
 from fastsiam.pipelines.store.base import IMAGE_ENDINGS
 from fastsiam.pipelines.store.columns import require_pyarrow
@@ -118,9 +117,9 @@ def take_images(
     return images
 
 
-def folder_name(folder: Place) -> str:
-    """Return the name of a folder, also of "."."""
-    return folder.name or folder.resolve().name
+def folder_name(root: object) -> str:
+    """Return the last part of a path or URL, also of "."."""
+    return os.path.basename(os.path.abspath(str(root)))
 
 
 def writing_to(folder: Path) -> AbstractContextManager[None]:

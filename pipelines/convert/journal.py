@@ -75,11 +75,15 @@ class Block(NamedTuple):
         return Block(start, end, images, how, [tuple(item) for item in bad])
 
     def is_intact(self, file: int) -> bool:
-        """Return whether the images in an open file still match their checksums."""
-        for row in self.rows:
-            data = os.pread(file, int(row["size"]), int(row["start"]))
-            if len(data) != row["size"] or zlib.crc32(data) != row["crc"]:
+        """Return whether a file's images match their checksums, with zeros between the images."""
+        end = self.start
+        for start, size, crc in self.rows[["start", "size", "crc"]].tolist():
+            data, gap = os.pread(file, start + size - end, end), start - end
+            if len(data) != gap + size or data[:gap] != bytes(gap):
                 return False
+            if zlib.crc32(memoryview(data)[gap:]) != crc:
+                return False
+            end = start + size
         return True
 
 

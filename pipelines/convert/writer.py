@@ -272,10 +272,11 @@ def _finish(
     table_start = _aligned(annex_start + len(annex), 8)
     page = page_size(int(rows["size"].max(initial=0)))
     header = head(len(rows), page, table_start, annex_start, annex)
+    gap_end = blocks[0].start  # zeros up to the first image, whatever the partial file has there
     with partial.open("r+b") as file:
         file.truncate(table_start)
         for offset, data in (
-            (len(header), metadata.tobytes()),
+            (len(header), metadata.tobytes().ljust(gap_end - len(header), b"\0")),
             (annex_start, annex),
             (table_start, table.tobytes()),
             (0, header),

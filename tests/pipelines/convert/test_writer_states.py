@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import itertools
 import shutil
 import tempfile
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from fastsiam.pipelines.convert import writer
 from fastsiam.pipelines.convert.journal import Block
+from fastsiam.pipelines.store import BetonStore, beton
 from tests.conftest import write_images
 from tests.conversions import run
 
@@ -31,6 +34,21 @@ def source_and_file() -> tuple[Path, bytes]:
     source = write_images(folder / "images", classes=2, each=12, side=30)
     (straight,) = run("folder", source, folder / "straight", workers=1)
     return source, straight.path.read_bytes()
+
+
+@contextlib.contextmanager
+def interrupt_after(blocks: int) -> Iterator[None]:
+    """Interrupt conversions in the block when ``blocks`` blocks are written, and end the block."""
+    line, numbers = Block.line, itertools.count()
+
+    def stopping(block: Block) -> bytes:
+        if next(numbers) == blocks:
+            raise KeyboardInterrupt
+        return line(block)
+
+    with pytest.MonkeyPatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
+        patch.setattr(Block, "line", stopping)
+        yield
 
 
 class Conversion(RuleBasedStateMachine):
@@ -50,19 +68,10 @@ class Conversion(RuleBasedStateMachine):
     @rule(blocks=st.integers(0, 8))
     def stop_after(self, blocks: int) -> None:
         """Convert until some blocks are written; if there are fewer, the conversion ends."""
-        line, numbers = Block.line, itertools.count()
-
-        def stopping(block: Block) -> bytes:
-            if next(numbers) == blocks:
-                raise KeyboardInterrupt
-            return line(block)
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Block, "line", stopping)
-            try:
-                self.finish()
-            except KeyboardInterrupt:
-                assert not self.file.exists()
+        with interrupt_after(blocks):
+            self.finish()
+            return
+        assert not self.file.exists()
 
     @rule()
     def finish(self) -> None:
@@ -106,3 +115,26 @@ class Conversion(RuleBasedStateMachine):
 
 TestConversion: Any = Conversion.TestCase
 TestConversion.settings = settings(max_examples=4, stateful_step_count=8)
+
+
+def test_bits_flipped_between_images_do_not_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There are gaps before the first image and at the ends of pages, here of 2 KiB."""
+    monkeypatch.setattr(writer, "BLOCK_BYTES", 4_000)
+    monkeypatch.setattr(beton, "_SMALLEST_PAGE", 2**11)
+    source, _ = source_and_file()
+    (straight,) = run("folder", source, tmp_path / "straight", workers=1)
+    store = BetonStore(straight.path)
+    ends = store.start + store.size
+    gaps = [int(store.start[0]) - 1, *ends[:-1][ends[:-1] < store.start[1:]].tolist()]
+    assert len(gaps) > 2
+    for number, gap in enumerate(gaps[:3]):
+        out = tmp_path / f"flipped-{number}"
+        with interrupt_after(4):
+            run("folder", source, out, workers=1)
+        data = bytearray((out / "train.beton.partial").read_bytes())
+        data[gap] ^= 1
+        (out / "train.beton.partial").write_bytes(data)
+        (resumed,) = run("folder", source, out, workers=1)
+        assert resumed.path.read_bytes() == straight.path.read_bytes(), gap
