@@ -87,15 +87,16 @@ class Interrupted(FastSiamError):
         self.exit_code = SIGNALLED + number
 
 
+_NO_GPU_MEMORY = ("CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED", "bytes on device")
+"""Substrings of messages of CUDA's libraries and DALI that GPU memory ran out."""
 _NO_MEMORY = (
     "out of memory",
     "can't allocate memory",
     "Cannot allocate memory",
-    "CUBLAS_STATUS_ALLOC_FAILED",
-    "CUDNN_STATUS_ALLOC_FAILED",
     "std::bad_alloc",
     "Can't allocate",
     "CUDA allocation failed",
+    *_NO_GPU_MEMORY,
 )
 """Substrings of out-of-memory messages from torch's allocators, CUDA's libraries, the operating
 system and DALI."""
@@ -113,3 +114,9 @@ def lacks_memory(error: BaseException) -> bool:
         return True
     is_library_error = isinstance(error, (RuntimeError, OSError))
     return is_library_error and any(text in str(error) for text in _NO_MEMORY)
+
+
+def lacks_gpu_memory(error: BaseException) -> bool:
+    """Return whether an error of ``lacks_memory`` is known to be about a GPU's memory."""
+    is_from_torch = type(error).__name__ == "OutOfMemoryError"
+    return is_from_torch or any(text in str(error) for text in _NO_GPU_MEMORY)

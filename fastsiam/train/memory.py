@@ -8,7 +8,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from fastsiam.config import TrainConfig
 from fastsiam.distributed import Place
-from fastsiam.errors import TrainingError, lacks_memory
+from fastsiam.errors import TrainingError, lacks_gpu_memory, lacks_memory
 from fastsiam.methods import method_skeleton
 from fastsiam.model.numerics import autocast_type
 
@@ -20,8 +20,6 @@ _COPIES_PER_VIEW = 5
 """Largest number of float32 copies of a batch's views: prefetched, in use and in transfer."""
 _GPU_BYTES = 2 * 2**30
 """GPU memory of the libraries' kernels and workspaces, and of the crops that evaluations cache."""
-_ON_GPU = ("bytes on device", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
-"""Substrings of the messages of DALI and CUDA's libraries when GPU memory runs out."""
 
 
 def training_bytes(config: TrainConfig, place: Place, *, images: int) -> float:
@@ -76,7 +74,7 @@ def oom_error(
     """
     if not lacks_memory(error):
         return None
-    is_gpu = isinstance(error, torch.OutOfMemoryError) or any(x in str(error) for x in _ON_GPU)
+    is_gpu = lacks_gpu_memory(error)
     kind = "GPU memory" if is_gpu else "memory"
     flags = []
     if config.step.activation_memory > 0.5 and (config.model.is_own or config.step.compile == "on"):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import textwrap
 import time
 from typing import Any
 
@@ -159,7 +160,7 @@ class TrainingStep:
         try:
             self.method.load_state_dict(model)
         except RuntimeError as error:
-            difference = " ".join(str(error).split())[:_LONGEST_DIFFERENCE]
+            difference = textwrap.shorten(str(error), _LONGEST_DIFFERENCE)
             raise CheckpointError(
                 f"the checkpoint does not match {self.config.model.backbone} ({difference}); "
                 "install the version of timm or torchvision that the run was started with"

@@ -22,13 +22,7 @@ import numpy as np
 from filelock import FileLock, Timeout
 
 from fastsiam.errors import DataError
-from fastsiam.files import (
-    create_private_folder,
-    expand_home,
-    os_errors_as,
-    others_can_write,
-    why,
-)
+from fastsiam.files import create_private_folder, expand_home, os_errors_as, others_can_write, why
 
 from . import storage
 
