@@ -227,19 +227,24 @@ def test_ranks_stop_at_step_known_to_all(
         run.metrics.log(2, loss, point)
 
 
-def test_log_drops_lines_after_resumed_step(tmp_path: Path) -> None:
+def test_log_drops_corrupt_lines_and_those_after_resumed_step(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     log = MetricsLog(RunFolder(tmp_path), step=0, steps_per_epoch=2)
     for step in range(1, 6):
         if step % 2:
             log.write("knn", {"epoch": (step - 1) / 2, "top1": 10.0})
         log.write("train", {"step": step, "epoch": step / 2, "loss": -0.1 * step})
     log.close()
-    with (tmp_path / "metrics.jsonl").open("a") as file:
-        file.write('{"kind": "train", "st')  # as if killed while writing
+    texts = log.path.read_text().splitlines(keepends=True)
+    texts.insert(2, texts[2][:9] + texts[2])
+    texts.insert(6, '{"kind": "train", "step": "seven"}\n')
+    log.path.write_text("".join([*texts, '{"kind": "train", "st']))  # as if killed while writing
     log = MetricsLog(RunFolder(tmp_path), step=4, steps_per_epoch=2)
     log.close()
+    assert f"warning: removed 2 invalid lines from {log.path}\n" in capfd.readouterr().err
     assert log.is_evaluated
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in log.path.read_text().splitlines()]
     assert lines == read_metrics(tmp_path)
     assert [line["step"] for line in lines if line["kind"] == "train"] == [1, 2, 3, 4]
     assert [line["epoch"] for line in lines if line["kind"] == "knn"] == [0, 1, 2]
@@ -247,19 +252,6 @@ def test_log_drops_lines_after_resumed_step(tmp_path: Path) -> None:
     log.close()
     assert not log.is_evaluated
     assert [line["epoch"] for line in read_metrics(tmp_path) if line["kind"] == "knn"] == [0, 1]
-
-
-def test_resumed_run_drops_only_corrupt_lines(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "metrics.jsonl"
-    texts = [json.dumps({"kind": "train", "step": step}) for step in range(1, 10)]
-    texts[2], texts[6] = texts[2][:9] + texts[2], '{"kind": "train", "step": "seven"}'
-    path.write_text("\n".join(texts) + "\n" + texts[8][:9])
-    MetricsLog(RunFolder(tmp_path), step=8, steps_per_epoch=2).close()
-    steps = [json.loads(text)["step"] for text in path.read_text().splitlines()]
-    assert steps == [1, 2, 4, 5, 6, 8]
-    assert f"warning: removed 2 invalid lines from {path}\n" in capfd.readouterr().err
 
 
 def test_unwritable_folder_is_named_in_error(tmp_path: Path) -> None:
