@@ -19,10 +19,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fastsiam.config import (
-    SimSiamConfig,
-    TrainConfig,
-)
+from fastsiam.config import SimSiamConfig, TrainConfig
 from fastsiam.config.methods.byol import BYOLConfig
 from fastsiam.config.methods.mocov2 import MoCoV2Config
 from fastsiam.config.methods.simclr import SimCLRConfig
@@ -125,15 +122,23 @@ def test_finite_check_names_first_bad_step() -> None:
 
 
 class FakeClock:
-    """A fake host clock and a fake GPU that runs launched work later and in order."""
+    """A fake host clock, and a fake GPU that works later and in order."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = self.busy_until = 0.0
+        self._has_gpu = device == "cuda"
         monkeypatch.setattr(time, "perf_counter", lambda: self.now)
         monkeypatch.setattr(clock, "_cuda_event", lambda: GpuEvent(self))
 
-    def launch(self, seconds: float) -> None:
+    def work(self, seconds: float) -> None:
+        """Let the GPU work, or the host if there is none."""
         self.busy_until = max(self.now, self.busy_until) + seconds
+        if not self._has_gpu:
+            self.wait_for_work()
+
+    def wait_for_work(self, *, except_last: float = 0.0) -> None:
+        """Wait for the launched work, except for the last seconds of it."""
+        self.now = max(self.now, self.busy_until - except_last)
 
 
 class GpuEvent:
@@ -167,28 +172,21 @@ def test_clock_separates_data_wait_from_work(
     device: str, load: float, work: float, waited: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A full GPU queue blocks the host in the loader's launches. That must not count as waiting."""
-    times = FakeClock(monkeypatch)
+    times = FakeClock(device, monkeypatch)
     finish = 0.25  # the time to augment the batch, on the device of the model
 
     def batches() -> Iterator[int]:
         for number in range(6):
-            if device == "cuda":
-                times.now = max(times.now, times.busy_until - 2 * work)  # the queue is full
+            times.wait_for_work(except_last=2 * work)  # a GPU's queue is full
             times.now += load
-            if device == "cuda":
-                times.launch(finish)
-            else:
-                times.now += finish
+            times.work(finish)
             yield number
 
     train_clock = Clock(seconds=100.0, device=torch.device(device))
     train_clock.resume()
     for _ in train_clock.over(batches()):
-        if device == "cuda":
-            times.launch(work)
-        else:
-            times.now += work
-    times.now = max(times.now, times.busy_until)
+        times.work(work)
+    times.wait_for_work()
     train_clock.pause()
     ran = times.now
     times.now += 50  # a pause does not count as training
