@@ -227,12 +227,23 @@ def test_run_stopped_by_changed_file_size_resumes(
     assert f"{file} changed while it was read: it had {size:,} bytes" in str(error)
 
 
-def test_delayed_log_lines_are_written_once(
+def test_log_lines_are_written_once(
     small: TrainConfig, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """Runs are killed between a log point and its log line, also after the next checkpoint."""
+    """A signal adds no line. A line that was delayed until after a kill is not lost.
+
+    Runs are killed between a log point and its log line, also after the next checkpoint.
+    """
     config = with_settings(make_run_config(small), log_every=3)
     reference = history(train_run(config, out=tmp_path / "whole"))
+
+    def stop(step: int, _: Batch) -> None:
+        if step == 4:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Interrupted, match="stopped after step 4, saved"):
+        train_run(config, stop)
+    assert history(train_run(config)) == reference
     request.getfixturevalue("slow_eigenvalues")
     assert history(train_run(config, out=tmp_path / "late")) == reference
     for kill_at in (3, 10):
@@ -244,19 +255,6 @@ def test_delayed_log_lines_are_written_once(
         saved = [line for line in reference if line[0] <= step]
         assert history(run)[: len(saved)] == saved
         assert history(train_run(config, out=run)) == reference
-
-
-def test_stop_by_signal_adds_no_log_line(small: TrainConfig, tmp_path: Path) -> None:
-    config = with_settings(make_run_config(small), log_every=3)
-    reference = history(train_run(config, out=tmp_path / "whole"))
-
-    def stop(step: int, _: Batch) -> None:
-        if step == 4:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    with pytest.raises(Interrupted, match="stopped after step 4, saved"):
-        train_run(config, stop)
-    assert history(train_run(config)) == reference
 
 
 def test_knn_monitor_is_not_dropped_on_resume(small: TrainConfig, images: Path) -> None:
