@@ -42,11 +42,6 @@ def branch_config(stopped_copy: TrainConfig, tmp_path: Path) -> TrainConfig:
     return with_settings(stopped_copy, resume=tmp_path / "run", out=tmp_path / "branch")
 
 
-def read_branch_record(run: Path) -> dict[str, Any]:
-    record: dict[str, Any] = json.loads((run / "config.json").read_text()).get("branch", {})
-    return record
-
-
 def cosine(part: float) -> float:
     return (1 + math.cos(math.pi * part)) / 2
 
@@ -62,8 +57,8 @@ def test_branch_uses_new_optimizer_settings(
     assert {(group["momentum"], group["weight_decay"]) for group in groups} == {(0.8, 0.01)}
     rates = [0.1 * 8 / 256 * (0.1 + 0.9 * cosine((step - 3) / 12)) for step in range(6, 15)]
     assert [line[5] for line in history(run)] == pytest.approx(rates)
-    before = vars_of(origin.config.model.method) | vars_of(origin.config.optim)
-    assert read_branch_record(run) == {
+    before = origin.config.to_flags()
+    assert RunSettings.read(run).branch == {
         "run": str(tmp_path / "run"),
         "checkpoint": str(tmp_path / "run" / "checkpoints" / "last.pt"),
         "step": 6,
@@ -86,10 +81,6 @@ def test_branch_uses_new_optimizer_settings(
     assert branch.startswith("branch of run after step 6 (epoch 2): predictor-lr: constant -> ")
 
 
-def vars_of(settings: Any) -> dict[str, Any]:
-    return {name: getattr(settings, name) for name in settings.__slots__}
-
-
 def test_restarted_branch_resumes_bit_for_bit(branch_config: TrainConfig, tmp_path: Path) -> None:
     """It resumes the branch and not the original run, even without config.json.
 
@@ -105,7 +96,7 @@ def test_restarted_branch_resumes_bit_for_bit(branch_config: TrainConfig, tmp_pa
         run = train_run(config, max_steps=stop)
         (run / "config.json").unlink()
     assert_same_runs(train_run(config), reference)
-    assert read_branch_record(run) == read_branch_record(reference)
+    assert RunSettings.read(run).branch == RunSettings.read(reference).branch
     assert not left_id.exists()
 
 
@@ -155,8 +146,7 @@ def test_extending_finished_run_prints_learning_rates(
     state = checkpoints.load(run)
     evaluated = [line["epoch"] for line in read_metrics(run) if line["kind"] == "knn"]
     assert state.step == 18 and evaluated == [0, 2, 4, 6]
-    settings = TrainConfig.from_dict(json.loads((run / "config.json").read_text())["config"])
-    assert settings.optim == state.config.optim
+    assert RunSettings.read(run).config.optim == state.config.optim
     train_run(small, extend=6)
     stderr = capfd.readouterr().err
     assert (
