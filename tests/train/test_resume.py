@@ -293,18 +293,22 @@ def test_sigkilled_command_resumes_bit_for_bit(small: TrainConfig, tmp_path: Pat
 
 
 def test_finished_run_only_repeats_missing_evaluation(
-    small: TrainConfig, monkeypatch: pytest.MonkeyPatch
+    small: TrainConfig, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """A finished run only repeats the last evaluation, if it was killed before logging that."""
+    """A finished run only repeats the last evaluation, if it was killed before logging that.
+
+    It evaluates before it reports that nothing is left to do.
+    """
     run = train_run(small)
     before, state = read_metrics(run), checkpoints.load(run)
     *other_lines, last = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
     (run / "metrics.jsonl").write_text("".join(other_lines))
     assert '"knn"' in last
+    capfd.readouterr()
     train_run(small)
+    assert "epoch 4: " in capfd.readouterr().err.partition("nothing left to do: ")[0]
     assert read_metrics(run) == before
-    with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "_evaluate", Mock(side_effect=AssertionError))
-        train_run(small)
+    monkeypatch.setattr(Trainer, "_evaluate", Mock(side_effect=AssertionError))
+    train_run(small)
     assert read_metrics(run) == before
     assert same_state(checkpoints.load(run).model, state.model)

@@ -155,20 +155,6 @@ def test_extending_finished_run_prints_learning_rates(
     )
 
 
-def test_finished_run_evaluates_before_it_reports_that_nothing_is_left(
-    small: TrainConfig, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """The last evaluation is missing, as if the run had been killed in it."""
-    log = train_run(small) / "metrics.jsonl"
-    lines = log.read_text().splitlines(keepends=True)
-    assert json.loads(lines[-1])["kind"] == "knn"
-    log.write_text("".join(lines[:-1]))
-    capfd.readouterr()
-    train_run(small)
-    assert len(log.read_text().splitlines()) == len(lines)
-    assert "epoch 4: " in capfd.readouterr().err.partition("nothing left to do: ")[0]
-
-
 def test_branch_can_be_extended(branch_config: TrainConfig, tmp_path: Path) -> None:
     for stop in (8, 0):
         train_run(branch_config, extend=5, max_steps=stop)
