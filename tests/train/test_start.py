@@ -155,13 +155,6 @@ def test_extending_finished_run_prints_learning_rates(
     )
 
 
-def test_branch_can_be_extended(branch_config: TrainConfig, tmp_path: Path) -> None:
-    for stop in (8, 0):
-        train_run(branch_config, extend=5, max_steps=stop)
-    assert checkpoints.load(tmp_path / "branch").step == 15
-    assert checkpoints.load(tmp_path / "run").config.optim.epochs == 4
-
-
 WAY = (
     r"pass the same values, or branch off with other optimizer settings "
     r"\(--resume {run} --out OTHER"
@@ -206,14 +199,19 @@ def test_invalid_resume_is_rejected_and_changes_nothing(
         assert not new.parent.exists(), message
 
 
-def test_resumed_branch_rejects_changed_learning_rate(
+def test_branch_resumes_extends_and_rejects_changes_like_any_run(
     branch_config: TrainConfig, tmp_path: Path
 ) -> None:
-    train_run(branch_config, lr=0.1, max_steps=7)
-    message = rf"\(lr: 0.1 -> 0.2\); {WAY.format(run=tmp_path / 'run')}"
+    """Its parent is unchanged, and may have been moved."""
+    config, origin = with_settings(branch_config, lr=0.1, extend=5), tmp_path / "run"
+    branch = train_run(config, max_steps=7)
+    message = rf"\(lr: 0.1 -> 0.2\); {WAY.format(run=origin)}"
     with pytest.raises(CheckpointError, match=message):
-        train_run(branch_config, lr=0.2)
-    assert checkpoints.load(tmp_path / "branch").step == 7
+        train_run(config, lr=0.2)
+    assert checkpoints.load(branch).step == 7
+    train_run(config, resume=origin.rename(tmp_path / "moved"))
+    assert checkpoints.load(branch).step == 15
+    assert checkpoints.load(tmp_path / "moved").config.optim.epochs == 4
 
 
 def test_branch_behind_its_parent_is_not_overwritten(
@@ -245,14 +243,6 @@ def test_branch_does_not_continue_unrelated_run(
     with pytest.raises(CheckpointError, match=r"other already contains a run that did not branch"):
         train_run(stopped_copy, resume=original, out=other)
     assert before == (checkpoints.last(other).read_bytes(), (other / "config.json").read_bytes())
-
-
-def test_branch_resumes_after_its_parent_was_moved(
-    stopped_copy: TrainConfig, branch_config: TrainConfig, tmp_path: Path
-) -> None:
-    train_run(branch_config, max_steps=7)
-    moved = Path(stopped_copy.run.out).rename(tmp_path / "moved")
-    assert checkpoints.load(train_run(branch_config, resume=moved, max_steps=8)).step == 8
 
 
 def test_resolved_precision_is_recorded_and_kept(
