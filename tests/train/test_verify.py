@@ -88,39 +88,32 @@ def test_digests_of_all_ranks_survive_stop_between_log_lines(
     assert "2 log lines agree: images and augmentations of steps 1 to 7" in verify_run(run)
 
 
-def make_edit(*place: Any, value: Any) -> Callable[[Any], None]:
-    """Return a function that sets the item at a path of keys in nested containers."""
-
-    def edit(values: Any) -> None:
-        for name in place[:-1]:
-            values = values[name]
-        values[place[-1]] = value
-
-    return edit
-
-
 DIGEST = "of .* the log has digest [0-9a-f]{16}"
 CHANGES: list[tuple[str, Callable[[Any], None], str]] = [
-    ("metrics.jsonl", make_edit("seen", value="0" * 16), f"steps 7 to 8 {DIGEST}"),
+    ("metrics.jsonl", lambda line: line.update(seen="0" * 16), f"steps 7 to 8 {DIGEST}"),
     (
         "metrics.jsonl",
-        make_edit("step", value=None),
+        lambda line: line.update(step=None),
         "has an invalid line: since 6, step None; restore",
     ),
     (
         "metrics.jsonl",
-        make_edit("kind", value=None),
+        lambda line: line.update(kind=None),
         r"metrics\.jsonl has an invalid line, number 5; restore",
     ),
     (
         "config.json",
-        make_edit("config", "augment", "views", 1, "scale_min", value=0.21),
+        lambda record: record["config"]["augment"]["views"][1].update(scale_min=0.21),
         f"steps 1 to 2 {DIGEST}",
     ),
-    ("config.json", make_edit("config", "optim", "batch", value=6), f"steps 1 to 2 {DIGEST}"),
     (
         "config.json",
-        make_edit("config", "optim", "batch", value=512),
+        lambda record: record["config"]["optim"].update(batch=6),
+        f"steps 1 to 2 {DIGEST}",
+    ),
+    (
+        "config.json",
+        lambda record: record["config"]["optim"].update(batch=512),
         "has batches of 512 images, but",
     ),
 ]
