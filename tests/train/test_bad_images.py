@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from fastsiam.report.run_report import write_report
 from fastsiam.run import checkpoint as checkpoints
 from fastsiam.run.log import read_metrics
 from tests.configs import flags, with_settings
+from tests.conftest import write_data
 from tests.pipelines.cases import WITH_IMAGES, change_image, make_readable
 from tests.processes import fastsiam
 from tests.ranks import fastsiam_on_ranks
@@ -31,13 +33,10 @@ from tests.train.runs import CPU, Killed, assert_same_runs, train_run, train_unt
 BAD_NAMES = ("class0/003.jpg", "class1/004.jpg")
 
 
-def corrupt_images(images: Path) -> dict[Path, bytes]:
-    """Truncate one image and empty another; return their original contents."""
-    one, other = (images / "train" / name for name in BAD_NAMES)
-    good = {file: file.read_bytes() for file in (one, other)}
-    one.write_bytes(good[one][:400])
-    other.write_bytes(b"")
-    return good
+def corrupt_images(images: Path) -> None:
+    """Truncate one image and empty another; ``write_data`` repairs them."""
+    for name, length in zip(BAD_NAMES, (400, 0), strict=True):
+        os.truncate(images / "train" / name, length)
 
 
 @pytest.fixture
@@ -50,7 +49,7 @@ def test_bad_images_are_replaced_and_recorded(
     config: TrainConfig, images: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Later runs keep using the list, even if the files are repaired. `verify` needs it."""
-    good = corrupt_images(images)
+    corrupt_images(images)
     run = train_run(config)
     assert checkpoints.load(run).step == 12
     entries = [json.loads(line) for line in (run / FILE).read_text().splitlines()]
@@ -62,8 +61,7 @@ def test_bad_images_are_replaced_and_recorded(
         )
         assert caplog.messages.count(line) == 1
     assert len(read_bad_images(train_run(config))) == 2
-    for file, content in good.items():
-        file.write_bytes(content)
+    write_data(images)
     assert "12 log lines agree" in verify_run(run)
     (run / FILE).unlink()
     fastsiam("verify", str(run), code=1)
@@ -83,17 +81,16 @@ def test_run_with_bad_images_resumes_bit_for_bit(
     name: str, config: TrainConfig, images: Path, tmp_path: Path
 ) -> None:
     """The result is bitwise equal, even if the files are repaired before the run resumes."""
-    data, good = make_readable(name, images), dict[Path, bytes]()
+    data = make_readable(name, images)
     if name == "ffcv":
         for index in (3, 12):
             change_image(name, images, index, lambda content: b"\xff" * len(content))
     else:
-        good = corrupt_images(images)
+        corrupt_images(images)
     config = with_settings(config, pipeline=name, data=data, save_every=1)
     reference = train_run(config, out=tmp_path / "whole")
     run = train_until_kill(config, 5)
-    for file, content in good.items():
-        file.write_bytes(content)
+    write_data(images)
     assert_same_runs(train_run(config), reference)
     assert [entry.index for entry in read_bad_images(run)] == [
         entry.index for entry in read_bad_images(reference)
@@ -144,7 +141,7 @@ def test_ranks_with_too_many_bad_images_save_and_end(config: TrainConfig, images
 
 def test_branch_copies_bad_image_list(config: TrainConfig, images: Path, tmp_path: Path) -> None:
     """A branch that was killed at its first checkpoint already has its own copy of the list."""
-    good = corrupt_images(images)
+    corrupt_images(images)
     run, save = train_run(config, max_steps=4), checkpoints.save
 
     def save_and_end(*content: Any) -> None:
@@ -157,8 +154,7 @@ def test_branch_copies_bad_image_list(config: TrainConfig, images: Path, tmp_pat
     branch = train_run(config, resume=run, out=tmp_path / "branch", max_steps=5)
     assert read_bad_images(branch) == read_bad_images(run)
     checkpoints.last(run).unlink()
-    for file, content in good.items():
-        file.write_bytes(content)
+    write_data(images)
     assert read_bad_images(train_run(config, max_steps=4)) == []
 
 
