@@ -18,7 +18,7 @@ from fastsiam.run import checkpoint as checkpoints
 from fastsiam.run.log import read_metrics
 from fastsiam.train import command
 from fastsiam.train.verify import verify
-from fastsiam.views.batch import Batch, Loader
+from fastsiam.views.batch import Batch
 from tests import rank_jobs
 from tests.configs import with_settings
 
@@ -34,21 +34,16 @@ class Killed(BaseException):
     """Ends a run like SIGKILL would: nothing catches it and nothing is saved."""
 
 
-class HookedLoader:
-    """A loader that runs ``before(step, batch)`` ahead of each step."""
+def hook_steps(loader: Any, before: StepHook) -> Any:
+    """Make a loader run ``before(step, batch)`` ahead of each step; return the loader."""
+    epoch = loader.epoch
 
-    def __init__(self, loader: Loader, before: StepHook) -> None:
-        self._loader, self._before = loader, before
-        self.source, self.images, self.steps = loader.source, loader.images, loader.steps
+    def epoch_with_hook(number: int, *, skip: int = 0) -> Iterator[Batch]:
+        for step, batch in enumerate(epoch(number, skip=skip), number * loader.steps + skip):
+            yield before(step, batch) or batch
 
-    def epoch(self, number: int, *, skip: int = 0) -> Iterator[Batch]:
-        for step, batch in enumerate(
-            self._loader.epoch(number, skip=skip), start=number * self.steps + skip
-        ):
-            yield self._before(step, batch) or batch
-
-    def close(self) -> None:
-        self._loader.close()
+    loader.epoch = epoch_with_hook
+    return loader
 
 
 def train_run(config: TrainConfig, before: StepHook | None = None, **settings: Any) -> Path:
@@ -56,8 +51,9 @@ def train_run(config: TrainConfig, before: StepHook | None = None, **settings: A
     build: Any = vars(command)["build_loader"]
     with pytest.MonkeyPatch.context() as patch:
         if before is not None:
-            wrapped: Any = lambda *a, **k: HookedLoader(build(*a, **k), before)  # noqa: E731
-            patch.setattr(command, "build_loader", wrapped)
+            patch.setattr(
+                command, "build_loader", lambda *a, **k: hook_steps(build(*a, **k), before)
+            )
         return command.train_here(with_settings(config, **settings), "imagenet")
 
 
