@@ -137,9 +137,12 @@ def test_run_continues_while_disk_is_full(
             assert [x["step"] for x in lines if x["kind"] == "train"] == list(range(1, 13))
             assert [x["name"] for x in lines if x["kind"] == "alarm"] == ["disk"]
         else:
-            with pytest.raises(CheckpointError, match="No space left on device; free some space"):
+            full = r"cannot save \S+last\.pt: No space left on device; free some space"
+            with pytest.raises(CheckpointError, match=full):
                 train_run(config, fill_or_free, out=run)
         assert checkpoints.load(run).step == (12 if freed else 2)
+        saved = {"last.pt", "previous.pt"} if freed else {"last.pt"}
+        assert {*os.listdir(run / "checkpoints")} == saved
     stderr = capfd.readouterr().err
     assert "training continues, and the last good checkpoint is" in stderr and "(step 2)" in stderr
     assert "Traceback" not in stderr
