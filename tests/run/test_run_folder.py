@@ -18,8 +18,9 @@ from fastsiam.run.log import read_metrics
 from fastsiam.run.run_folder import RunFolder, create_folder
 from fastsiam.views.batch import Batch
 from tests.configs import flags, with_settings
+from tests.conversions import stub_raising
 from tests.disks import fill, small_disk
-from tests.processes import Forked, command, fastsiam
+from tests.processes import Forked, command, fastsiam, wait_until
 from tests.tiers import slow
 from tests.train.runs import train_run
 
@@ -37,15 +38,12 @@ def hold_lock(path: Path) -> None:
 def test_lock_is_exclusive_and_released_on_kill(tmp_path: Path) -> None:
     """The lock is released even if a forked child of the killed process is still alive."""
     holder = Forked(hold_lock, tmp_path)
-    while not ((tmp_path / "held").exists() and (tmp_path / "child").exists()):
-        assert holder.poll() is None
-        time.sleep(0.01)
+    wait_until(holder, lambda: {"held", "child"} <= {*os.listdir(tmp_path)})
     who = rf"in use by process {holder.pid} on \S+ since \d{{4}}-\d\d-\d\d \d\d:\d\d; wait for it"
     with pytest.raises(FastSiamError, match=who), RunFolder(tmp_path).lock():
         pass
     holder.send(signal.SIGKILL)
-    while holder.poll() is None:
-        time.sleep(0.01)
+    holder.wait()
     child = int((tmp_path / "child").read_text())
     os.kill(child, 0)  # it still exists
     with RunFolder(tmp_path).lock():
@@ -74,9 +72,7 @@ def test_second_run_in_folder_is_rejected(ranks: int, small: TrainConfig, tmp_pa
     config = with_settings(small, epochs=3000, save_every=2, knn_every=0, gpus=ranks)
     run = tmp_path / "run"
     first = command("train", *flags(config), session=True)
-    while not checkpoints.last(run).exists():
-        assert first.poll() is None
-        time.sleep(0.05)
+    wait_until(first, checkpoints.last(run).exists)
     for second in {1, ranks}:
         stderr = fastsiam("train", *flags(with_settings(config, gpus=second)), code=1).stderr
         (line,) = stderr.splitlines()
@@ -106,10 +102,7 @@ def test_lock_of_other_process_is_kept(tmp_path: Path) -> None:
 def test_missing_lock_support_causes_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    def none(*arguments: object) -> None:
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-
-    monkeypatch.setattr(fcntl, "flock", none)
+    monkeypatch.setattr(fcntl, "flock", stub_raising(errno.ENOLCK))
     with RunFolder(tmp_path).lock():
         pass
     assert "cannot be locked (No locks available); make sure" in capfd.readouterr().err
