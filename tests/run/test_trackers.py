@@ -6,6 +6,7 @@ import importlib
 import struct
 import sys
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -190,7 +191,8 @@ def test_mlflow_is_disabled_after_failed_upload(
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
     operations: Any = RunOperations
     monkeypatch.setattr(mlflow, "log_metrics", lambda *_, **__: operations([failed]))
-    trackers = Trackers(["mlflow"], run=tmp_path, settings={}, step=0, console=Console())
+    start = partial(Trackers, run=tmp_path, settings={}, step=0, console=Console())
+    trackers = start(["mlflow"])
     trackers.log(1, {"train/loss": 0.5})
     assert "disabled" not in capsys.readouterr().err
     trackers.log(2, {"train/loss": 0.4})
@@ -201,15 +203,13 @@ def test_mlflow_is_disabled_after_failed_upload(
     (tmp_path / "trackers" / "mlflow.txt").unlink()
     with monkeypatch.context() as patch:
         patch.setattr(mlflow, "log_params", lambda _: operations([failed]).wait())
-        Trackers(["mlflow"], run=tmp_path, settings={}, step=0, console=Console())
+        start(["mlflow"])
     assert "--tracker mlflow failed and is disabled" in capsys.readouterr().err
     assert mlflow.active_run() is None
     assert {one.info.status for one in mlflow.MlflowClient().search_runs(["0"])} == {"FAILED"}
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")  # nothing listens there
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    trackers = Trackers(
-        ["mlflow", "tensorboard"], run=tmp_path, settings={}, step=0, console=Console()
-    )
+    trackers = start(["mlflow", "tensorboard"])
     assert "--tracker mlflow failed and is disabled" in capsys.readouterr().err
     trackers.log(1, {"train/loss": 0.5})
     trackers.close("FINISHED")
