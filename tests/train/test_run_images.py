@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -260,19 +261,13 @@ def test_training_images_are_listed_once(
     holdout: str, small: TrainConfig, images: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Listing a large folder again for the kNN monitor takes long."""
-    listed: list[Path] = []
-
-    def walk(root: Path, *arguments: Any) -> Any:
-        listed.append(root)
-        return original(root, *arguments)
-
-    original: Any = vars(folder)["_walk"]
+    walk = Mock(wraps=vars(folder)["_walk"])
     monkeypatch.setattr(folder, "_walk", walk)
     data = images / "train" if holdout else images
     run = train_run(small, data=data, holdout=holdout, batch=6, max_steps=1)
     assert [x["bank"] for x in read_metrics(run) if x["kind"] == "knn"] == [18 if holdout else 24]
     expected = [images / "train"] if holdout else [images / "train", images / "val"]
-    assert listed == expected
+    assert [call.args[0] for call in walk.call_args_list] == expected
 
 
 def test_unlabelled_holdout_is_share_of_all_images(
@@ -292,26 +287,24 @@ def test_unlabelled_holdout_is_share_of_all_images(
     assert image_list and len(image_list.names) == 18
 
 
-@pytest.fixture
-def window_shuffle_config(small: TrainConfig, monkeypatch: pytest.MonkeyPatch) -> TrainConfig:
-    """A run of 12 steps on 24 images in 6 blocks, shuffled within windows of 7 images."""
-    monkeypatch.setattr(base, "BLOCK_IMAGES", 4)
-    return with_settings(small, shuffle="window:7", knn_every=0, tracker="none")
-
-
 def test_window_shuffle_is_kept_across_containers(
-    window_shuffle_config: TrainConfig, images: Path, tmp_path: Path
+    small: TrainConfig, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Containers store the images in different orders, so new runs would shuffle differently."""
-    reference = train_run(window_shuffle_config, out=tmp_path / "whole")
+    """Containers store the images in different orders, so new runs would shuffle differently.
+
+    The run has 12 steps on 24 images in 6 blocks, shuffled within windows of 7 images.
+    """
+    monkeypatch.setattr(base, "BLOCK_IMAGES", 4)
+    config = with_settings(small, shuffle="window:7", knn_every=0, tracker="none")
+    reference = train_run(config, out=tmp_path / "whole")
     convert_data("folder", ConvertConfig(source=str(images), out=str(tmp_path / "converted")))
     other = tar(tmp_path / "other.tar", folder_members(images / "train")[::-1])
     for number, place in enumerate((images, tmp_path / "converted", other, images), 1):
-        run = train_run(window_shuffle_config, data=place, max_steps=3 * number - 1)
-    assert_same_runs(train_run(window_shuffle_config), reference)
+        run = train_run(config, data=place, max_steps=3 * number - 1)
+    assert_same_runs(train_run(config), reference)
     for data in ("", str(other)):
         assert "12 log lines agree" in verify_run(run, data=data)
-    turned = train_run(window_shuffle_config, data=other, out=tmp_path / "turned")
+    turned = train_run(config, data=other, out=tmp_path / "turned")
     assert history(turned) != history(reference)
 
 
