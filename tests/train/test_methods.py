@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from fastsiam.evaluate.feature_files import write_features
 from fastsiam.interchange import load_pretrained
 from fastsiam.train.command import preflight
 from fastsiam.train.start import initial_weights
-from tests.configs import flags, make_model_config, with_settings
+from tests.configs import flags, with_settings
 from tests.conftest import small_config, write_data
 from tests.methods.variants import ALL_CASES
 from tests.processes import fastsiam
@@ -131,23 +130,17 @@ def test_init_loads_matching_parts_of_method(
 
 def test_timm_backbone_is_trained_and_exported(small: TrainConfig, tmp_path: Path) -> None:
     pytest.importorskip("timm")
-    config = replace(
-        small,
-        augment=small.augment.changed(crop=32),
-        model=make_model_config(backbone="timm/test_efficientnet", dim=16, predictor_dim=4),
-        optim=replace(small.optim, epochs=1),
-        monitor=replace(small.monitor, eval_resize=32),
-    )
+    network = {"backbone": "timm/test_efficientnet", "stem": "imagenet", "width": 64}
+    config = with_settings(small, **network, crop=32, eval_resize=32, epochs=1)
     fastsiam("train", *flags(config))
     out = tmp_path / "w.pth"
     export = ["export", config.run.out, "--format", "timm", "--out", str(out)]
     assert fastsiam(*export).stdout.splitlines()[1:] == [f"wrote {out}", f"wrote {out}.md"]
     fastsiam(*export, "--force")
     assert load_pretrained(out, backbone="timm/test_efficientnet").layout == "timm"
-    model = replace(config.model, backbone="vit_b_16")
     with pytest.raises(ValueError, match="vit_b_16 needs images of 224 pixels"):
-        preflight(replace(config, model=model), world=1)
-    less = replace(config.step, activation_memory=0.5)
+        preflight(with_settings(config, backbone="vit_b_16"), world=1)
+    less = with_settings(config, activation_memory=0.5)
     with pytest.raises(ValueError, match="needs --compile on"):
-        preflight(replace(config, step=less), world=1)
-    preflight(replace(config, step=replace(less, compile="on")), world=1)
+        preflight(less, world=1)
+    preflight(with_settings(less, compile="on"), world=1)
