@@ -171,10 +171,11 @@ def free_port() -> int:
 def command(*arguments: str, **options: Any) -> Forked:
     """Start ``fastsiam ARGUMENTS``; ``options``: environment, folder and session of ``Forked``."""
     options["environment"] = {"COLUMNS": "200", **options.get("environment", {})}
-    return Forked(_fastsiam, arguments, **options)
+    return Forked(run_program, *arguments, **options)
 
 
-def _fastsiam(arguments: tuple[str, ...]) -> None:
+def run_program(*arguments: str) -> None:
+    """Run ``fastsiam ARGUMENTS`` in this process, whose children are forked too, and exit."""
     sys.argv = ["fastsiam", *arguments]
     from fastsiam.cli import main
 

@@ -6,7 +6,6 @@ import errno
 import os
 import shutil
 import signal
-import sys
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from itertools import count
@@ -17,7 +16,6 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from fastsiam.cli import main
 from fastsiam.config import TrainConfig
 from fastsiam.errors import CheckpointError, DataError, Interrupted, TrainingError
 from fastsiam.run import checkpoint as checkpoints
@@ -30,7 +28,7 @@ from tests.conftest import small_config, write_data
 from tests.conversions import stub_raising
 from tests.faults.sitecustomize import install
 from tests.pipelines.cases import PIPELINES, make_readable
-from tests.processes import Forked, fastsiam
+from tests.processes import Forked, fastsiam, run_program
 from tests.tiers import slow
 from tests.train.runs import (
     assert_same_runs,
@@ -270,8 +268,7 @@ def test_knn_monitor_is_not_dropped_on_resume(small: TrainConfig, images: Path) 
 def fail_at_step(step: int, arguments: Sequence[str]) -> None:
     """Run a command that fails at a step of its run (see ``tests/faults``)."""
     install(str(step))
-    sys.argv = ["fastsiam", *arguments]
-    main()
+    run_program(*arguments)
 
 
 def test_sigkilled_command_resumes_bit_for_bit(small: TrainConfig, tmp_path: Path) -> None:

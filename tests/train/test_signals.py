@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock, patch
@@ -17,7 +16,6 @@ from unittest.mock import Mock, patch
 import pytest
 from PIL import Image
 
-from fastsiam.cli import main
 from fastsiam.config import TrainConfig
 from fastsiam.distributed import Signalled
 from fastsiam.errors import Interrupted, TrainingError
@@ -30,7 +28,7 @@ from fastsiam.train import knn_monitor
 from fastsiam.train.trainer import Trainer
 from tests.configs import flags, with_settings
 from tests.conftest import ROOT
-from tests.processes import Forked, command, fastsiam, fork_programs, wait_until
+from tests.processes import Forked, command, fastsiam, run_program, wait_until
 from tests.tiers import slow
 from tests.train.runs import history, train_run, verify_run
 
@@ -65,7 +63,7 @@ def test_signal_saves_checkpoint_and_exits(
     config = with_settings(endless_config, pipeline="torchvision", workers=1, gpus=processes)
     run = tmp_path / "run"
     process = command("train", *flags(config), session=True)
-    wait_until(process, partial(has_lines, run, 5))
+    wait_until(process, lambda: len(history(run)) >= 5)
     for _ in range(2 if number == signal.SIGINT else 1):
         os.killpg(process.pid, number)
     result = process.wait(60)
@@ -77,15 +75,9 @@ def test_signal_saves_checkpoint_and_exits(
     assert state.step >= 5 and state.step == read_metrics(run)[-1]["step"]
 
 
-def has_lines(run: Path, number: int) -> bool:
-    return len(history(run)) >= number
-
-
 def _run_under_nohup(*arguments: str) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    sys.argv = ["fastsiam", *arguments]
-    fork_programs()
-    main()
+    run_program(*arguments)
 
 
 def test_run_under_nohup_ignores_sighup(endless_config: TrainConfig, tmp_path: Path) -> None:
@@ -93,10 +85,11 @@ def test_run_under_nohup_ignores_sighup(endless_config: TrainConfig, tmp_path: P
     process = Forked(
         _run_under_nohup, "train", *flags(with_settings(endless_config, gpus=2)), session=True
     )
-    for number in (signal.SIGHUP, signal.SIGTERM):
-        enough = len(history(run)) + 5
-        wait_until(process, partial(has_lines, run, enough))
-        os.killpg(process.pid, number)
+    wait_until(process, lambda: len(history(run)) >= 5)
+    os.killpg(process.pid, signal.SIGHUP)
+    lines = len(history(run))
+    wait_until(process, lambda: len(history(run)) >= lines + 5)
+    os.killpg(process.pid, signal.SIGTERM)
     result = process.wait(60)
     assert result.returncode == 128 + signal.SIGTERM, result.stderr
     assert "SIGTERM: stopped after step" in result.stderr and "SIGHUP" not in result.stderr
@@ -119,9 +112,8 @@ def train_and_show_evaluation(evaluates: Path, options: Sequence[str]) -> None:
         evaluates.touch()
         yield from evaluate(*arguments, **options)
 
-    sys.argv = ["fastsiam", "train", *options]
     with patch.object(knn_monitor, "feature_batches", shown):
-        main()
+        run_program("train", *options)
 
 
 def test_second_sigint_during_first_evaluation_exits(

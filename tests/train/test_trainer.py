@@ -29,7 +29,7 @@ from fastsiam.train.metrics import rank_of_gram, z_std
 from fastsiam.views.batch import Batch
 from tests.configs import flags, with_settings
 from tests.conftest import write_images
-from tests.processes import Forked
+from tests.processes import Forked, run_program
 from tests.train.runs import history, train_run
 
 
@@ -207,10 +207,7 @@ def train_without_stderr(arguments: list[str]) -> None:
     """Run the command line with stderr closed, from startup to its exit code."""
     os.close(2)
     sys.stderr = None
-    sys.argv = ["fastsiam", *arguments]
-    from fastsiam.cli import main
-
-    main()
+    run_program(*arguments)
 
 
 def test_run_completes_with_closed_stderr(small: TrainConfig) -> None:
