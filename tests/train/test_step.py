@@ -51,15 +51,11 @@ def count_faults(keep: bool) -> None:
     def faults() -> int:
         return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
-    def work() -> None:
-        torch.empty(2**26, dtype=torch.uint8).fill_(1)
-
     if keep:
         keep_freed_memory()
-    for _ in range(9):
-        work()
-    before = faults()
-    work()
+    for _ in range(10):
+        before = faults()
+        torch.empty(2**26, dtype=torch.uint8).fill_(1)
     print(faults() - before, flush=True)
 
 
