@@ -10,6 +10,7 @@ import pytest
 
 from fastsiam.config import TrainConfig
 from fastsiam.config.evaluate import EvalConfig
+from fastsiam.config.settings_files import RunSettings
 from fastsiam.evaluate.subject import open_subject
 from fastsiam.report.run_report import write_report
 from fastsiam.run import checkpoint as checkpoints
@@ -21,8 +22,7 @@ from tests.train.runs import CPU, train_run
 
 def resolved_pipelines(run: Path) -> tuple[str, str]:
     """Return the pipelines recorded in config.json and in the checkpoint."""
-    recorded = json.loads((run / "config.json").read_text())["config"]
-    return recorded["data"]["pipeline"], checkpoints.load(run).config.data.pipeline
+    return RunSettings.read(run).config.data.pipeline, checkpoints.load(run).config.data.pipeline
 
 
 def test_pipeline_is_resolved_once_and_kept(small: TrainConfig, tmp_path: Path) -> None:
@@ -30,9 +30,8 @@ def test_pipeline_is_resolved_once_and_kept(small: TrainConfig, tmp_path: Path) 
     first = fastsiam("train", *flags(config), "--max-steps", "3").stderr
     assert first.count("pipeline memory: 24 images take 41 kB of ") == 1
     assert resolved_pipelines(run) == ("memory", "memory")
-    record = json.loads((run / "config.json").read_text())
-    assert record["asked"]["data"]["pipeline"] == "auto"
-    assert record["resolved"] == {
+    assert RunSettings.read(run).user_config.data.pipeline == "auto"
+    assert json.loads((run / "config.json").read_text())["resolved"] == {
         "ranks": 1,
         "device": "cpu",
         "images_per_rank": 8,
@@ -43,8 +42,8 @@ def test_pipeline_is_resolved_once_and_kept(small: TrainConfig, tmp_path: Path) 
     }
     # Resuming by the path alone keeps what the user asked for, and what was chosen for it.
     fastsiam("train", "--resume", str(run), "--max-steps", "4")
-    asked = json.loads((run / "config.json").read_text())["asked"]
-    assert (asked["data"]["pipeline"], asked["run"]["max_steps"]) == ("auto", 4)
+    asked = RunSettings.read(run).user_config
+    assert (asked.data.pipeline, asked.run.max_steps) == ("auto", 4)
     assert resolved_pipelines(run) == ("memory", "memory")
     # A resumed run keeps its pipeline unless the user passes another one.
     result = fastsiam("train", *flags(config), "--pipeline", "torchvision", "--max-steps", "6")
@@ -93,7 +92,6 @@ def test_path_from_fastsiam_data_is_recorded(
     monkeypatch.setenv("FASTSIAM_DATA", str(images))
     run = train_run(small, data="", max_steps=1)
     monkeypatch.setenv("FASTSIAM_DATA", str(tmp_path / "others"))
-    recorded = json.loads((run / "config.json").read_text())
-    assert recorded["config"]["data"]["data"] == str(images)
-    assert recorded["asked"]["data"]["data"] == ""
+    recorded = RunSettings.read(run)
+    assert (recorded.config.data.data, recorded.user_config.data.data) == (str(images), "")
     assert open_subject(run, EvalConfig(), CPU).data.root == images
