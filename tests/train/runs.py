@@ -19,7 +19,6 @@ from fastsiam.run.log import read_metrics
 from fastsiam.train import command
 from fastsiam.train.verify import verify
 from fastsiam.views.batch import Batch
-from tests import rank_jobs
 from tests.configs import with_settings
 
 CPU = Place(0, 1, torch.device("cpu"))
@@ -136,13 +135,3 @@ def make_worker_kill_hook() -> StepHook:
             assert not worker.is_alive()
 
     return kill
-
-
-def run_three_steps(**settings: Any) -> dict[str, Any]:
-    """Return the losses, gradients, weights and BN statistics of three steps."""
-    return rank_jobs.steps(0, 1, **settings)
-
-
-def assert_same(one: dict[str, Any], other: dict[str, Any], *, tolerance: float = 0.0) -> None:
-    for name in ("loss", "gradient", "state"):
-        torch.testing.assert_close(one[name], other[name], atol=tolerance, rtol=tolerance)

@@ -5,97 +5,80 @@ from __future__ import annotations
 import os
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import pytest
 import torch
-from torch import Tensor
 
 from fastsiam.config import TrainConfig
 from fastsiam.config.settings_files import RunSettings
 from fastsiam.errors import BackendError
-from fastsiam.evaluate.features import concat_batches, feature_batches
-from fastsiam.methods import Output, build_method
+from fastsiam.evaluate.features import frozen_output
+from fastsiam.methods import build_method
 from fastsiam.run import checkpoint as checkpoints
 from fastsiam.train.compile import cache_folder, cause_line, compile_settings
 from fastsiam.train.resolve import with_compilation
 from fastsiam.train.step import TrainingStep
-from fastsiam.views.batch import Batch, EvalBatch
 from tests import rank_jobs
 from tests.configs import with_settings
 from tests.networks import short_resnet10
 from tests.processes import Forked
 from tests.tiers import slow
-from tests.train.runs import CPU, assert_same, run_three_steps, train_run
-
-NETWORKS: dict[str, Callable[[], AbstractContextManager[None]]] = {
-    "stem": short_resnet10,
-    "block": partial(short_resnet10, 1),
-    "whole": nullcontext,
-}
-
-
-@pytest.fixture(autouse=True)
-def network(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Shorten "resnet10" as the test requests: "stem", "block" (the default) or "whole"."""
-    if requested_part := getattr(request, "param", None):
-        torch._dynamo.reset()  # or dynamo would reuse code that was compiled for other settings
-    with NETWORKS[requested_part or "block"]():
-        yield
+from tests.train.runs import CPU, train_run
 
 
 @pytest.mark.parametrize(
-    ("settings", "network"),
+    ("network", "settings"),
     [
-        ({"activation_memory": 0.3}, "block"),
-        slow(({}, "whole")),
-        slow(({"accumulate": 2}, "stem")),  # with ranks: tests/distributed
+        (partial(short_resnet10, 1), {"activation_memory": 0.3}),
+        slow((nullcontext, {})),
+        slow((short_resnet10, {"accumulate": 2})),  # with ranks: tests/distributed
     ],
-    ids=str,
-    indirect=["network"],
+    ids=["a block, less activation memory", "whole network", "stem, accumulate"],
 )
-def test_compiled_step_matches_eager_step(settings: dict[str, Any], network: None) -> None:
+def test_compiled_step_matches_eager_step(
+    network: Callable[[], AbstractContextManager[None]], settings: dict[str, Any]
+) -> None:
     """Losses, gradients, weights and BN statistics of three steps, in float32."""
-    eager = run_three_steps(accumulate=settings.get("accumulate", 1))
-    assert_same(run_three_steps(compile="on", **settings), eager, tolerance=1e-4)
+    torch._dynamo.reset()  # it would reuse code that was compiled for other settings
+    with network():
+        eager = rank_jobs.steps(0, 1, accumulate=settings.get("accumulate", 1))
+        compiled = rank_jobs.steps(0, 1, compile="on", **settings)
+    torch.testing.assert_close(compiled, eager, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("network", ["stem"], indirect=True)
-def test_compiled_bfloat16_losses_match_eager(network: None) -> None:
+def test_compiled_bfloat16_losses_match_eager() -> None:
     """They differ by 0.0002. The float32 losses differ from them by 0.006."""
+    torch._dynamo.reset()
     eager, compiled = (
-        run_three_steps(precision="bf16", compile=mode)["loss"] for mode in ("off", "on")
+        rank_jobs.steps(0, 1, short=True, precision="bf16", compile=mode)["loss"]
+        for mode in ("off", "on")
     )
     torch.testing.assert_close(compiled, eager, atol=3e-3, rtol=0)
 
 
-def test_prepare_compiles_all_graphs_and_preserves_state(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@short_resnet10(1)
+def test_prepare_compiles_all_graphs_and_preserves_state() -> None:
     """``prepare`` changes no weights, gradients or random state, also when it warms up CUDA graphs.
 
     It warms up on noise, not zeros. Later steps compile nothing, and the backbone evaluates batches
     of any size.
     """
     config = with_settings(rank_jobs.CONFIG, compile="on", cuda_graphs=True)
-    method, forward, seen = rank_jobs.make_method(), TrainingStep._forward, list[Tensor]()
+    method, forward = rank_jobs.make_method(), TrainingStep._forward
     before = {name: value.clone() for name, value in method.state_dict().items()}
     generator = torch.get_rng_state()
 
-    def record_views(step: TrainingStep, batch: Batch) -> Output:
-        seen.extend(batch.views)
-        return forward(step, batch)
-
     step = TrainingStep(config, method, CPU, steps_per_epoch=2)
-    with monkeypatch.context() as patch:
-        patch.setattr(TrainingStep, "_forward", record_views)
+    with patch.object(TrainingStep, "_forward", autospec=True, side_effect=forward) as passes:
         assert step.prepare().startswith("compiled in")
+    seen = [view for call in passes.call_args_list for view in call.args[1].views]
     assert len(seen) == 2 * 3
     assert all(view.std() == pytest.approx(1, abs=0.1) for view in seen)
     assert torch.equal(torch.get_rng_state(), generator)
@@ -104,18 +87,12 @@ def test_prepare_compiles_all_graphs_and_preserves_state(
     with torch._dynamo.config.patch(error_on_recompile=True):
         for i in range(2):
             step(rank_jobs.global_batch(), at=i)
-    images = torch.randn(3, 3, 16, 16)
-    one_batch, parts = (
-        concat_batches(
-            feature_batches(
-                step.method.backbone,
-                [EvalBatch(part, *torch.zeros(2, len(part)).long()) for part in size],
-                device=CPU.device,
-            )
-        )[0]
-        for size in ([images], [images[:1], images[1:]])
+    backbone, images = step.method.backbone.eval(), torch.randn(3, 3, 16, 16)
+    one_batch, *parts = (
+        frozen_output(backbone, part, dtype=torch.float32)
+        for part in (images, images[:1], images[1:])
     )
-    torch.testing.assert_close(one_batch, parts)
+    torch.testing.assert_close(one_batch, torch.cat(parts))
 
 
 def test_compiled_run_resumes_bit_for_bit_from_cache(small: TrainConfig, tmp_path: Path) -> None:
@@ -194,10 +171,11 @@ def _train_without_compiler(config: TrainConfig) -> None:
     from torch._inductor import config as inductor
 
     # inductor reads $CXX once, when Python imports it.
-    with NETWORKS["block"](), inductor.patch({"cpp.cxx": ("no-such-compiler",)}):
+    with short_resnet10(1), inductor.patch({"cpp.cxx": ("no-such-compiler",)}):
         train_run(config)
 
 
+@short_resnet10(1)
 def test_missing_compiler_falls_back_to_eager(
     small: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
