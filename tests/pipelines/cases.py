@@ -12,7 +12,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from fastsiam.config import AugmentConfig, DataConfig, Pipeline
+from fastsiam.config import AugmentConfig, DataConfig, ImagePipeline, Pipeline
 from fastsiam.pipelines import Store, build_eval_loader, build_loader, open_split, open_store
 from fastsiam.pipelines.store import BetonStore
 from fastsiam.train.image_list import names_of
@@ -20,17 +20,20 @@ from fastsiam.views.batch import Batch, EvalLoader, Loader
 from tests.conversions import run
 
 GRAPH, PAGES = "dali's graph for a GPU", "ffcv's page cache"
-REQUIRED_MARKS = {
+"""Variants of pipelines that a GPU or a setting enables."""
+_REQUIRED_MARKS = {
     name: [getattr(pytest.mark, name.split("'")[0])] for name in ("ffcv", "dali", GRAPH, PAGES)
 }
-PIPELINES = [pytest.param(name, marks=REQUIRED_MARKS.get(name, [])) for name in get_args(Pipeline)]
-WITH_IMAGES = [name for name in PIPELINES if name.values != ("synthetic",)]
-OPTIONAL = [name for name in WITH_IMAGES if name.values[0] in REQUIRED_MARKS]
-"""Pipelines that need an optional package."""
-THREADED = [name for name in WITH_IMAGES if name.values[0] in (*REQUIRED_MARKS, "native")]
-VARIANTS = [pytest.param(name, marks=REQUIRED_MARKS[name]) for name in (GRAPH, PAGES)]
-"""Variants of pipelines that a GPU or a setting enables."""
-READERS = [*WITH_IMAGES, *VARIANTS]
+
+
+def marked(*names: str) -> list[Any]:
+    """Return pipelines as a test's parameters, marked with the packages that they need."""
+    return [pytest.param(name, marks=_REQUIRED_MARKS.get(name, [])) for name in names]
+
+
+PIPELINES, WITH_IMAGES = marked(*get_args(Pipeline)), marked(*get_args(ImagePipeline))
+THREADED = marked("native", "ffcv", "dali")
+READERS = [*WITH_IMAGES, *marked(GRAPH, PAGES)]
 TOLERANCES = {GRAPH: 40}
 """Allowed difference from torchvision's views, in levels of 255. Others differ by rounding only."""
 SMALL = AugmentConfig.alike(crop=16)

@@ -16,7 +16,7 @@ from fastsiam.pipelines import memory_backend, open_store
 from fastsiam.pipelines.backends import BACKENDS, BASELINE, CEILING, Backend, readiness
 from fastsiam.pipelines.headers import Headers
 from fastsiam.pipelines.store.base import warn_once
-from tests.pipelines.cases import OPTIONAL, make_readable, open_loader
+from tests.pipelines.cases import make_readable, marked, open_loader
 from tests.pipelines.conftest import Loaders
 from tests.processes import python
 
@@ -97,7 +97,7 @@ def test_settings_without_effect_cause_warning(
     ]
 
 
-@pytest.mark.parametrize("name", OPTIONAL)
+@pytest.mark.parametrize("name", marked("ffcv", "dali"))
 def test_backend_import_error_suggests_pip_install(
     name: str, images: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,7 +23,7 @@ from fastsiam.pipelines.job import Images, Job, run_in_threads
 from fastsiam.views.batch import EvalBatch, EvalLoader
 from fastsiam.views.photometric.reference import normalize
 from tests.data_formats import write_converted, write_once
-from tests.pipelines.cases import REQUIRED_MARKS, central, levels
+from tests.pipelines.cases import central, levels, marked
 from tests.pipelines.dali_cases import KINDS
 from tests.sources import picture
 
@@ -177,7 +177,7 @@ def test_ranks_take_batches_in_turn(images: Path) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ["native", pytest.param("dali", marks=REQUIRED_MARKS["dali"])])
+@pytest.mark.parametrize("name", marked("native", "dali"))
 def test_central_crops_on_gpu_are_close_to_cpu(name: str, photographs: Path) -> None:
     """They equal the CPU's, except that nvJPEG rounds its transform and colours differently."""
     settings = {"resize": 256, "side": 224, "batch": 32}

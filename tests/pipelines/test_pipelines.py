@@ -36,13 +36,13 @@ from tests.pipelines.cases import (
     READERS,
     SMALL,
     TOLERANCES,
-    VARIANTS,
     assert_near,
     batches,
     central,
     equal,
     join_parts,
     make_readable,
+    marked,
     same,
 )
 from tests.pipelines.conftest import Loaders
@@ -135,7 +135,7 @@ def test_epoch_equals_torchvision(
         assert not torch.equal(a.index, b.index) and not torch.equal(a.view1, b.view1)
 
 
-@pytest.mark.parametrize("name", [*PIPELINES, VARIANTS[0]])
+@pytest.mark.parametrize("name", [*PIPELINES, *marked(GRAPH)])
 def test_batches_have_documented_shapes_and_dtypes(
     name: str, folder: Path, loaders: Loaders
 ) -> None:
@@ -164,7 +164,7 @@ def test_batches_have_documented_shapes_and_dtypes(
 @pytest.mark.parametrize(
     ("world", "skip", "workers", "left"), [(1, 2, 2, 0), (2, 1, 2, 2), (4, 0, 0, 1)]
 )
-@pytest.mark.parametrize("name", [*PIPELINES, *VARIANTS])
+@pytest.mark.parametrize("name", [*PIPELINES, *marked(GRAPH, PAGES)])
 def test_ranks_share_epoch_from_any_step(
     name: str,
     world: int,

@@ -25,11 +25,11 @@ from fastsiam.pipelines import Store
 from tests.conftest import write_images
 from tests.pipelines.cases import (
     GRAPH,
-    REQUIRED_MARKS,
     THREADED,
     central,
     first,
     make_readable,
+    marked,
     open_loader,
     same,
 )
@@ -122,9 +122,7 @@ def test_closed_loader_and_abandoned_evaluation_end_threads(
     assert have_ended(new_threads)
 
 
-@pytest.mark.parametrize(
-    "name", ["native", "torchvision", pytest.param("dali", marks=REQUIRED_MARKS["dali"])]
-)
+@pytest.mark.parametrize("name", marked("native", "torchvision", "dali"))
 def test_loader_can_be_closed_while_another_thread_waits_for_a_batch(
     name: str, images: Path, loaders: Loaders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -234,13 +232,7 @@ def test_program_exits_with_open_loaders(images: Path) -> None:
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(GRAPH, marks=REQUIRED_MARKS["dali"]),
-        pytest.param("ffcv", marks=REQUIRED_MARKS["ffcv"]),
-    ],
-)
+@pytest.mark.parametrize("name", marked(GRAPH, "ffcv"))
 def test_memory_does_not_grow(name: str, tmp_path: Path) -> None:
     """Over complete epochs and as many abandoned ones. DALI fails in each of them."""
     root = write_images(tmp_path / "train", each=16, side=160)

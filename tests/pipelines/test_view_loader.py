@@ -32,7 +32,6 @@ from fastsiam.pipelines import (
 from fastsiam.pipelines.engine import Engine
 from fastsiam.views.batch import Batch, Crops
 from tests.pipelines.cases import (
-    REQUIRED_MARKS,
     SMALL,
     WITH_IMAGES,
     batches,
@@ -163,7 +162,7 @@ def noise_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("native", 0),
         ("native", 1),
         ("memory", 1),
-        pytest.param("dali", 1, marks=REQUIRED_MARKS["dali"]),
+        pytest.param("dali", 1, marks=pytest.mark.dali),
     ],
 )
 def test_loader_works_in_forked_process(name: str, taken: int, noise_images: Path) -> None:

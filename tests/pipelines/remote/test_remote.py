@@ -18,7 +18,7 @@ from fastsiam.pipelines.remote import file, storage
 from tests.conversions import run
 from tests.data_formats import FORMS
 from tests.object_storage import BUCKET, read_all, reconnect, upload, web_server
-from tests.pipelines.cases import REQUIRED_MARKS, batches, central, same
+from tests.pipelines.cases import batches, central, marked, same
 from tests.sources import folder_members, parquet, put
 
 
@@ -64,9 +64,7 @@ def test_remote_data_equal_local_data(
         assert all(there.is_intact(i, there.read(i)) for i in range(len(there)))
 
 
-@pytest.mark.parametrize(
-    "name", ["torchvision", "native", pytest.param("dali", marks=REQUIRED_MARKS["dali"])]
-)
+@pytest.mark.parametrize("name", marked("torchvision", "native", "dali"))
 def test_remote_views_equal_local_views(name: str, data: str, shards: Path) -> None:
     """Two epochs, the first from its second step, and central crops."""
     epochs, crops = [], []
