@@ -35,13 +35,9 @@ class WorkerTuner:
         self.is_done = False
         """Whether the number of threads is final."""
 
-    def note_batch(self, now: float | None = None) -> None:
-        """Record that the loop asks for a batch, and update ``workers`` and ``is_done``.
-
-        Args:
-            now: time of a monotonic clock in seconds; the current time by default.
-        """
-        now = time.perf_counter() if now is None else now
+    def note_batch(self) -> None:
+        """Record that the loop asks for a batch, and update ``workers`` and ``is_done``."""
+        now = time.perf_counter()
         if self._last is not None:
             self._periods.append(now - self._last)
         self._last = now
