@@ -37,7 +37,6 @@ READERS = [*WITH_IMAGES, *marked(GRAPH, PAGES)]
 TOLERANCES = {GRAPH: 40}
 """Allowed difference from torchvision's views, in levels of 255. Others differ by rounding only."""
 SMALL = AugmentConfig.alike(crop=16)
-_DATA = {field.name for field in fields(DataConfig)}
 
 
 class ListStore(Store):
@@ -72,12 +71,16 @@ def make_readable(name: str, root: Path) -> Path:
     return out
 
 
-def make_data_config(name: str, root: Path | str, **settings: Any) -> DataConfig:
-    """Return the data config for a pipeline, or a variant of it, and a folder or address."""
+def take_data_config(name: str, root: Path | str, settings: dict[str, Any]) -> DataConfig:
+    """Return the config for a pipeline, or a variant of it, and a folder or address.
+
+    The fields of ``DataConfig`` are removed from ``settings``.
+    """
     pipeline: Any = {GRAPH: "dali", PAGES: "ffcv"}.get(name, name)
     address = str(root if isinstance(root, str) else make_readable(name, root))
     usual = {"workers": int(pipeline != "torchvision"), "os_cache": name != PAGES}
-    return DataConfig(data=address, pipeline=pipeline, **usual | settings)
+    given = {key.name: settings.pop(key.name) for key in fields(DataConfig) if key.name in settings}
+    return DataConfig(data=address, pipeline=pipeline, **usual | given)
 
 
 def open_loader(
@@ -86,20 +89,16 @@ def open_loader(
     *,
     batch: int = 8,
     augment: AugmentConfig = SMALL,
-    store: Store | None = None,
     **settings: Any,
 ) -> Loader:
     """Open a loader; ``settings`` are fields of ``DataConfig`` or arguments of ``build_loader``."""
-    data = make_data_config(
-        name, root, **{key: value for key, value in settings.items() if key in _DATA}
-    )
-    rest = {key: value for key, value in settings.items() if key not in _DATA}
+    data = take_data_config(name, root, settings)
     with pytest.MonkeyPatch.context() as patch:
         if name == GRAPH:  # on any device
             from fastsiam.pipelines import dali_backend
 
             patch.setattr(dali_backend, "DecodingLoader", dali_backend.GraphLoader)
-        return build_loader(data, augment, batch=batch, store=store, **rest)
+        return build_loader(data, augment, batch=batch, **settings)
 
 
 def central(
@@ -109,15 +108,12 @@ def central(
     resize: int = 20,
     side: int = 16,
     split: Any = "train",
+    batch: int = 8,
     **settings: Any,
 ) -> EvalLoader:
     """Open a loader of central crops; ``settings`` as in ``open_loader``."""
-    data = make_data_config(
-        name, root, **{key: value for key, value in settings.items() if key in _DATA}
-    )
-    rest = {key: value for key, value in settings.items() if key not in _DATA}
-    augment = AugmentConfig.alike(crop=side)
-    return build_eval_loader(data, split, augment, resize=resize, **{"batch": 8, **rest})
+    data, augment = take_data_config(name, root, settings), AugmentConfig.alike(crop=side)
+    return build_eval_loader(data, split, augment, resize=resize, batch=batch, **settings)
 
 
 def batches(

@@ -18,7 +18,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from fastsiam.config import AugmentConfig, DataConfig
+from fastsiam.config import AugmentConfig, DataConfig, Pipeline
 from fastsiam.pipelines import (
     ViewLoader,
     build_eval_loader,
@@ -35,7 +35,6 @@ from tests.pipelines.cases import (
     SMALL,
     WITH_IMAGES,
     batches,
-    make_data_config,
     open_loader,
     same,
 )
@@ -165,9 +164,10 @@ def noise_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.param("dali", 1, marks=pytest.mark.dali),
     ],
 )
-def test_loader_works_in_forked_process(name: str, taken: int, noise_images: Path) -> None:
+def test_loader_works_in_forked_process(name: Pipeline, taken: int, noise_images: Path) -> None:
     """The threads of the parent's loader do not exist in the child."""
-    with ViewLoader(make_data_config(name, noise_images, workers=2), SMALL, batch=2) as loader:
+    data = DataConfig(data=str(noise_images), pipeline=name, workers=2)
+    with ViewLoader(data, SMALL, batch=2) as loader:
         steps, passes = len(loader), [iter(loader)]
         assert len([*islice(passes[0], taken)]) == taken
         if not (child := os.fork()):
