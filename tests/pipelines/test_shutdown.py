@@ -21,7 +21,6 @@ from PIL import Image
 
 from fastsiam.config import AugmentConfig, Pipeline
 from fastsiam.errors import WorkerError
-from fastsiam.pipelines import Store
 from tests.conftest import write_images
 from tests.pipelines.cases import (
     GRAPH,
@@ -126,25 +125,33 @@ def test_closed_loader_and_abandoned_evaluation_end_threads(
 def test_loader_can_be_closed_while_another_thread_waits_for_a_batch(
     name: str, images: Path, loaders: Loaders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Store, "prefetch", lambda *_: time.sleep(0.2))  # called for each batch
+    """It waits for this batch, after which the iteration ends with an error."""
     loader = loaders(name, images / "train", batch=4, workers=1)
-    has_batch, errors = threading.Event(), list[BaseException]()
+    views, is_waiting, go_on = loader._views, threading.Event(), threading.Event()
+    outcomes: list[Any] = []
+
+    def slow_views(*arguments: Any) -> Iterator[Any]:
+        for batch in views(*arguments):
+            is_waiting.set()
+            go_on.wait(60)
+            yield batch
 
     def iterate() -> None:
         try:
-            for epoch in range(100):
-                for _ in loader.epoch(epoch):
-                    has_batch.set()
-        except BaseException as error:
-            errors.append(error)
+            for batch in loader.epoch(0):
+                outcomes.append(batch)
+        except RuntimeError as error:
+            outcomes.append(str(error))
 
+    monkeypatch.setattr(loader, "_views", slow_views)
     thread = threading.Thread(target=iterate, daemon=True)
     thread.start()
-    assert has_batch.wait(60)
-    time.sleep(0.1)
+    assert is_waiting.wait(60)
+    threading.Timer(0.1, go_on.set).start()
     loader.close()
+    assert go_on.is_set()
     thread.join(60)
-    assert [str(error) for error in errors] == ["this loader is closed"]
+    assert len(outcomes) == 2 and outcomes[1] == "this loader is closed"
 
 
 def test_loader_is_usable_after_keyboard_interrupt(

@@ -6,7 +6,6 @@ import logging
 import os
 import pickle
 import signal
-import threading
 from contextlib import closing
 from itertools import islice
 from pathlib import Path
@@ -72,6 +71,16 @@ def test_each_iteration_is_next_epoch(root: Path) -> None:
         next(iter(loader))  # an iteration that is abandoned counts
         assert same(list(loader), load_epoch(root, 2))
         loader.set_epoch(1)
+        assert same(list(loader), load_epoch(root, 1))
+
+
+def test_closed_loader_ends_iteration_and_reopens(root: Path) -> None:
+    with make_loader(root) as loader:
+        iteration = iter(loader)
+        next(iteration)
+        loader.close()
+        with pytest.raises(RuntimeError, match="this loader is closed"):
+            next(iteration)
         assert same(list(loader), load_epoch(root, 1))
 
 
@@ -290,49 +299,6 @@ def test_state_is_plain_values(root: Path, tmp_path: Path) -> None:
             assert next(few.epoch(0)).index.max() < 9
     with pytest.raises(ValueError, match="chosen must be ascending positions"):
         build_loader(root, SMALL, batch=BATCH, chosen=np.arange(9.0))  # type: ignore[arg-type]
-
-
-def test_loader_closed_during_iteration_by_other_thread_reopens(root: Path) -> None:
-    ready, go_on, closed = threading.Event(), threading.Event(), threading.Event()
-    errors: list[Exception] = []
-
-    loader = ViewLoader(DataConfig(data=str(root), pipeline="native"), SMALL, batch=BATCH)
-    next(iter(loader))
-    inner: Any = loader._loader
-    prefetch = inner._views
-
-    def slow_views(*arguments: Any) -> Any:
-        ready.set()
-        go_on.wait(60)
-        yield from prefetch(*arguments)
-
-    inner._views = slow_views
-
-    def consume() -> None:
-        batches = iter(loader)
-        next(batches)
-        closed.wait(60)
-        try:
-            next(batches)
-        except Exception as error:
-            errors.append(error)
-
-    def close() -> None:
-        loader.close()
-        closed.set()
-
-    threads = [threading.Thread(target=one) for one in (consume, close)]
-    threads[0].start()
-    assert ready.wait(60)
-    threads[1].start()
-    assert not closed.wait(0.1)  # it waits for the batch
-    go_on.set()
-    for thread in threads:
-        thread.join(60)
-    assert [str(error) for error in errors] == ["this loader is closed"]
-    loader.set_epoch(0)
-    assert same(list(loader), load_epoch(root, 0))
-    loader.close()
 
 
 def test_default_dtype_and_device_of_torch_do_not_matter(root: Path) -> None:
