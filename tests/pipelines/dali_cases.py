@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -89,3 +90,12 @@ KINDS: dict[str, Callable[[int], bytes]] = {
     "GIF": lambda i: encoded(draw_noisy_picture(i, 90, 60), "GIF"),
     "WebP": lambda i: encoded(draw_noisy_picture(i, 90, 60), "WEBP"),
 }
+
+
+def write_kinds(folder: Path, *, each: int) -> Path:
+    """Write images of every kind in one folder, in the order of ``KINDS``."""
+    folder.mkdir(exist_ok=True)
+    for kind, make in enumerate(KINDS.values()):
+        for number in range(each):
+            (folder / f"{each * kind + number:03}.jpg").write_bytes(make(number))
+    return folder

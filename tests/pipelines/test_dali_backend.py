@@ -14,7 +14,7 @@ from fastsiam.errors import DataError
 from fastsiam.pipelines import Order, open_store
 from tests.pipelines.cases import GRAPH, batches, change_image, same
 from tests.pipelines.conftest import Loaders
-from tests.pipelines.dali_cases import KINDS, gaps, pil_crops
+from tests.pipelines.dali_cases import KINDS, gaps, pil_crops, write_kinds
 from tests.processes import Forked
 from tests.sources import encoded
 from tests.views.cases import UNEQUAL
@@ -65,23 +65,22 @@ def test_images_dali_rejects_are_decoded_by_pil(
 @pytest.mark.usefixtures("trusting")
 def test_images_dali_and_pil_reject_are_named_in_error(images: Path, loaders: Loaders) -> None:
     """The error names the image and is distinguished from other DALI errors."""
-    root, originals = images / "train", list[bytes]()
-    loader = loaders(GRAPH, root, batch=4, prefetch=3)
+    path = images / "train" / "class1" / "003.jpg"
+    loader, original = loaders(GRAPH, images / "train", batch=4, prefetch=3), path.read_bytes()
     expected = list(loader.epoch(0))
-    change_image(GRAPH, root, 11, lambda data: originals.append(data) or data)  # type: ignore[func-returns-value]
     broken = next(step for step, batch in enumerate(expected) if 11 in batch.index)
     for damaged in (
-        originals[0][:-20],
-        originals[0][:200],
+        original[:-20],
+        original[:200],
         np.random.default_rng(0).bytes(500),
         b"",
-        originals[0].replace(b"\xff\xc0", b"\xff\xc7", 1),  # lossless
+        original.replace(b"\xff\xc0", b"\xff\xc7", 1),  # lossless
     ):
-        change_image(GRAPH, root, 11, lambda _, data=damaged: data)  # type: ignore[misc]
+        path.write_bytes(damaged)
         with pytest.raises(DataError, match=r"cannot decode .*class1/003\.jpg"):
             list(loader.epoch(0))
         next(loader.epoch(0, skip=broken - 1))  # abandoned with the broken one in flight
-        change_image(GRAPH, root, 11, lambda _: originals[0])
+        path.write_bytes(original)
         assert same(list(loader.epoch(0)), expected)
 
 
@@ -122,10 +121,7 @@ def test_views_of_different_sizes_are_close_to_pil(real_images: Path, loaders: L
 
 def test_crops_of_every_image_kind_are_close_to_pil(tmp_path: Path, loaders: Loaders) -> None:
     """In every format, within one level except at the edges, so the decoding is exact."""
-    for number, make in enumerate(KINDS.values()):
-        for i in range(8):
-            (tmp_path / f"{8 * number + i:03d}.jpg").write_bytes(make(i))
-    store, images = open_store(tmp_path, "train"), 8 * len(KINDS)
+    store, images = open_store(write_kinds(tmp_path, each=8), "train"), 8 * len(KINDS)
     loader = loaders(GRAPH, tmp_path, augment=AugmentConfig.alike(crop=48))
     order = Order(images=images, batch=8, seed=0)
     indices = [order.indices(epoch, step) for epoch in range(3) for step in range(order.steps)]

@@ -12,23 +12,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
-from PIL import Image
+from hypothesis.extra.numpy import arrays
 
 from fastsiam.errors import BackendError, ImageError
 from fastsiam.pipelines import headers
-from fastsiam.pipelines.cuts import Cuts
+from fastsiam.pipelines.cuts import Cuts, cut_centres
 from fastsiam.pipelines.engine import Engine, prefetch_remote
-from tests.conftest import write_images
-from tests.pipelines.cases import (
-    ListStore,
-    batches,
-    open_loader,
-    same,
-)
+from tests.pipelines.cases import ListStore, batches, open_loader, same
 from tests.pipelines.conftest import Loaders
-from tests.pipelines.dali_cases import pil_crops
-from tests.sources import encoded, jpeg, picture, rotated_jpeg
+from tests.pipelines.dali_cases import pil_crops, write_kinds
+from tests.sources import encoded, jpeg, picture
 
 KINDS: tuple[tuple[str, str, dict[str, object]], ...] = (
     ("RGB", "JPEG", {"subsampling": "4:2:0"}),
@@ -42,13 +35,6 @@ KINDS: tuple[tuple[str, str, dict[str, object]], ...] = (
     ("LA", "PNG", {}),
     ("RGB", "WEBP", {"lossless": True}),
 )
-
-
-def resize_cuts(sizes: NDArray[np.int64], side: int) -> Cuts:
-    """Return cuts that resize each entire image to a square."""
-    box = np.concatenate([np.zeros_like(sizes), sizes], axis=1).astype(np.int32)[None]
-    resized = np.full((1, len(sizes), 2), side, np.int32)
-    return Cuts(box, np.zeros((1, len(sizes)), np.bool_), resized, np.zeros_like(resized))
 
 
 @st.composite
@@ -71,10 +57,7 @@ def cut_batches(draw: st.DrawFn) -> tuple[ListStore, dict[int, Cuts], int]:
                     begin = draw(st.integers(0, size[axis] - 1))
                     boxes[view, row, axis] = begin
                     boxes[view, row, 2 + axis] = draw(st.integers(1, size[axis] - begin))
-        flips = draw(
-            st.lists(st.booleans(), min_size=views * len(images), max_size=views * len(images))
-        )
-        flip = np.array(flips).reshape(views, len(images))
+        flip = draw(arrays(np.bool_, (views, len(images))))
         resized = np.full((views, len(images), 2), side, np.int32)
         cuts[side] = Cuts(boxes, flip, resized, np.zeros_like(resized))
     return ListStore(images), cuts, draw(st.integers(1, 3))
@@ -102,17 +85,11 @@ def test_crops_equal_pillow(batch: tuple[ListStore, dict[int, Cuts], int]) -> No
 
 @pytest.fixture(scope="module")
 def mixed_formats(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in which some images need Pillow: PNG, CMYK, 16 bits and EXIF-rotated."""
-    root = write_images(tmp_path_factory.mktemp("odd") / "images")
-    (root / "class0" / "png.png").write_bytes(encoded(picture(1), "PNG"))
-    (root / "class1" / "cmyk.jpg").write_bytes(encoded(picture(2).convert("CMYK")))
-    deep = Image.fromarray(np.arange(30 * 40, dtype=np.uint16).reshape(30, 40) * 50)
-    (root / "class1" / "deep.png").write_bytes(encoded(deep, "PNG"))
-    (root / "class2" / "turned.jpg").write_bytes(rotated_jpeg(3))
-    return root
+    """Images of every kind, some of which need Pillow."""
+    return write_kinds(tmp_path_factory.mktemp("odd"), each=2)
 
 
-def test_image_that_changes_size_is_rejected(tmp_path: Path) -> None:
+def test_image_that_changes_size_is_rejected() -> None:
     store = ListStore([jpeg(0), encoded(picture(1), "PNG")])
     engine = Engine(store, workers=1)
     engine.read(np.arange(2))
@@ -124,7 +101,7 @@ def test_image_that_changes_size_is_rejected(tmp_path: Path) -> None:
         crops = (torch.empty((1, 2, 8, 8, 3), dtype=torch.uint8),)
         message = r"it has 41 x 30 pixels, but its header said 40 x 30: .* was replaced"
         with pytest.raises(ImageError, match=message):
-            cuts = [resize_cuts(batch.size, 8)]
+            cuts = [cut_centres(batch.size, resize=8, side=8)]
             engine.submit(np.arange(2), batch, cuts, crops=crops).result()
         store.images = before
     engine.close()
@@ -163,7 +140,8 @@ def test_cancelled_batch_stops_writing_crops() -> None:
     for _ in range(3):
         batch = engine.read(index)
         crops = (torch.zeros((1, len(index), 64, 64, 3), dtype=torch.uint8),)
-        pending = engine.submit(index, batch, [resize_cuts(batch.size, 64)], crops=crops)
+        cuts = [cut_centres(batch.size, resize=64, side=64)]
+        pending = engine.submit(index, batch, cuts, crops=crops)
         pending.cancel()
         snapshot = crops[0].clone()
         with ThreadPoolExecutor(1) as other:
@@ -188,7 +166,6 @@ def test_missing_kernels_are_reported_on_open(
     mixed_formats: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not at the first batch, when the run has started."""
-
     monkeypatch.setattr(headers, "decoder", Mock(side_effect=BackendError("no compiler")))
     with pytest.raises(BackendError, match="no compiler"):
         open_loader("native", mixed_formats)

@@ -24,7 +24,7 @@ from fastsiam.views.batch import EvalBatch, EvalLoader
 from fastsiam.views.photometric.reference import normalize
 from tests.data_formats import write_converted, write_once
 from tests.pipelines.cases import central, levels, marked
-from tests.pipelines.dali_cases import KINDS
+from tests.pipelines.dali_cases import write_kinds
 from tests.sources import picture
 
 
@@ -69,10 +69,7 @@ def test_central_crops_equal_pil_for_any_size() -> None:
 @pytest.fixture(scope="module")
 def unusual_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Images of every kind, some much longer than the crop, and one of exactly its size."""
-    folder = tmp_path_factory.mktemp("odd") / "images"
-    folder.mkdir()
-    for number, make in enumerate(KINDS.values()):
-        (folder / f"{number:02}.jpg").write_bytes(make(number))
+    folder = write_kinds(tmp_path_factory.mktemp("odd") / "images", each=1)
     for width, height in ((500, 3), (3, 500), (16, 16)):
         picture(width, width=width, height=height).save(folder / f"{width}-{height}.jpg")
     return folder
