@@ -13,8 +13,9 @@ from fastsiam.config import DataConfig, Pipeline
 from fastsiam.config.data import ImagePipeline
 from fastsiam.errors import BackendError, DataError
 from fastsiam.pipelines import memory_backend, open_store
-from fastsiam.pipelines.backends import BACKENDS, BASELINE, CEILING, Backend, readiness
+from fastsiam.pipelines.backends import BACKENDS, BASELINE, CEILING, readiness
 from fastsiam.pipelines.headers import Headers
+from fastsiam.pipelines.store import MixedStore
 from fastsiam.pipelines.store.base import warn_once
 from tests.pipelines.cases import make_readable, marked, open_loader
 from tests.pipelines.conftest import Loaders
@@ -33,12 +34,8 @@ def test_every_pipeline_is_listed_and_ready() -> None:
     assert tuple(lines) == get_args(Pipeline)
     for line in lines.values():
         assert line.startswith("ready: ") and "{" not in line and "\n" not in line
-    broken = replace(BACKENDS["dali"], loader="no_such_module.Loader", package="sys")
-    line = broken.problem()
-    assert line.startswith("the dali pipeline cannot be loaded (")
-    assert "no_such_module" in line and "pip install 'fastsiam[dali]'" in line
-    missing = Backend(name="dali", loader="order.Order", about="", package="no_such.package")
-    assert broken.installed and not missing.installed
+    for package, installed in (("sys", True), ("no_such.package", False)):
+        assert replace(BACKENDS["dali"], package=package).installed == installed
 
 
 def test_backend_table_imports_neither_torch_nor_backends() -> None:
@@ -53,14 +50,19 @@ def test_backend_table_imports_neither_torch_nor_backends() -> None:
 
 @pytest.mark.ffcv
 def test_only_ffcv_requires_beton(images: Path) -> None:
+    """It suggests a conversion, except for mixtures."""
     folder = open_store(images / "train", "train")
     converted = open_store(make_readable("ffcv", images / "train"), "train")
+    mixed = MixedStore([folder, converted])
     for backend in BACKENDS.values():
         assert backend.reads(converted)
         assert backend.reads(folder) == (not backend.needs_beton)
         if backend.needs_beton:
-            with pytest.raises(DataError, match=f"--pipeline {backend.name} reads one .beton"):
+            message = rf"--pipeline {backend.name} reads one \.beton .* choose --pipeline native"
+            with pytest.raises(DataError, match=f"{message}, or create one with"):
                 backend.check(folder)
+            with pytest.raises(DataError, match=f"{message}$"):
+                backend.check(mixed)
     assert [name for name, backend in BACKENDS.items() if backend.needs_beton] == ["ffcv"]
 
 
@@ -84,16 +86,19 @@ def test_memory_rejects_wrong_sizes_and_too_many_images(
 
 
 def test_settings_without_effect_cause_warning(
-    images: Path, loaders: Loaders, caplog: pytest.LogCaptureFixture
+    images: Path, tmp_path: Path, loaders: Loaders, caplog: pytest.LogCaptureFixture
 ) -> None:
     warn_once.cache_clear()
     for name in ("torchvision", "native"):
         loaders(name, images / "train", workers="auto", prefetch=3)
     loaders("synthetic", images / "train", cache="folder")
+    loaders("native", images / "train", cache=str(tmp_path / "cache"))
+    assert not (tmp_path / "cache").exists()
     assert caplog.messages == [
         "--workers auto has no effect with --pipeline torchvision",
         "--prefetch has no effect with --pipeline torchvision",
         "--cache has no effect with --pipeline synthetic",
+        f"--cache has no effect on {images / 'train'}, which is on this machine",
     ]
 
 
@@ -103,6 +108,7 @@ def test_backend_import_error_suggests_pip_install(
 ) -> None:
     root = make_readable(name, images / "train")
     monkeypatch.setitem(sys.modules, f"fastsiam.pipelines.{name}_backend", None)
-    with pytest.raises(BackendError, match=rf"pip install 'fastsiam\[{name}\]'") as caught:
+    message = rf"the {name} pipeline cannot be loaded \(.*{name}_backend.*\); install it with: pip "
+    with pytest.raises(BackendError, match=message) as caught:
         open_loader(name, root)
-    assert "\n" not in str(caught.value)
+    assert f"pip install 'fastsiam[{name}]'" in str(caught.value) and "\n" not in str(caught.value)

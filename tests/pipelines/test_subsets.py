@@ -39,14 +39,6 @@ def test_subset_has_same_share_of_every_class() -> None:
             choose(LABELS, percent=wrong, seed=0)
 
 
-def test_cache_for_local_data_causes_warning(
-    images: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    open_split(DataConfig(data=str(images), cache=str(tmp_path / "cache")), "train")
-    assert caplog.messages == [f"--cache has no effect on {images}, which is on this machine"]
-    assert not (tmp_path / "cache").exists()
-
-
 def test_sample_keeps_class_proportions() -> None:
     positions = sample(LABELS, size=300, seed=0)
     assert len(np.unique(positions)) == 300 and (np.diff(positions) > 0).all()
