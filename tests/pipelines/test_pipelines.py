@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import pickle
 from collections.abc import Callable
+from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -57,16 +58,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def batches_of(folder: Path) -> Callable[..., list[Batch]]:
     """A cached function that returns a pipeline's batches of an epoch on a single rank."""
-    cache: dict[Any, list[Batch]] = {}
 
+    @cache
     def of(name: str, epoch: int = 1, **settings: Any) -> list[Batch]:
-        key = (name, epoch, *sorted((key, str(value)) for key, value in settings.items()))
-        if key not in cache:
-            if "select_images" in settings:
-                store = open_store(make_readable(name, folder), "train")
-                settings = {"store": select_images(store, settings["select_images"])}
-            cache[key] = batches(name, folder, epoch, **settings)
-        return cache[key]
+        if "select_images" in settings:
+            store = open_store(make_readable(name, folder), "train")
+            settings = {"store": select_images(store, np.array(settings["select_images"]))}
+        return batches(name, folder, epoch, **settings)
 
     return of
 
@@ -82,8 +80,8 @@ def compute_digests(store: Store, epoch: int, augment: AugmentConfig) -> list[in
     return batch_digests
 
 
-SUBSET = np.array([0, 3, 4, 9, 11, 12, 17, 20, 22, 23])
-SELECTED = np.where(np.arange(24) == 9, 10, np.arange(24))
+SUBSET = (0, 3, 4, 9, 11, 12, 17, 20, 22, 23)
+SELECTED = (*range(9), 10, *range(10, 24))
 """Positions of a data set in which image 10 replaces image 9."""
 SETTINGS: tuple[dict[str, Any], ...] = (
     {},
@@ -101,14 +99,14 @@ def test_epoch_equals_torchvision(
     """Each image once, with its label, name, draws and two different views; also in subsets."""
     whole_store = open_store(folder, "train")
     for epoch, settings in product((0, 1), SETTINGS):
-        store = select_images(whole_store, settings.get("select_images", np.arange(24)))
+        store = select_images(whole_store, np.array(settings.get("select_images", range(24))))
         loaded = batches_of(name, epoch, **settings)
         near = 255 if name == GRAPH and "augment" in settings else TOLERANCES.get(name, 1e-3)
         assert_near(
             loaded, batches_of("torchvision", epoch, **settings), near
         )  # solarising amplifies gaps
         index = torch.cat([batch.index for batch in loaded]).tolist()
-        chosen = settings.get("chosen", np.arange(24)).tolist()
+        chosen = settings.get("chosen", range(24))
         assert len({*index}) == len(index) == len(chosen) // 4 * 4 and {*index} <= {*chosen}
         for place, batch in enumerate(loaded):
             indices = batch.index.numpy()
