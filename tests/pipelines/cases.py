@@ -34,8 +34,6 @@ def marked(*names: str) -> list[Any]:
 PIPELINES, WITH_IMAGES = marked(*get_args(Pipeline)), marked(*get_args(ImagePipeline))
 THREADED = marked("native", "ffcv", "dali")
 READERS = [*WITH_IMAGES, *marked(GRAPH, PAGES)]
-TOLERANCES = {GRAPH: 40}
-"""Allowed difference from torchvision's views, in levels of 255. Others differ by rounding only."""
 SMALL = AugmentConfig.alike(crop=16)
 
 

@@ -36,7 +36,6 @@ from tests.pipelines.cases import (
     PIPELINES,
     READERS,
     SMALL,
-    TOLERANCES,
     assert_near,
     batches,
     central,
@@ -101,10 +100,10 @@ def test_epoch_equals_torchvision(
     for epoch, settings in product((0, 1), SETTINGS):
         store = select_images(whole_store, np.array(settings.get("select_images", range(24))))
         loaded = batches_of(name, epoch, **settings)
-        near = 255 if name == GRAPH and "augment" in settings else TOLERANCES.get(name, 1e-3)
-        assert_near(
-            loaded, batches_of("torchvision", epoch, **settings), near
-        )  # solarising amplifies gaps
+        near = 1e-3  # for the rounding of float32
+        if name == GRAPH:
+            near = 255 if "augment" in settings else 40  # solarising amplifies differences
+        assert_near(loaded, batches_of("torchvision", epoch, **settings), near)
         index = torch.cat([batch.index for batch in loaded]).tolist()
         chosen = settings.get("chosen", range(24))
         assert len({*index}) == len(index) == len(chosen) // 4 * 4 and {*index} <= {*chosen}
