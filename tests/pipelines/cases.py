@@ -140,17 +140,22 @@ def first(loader: Loader, epoch: int = 0) -> Batch:
         loader.close()
 
 
-def change_image(name: str, root: Path, index: int, change: Callable[[bytes], bytes]) -> None:
-    """Change an image's bytes where a pipeline reads them. A .beton record keeps its size."""
+def change_image(name: str, root: Path, index: int, change: Callable[[bytes], bytes]) -> bytes:
+    """Change an image's bytes where a pipeline reads them; return the original bytes.
+
+    A .beton record keeps its size.
+    """
     store = open_store(make_readable(name, root), "train")
-    content = change(bytes(store.read(index)))
+    original = bytes(store.read(index))
+    content = change(original)
     if not isinstance(store, BetonStore):
         (root / store.name(index)).write_bytes(content)
-        return
+        return original
     size = int(store.size[index])
     with (make_readable(name, root) / "train.beton").open("r+b") as beton:
         beton.seek(int(store.start[index]))
         beton.write(content[:size].ljust(size, b"\0"))
+    return original
 
 
 def split_names(root: Path, holdout: str = "10%") -> tuple[list[str], list[str]]:
