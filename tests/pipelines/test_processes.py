@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from unittest.mock import Mock
 
+import psutil
 import pytest
 
 from fastsiam.errors import Interrupted, WorkerError
@@ -21,17 +22,12 @@ from tests.conftest import ROOT
 from tests.processes import Forked, wait_until
 
 
-def _twice(number: int) -> int:
-    return 2 * number
-
-
 def test_signal_during_worker_start_kills_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     """It ends the command without an error of the pool, and workers are killed."""
-
     before = multiprocessing.active_children()
     start = Mock(side_effect=Interrupted("stopped", signal.SIGINT))
     monkeypatch.setattr("concurrent.futures.process._ExecutorManagerThread.start", start)
-    with pytest.raises(Interrupted), process_pool(2, _twice) as run:
+    with pytest.raises(Interrupted), process_pool(2, abs) as run:
         list(run([1]))
     for worker in set(multiprocessing.active_children()) - set(before):
         worker.join(30)
@@ -56,36 +52,24 @@ def test_workers_exit_with_parent(tmp_path: Path) -> None:
         processes.append((Forked(_run_two_workers, str(folder), forks), number))
     for process, _ in processes:
         wait_until(process, lambda: len(list(tmp_path.glob("*/*.worker"))) == 2 * len(processes))
+    workers = [psutil.Process(int(path.stem)) for path in tmp_path.glob("*/*.worker")]
     for process, number in processes:
         process.send(number)
-    limit = time.monotonic() + 60
-    for worker in tmp_path.glob("*/*.worker"):
-        while Path(f"/proc/{worker.stem}").exists():
-            assert time.monotonic() < limit
-            time.sleep(0.01)
-
-
-def _signal_self(number: int) -> int:
-    os.kill(os.getpid(), number)
-    return number
+    assert not psutil.wait_procs(workers, timeout=60)[1]
 
 
 @pytest.mark.parametrize("forks", [True, False])
 def test_workers_ignore_signals_meant_for_parent(forks: bool) -> None:
     """A terminal sends SIGINT and SIGHUP to all processes of a command; SLURM sends SIGUSR1."""
     numbers = [signal.SIGINT, signal.SIGHUP, signal.SIGUSR1]
-    with process_pool(1, _signal_self, forks=forks) as run:
-        assert list(run(numbers)) == numbers
-
-
-def _kill_self(number: int) -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
+    with process_pool(1, signal.raise_signal, forks=forks) as run:
+        assert list(run(numbers)) == [None, None, None]
 
 
 def test_killed_worker_raises_error_with_advice() -> None:
     error = pytest.raises(WorkerError, match=r"a worker process died .*: lower --workers, or give")
-    with error, process_pool(2, _kill_self) as run:
-        list(run(range(5)))
+    with error, process_pool(2, signal.raise_signal) as run:
+        list(run([signal.SIGKILL] * 5))
 
 
 def test_fork_server_ignores_sigint_during_import(tmp_path: Path) -> None:
