@@ -36,18 +36,18 @@ def explain_choice(
 
 
 def test_memory_is_chosen_if_images_and_model_fit(images: Path) -> None:
-    size = 24 * IMAGE_BYTES
     message = "pipeline memory: 24 images take 41 kB of 87 kB on the CPU"
     assert explain_choice(images, free=130_000) == message
+    size = 24 * IMAGE_BYTES
     least = size * 1.2 / 0.8  # loading may take four fifths of free memory
-    assert explain_choice(images, free=least + 1).startswith("pipeline memory: ")
-    assert "pipeline memory" not in explain_choice(images, free=least - 1)
-    assert explain_choice(images, free=130_000, model=0.9 * 130_000 - size).startswith(
-        "pipeline memory"
-    )
-    assert "pipeline memory" not in explain_choice(
-        images, free=130_000, model=0.9 * 130_000 - size + 1
-    )
+    largest = 0.9 * 130_000 - size
+    for free, model, name in (
+        (least + 1, 0, "memory"),
+        (least - 1, 0, "native"),
+        (130_000, largest, "memory"),
+        (130_000, largest + 1, "native"),
+    ):
+        assert explain_choice(images, free=free, model=model).startswith(f"pipeline {name}: ")
 
 
 TOO_LARGE = (
