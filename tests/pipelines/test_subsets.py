@@ -57,34 +57,30 @@ def read_names(folder: Path, *lines: str) -> list[int]:
     return list(read_list(open_store(folder / "images", "train"), path))
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """Three classes of 8 images. Two of the classes have one image with a unique name."""
-    write_images(tmp_path / "images")
+def test_subset_is_read_from_list_of_names(tmp_path: Path) -> None:
+    """Full names, file names, blank lines, Windows line endings and a duplicate.
+
+    Two of the three classes have one image with a unique file name.
+    """
+    images = write_images(tmp_path / "images")
     for kind, name in (("class0", "n01_5.JPEG"), ("class2", "n02_5.JPEG")):
-        path = tmp_path / "images" / kind / "003.jpg"
-        path.rename(path.with_name(name))
-    return tmp_path
-
-
-def test_subset_is_read_from_list_of_names(folder: Path) -> None:
-    """Full names, file names, blank lines, Windows line endings and a duplicate."""
-    store = open_store(folder / "images", "train")
+        (images / kind / "003.jpg").rename(images / kind / name)
+    store = open_store(images, "train")
     lines = ["n02_5.JPEG", "", "class1/002.jpg\r", "  class0/n01_5.JPEG ", "n01_5.JPEG", ""]
-    names = [store.name(i) for i in read_names(folder, *lines)]
+    names = [store.name(i) for i in read_names(tmp_path, *lines)]
     assert names == ["class0/n01_5.JPEG", "class1/002.jpg", "class2/n02_5.JPEG"]
-    (folder / "images/class1/000.jpg").rename(folder / "images/class1/a\u2028b.jpg")
-    assert len(read_names(folder, "a\u2028b.jpg")) == 1  # Python's splitlines splits here
+    (images / "class1/000.jpg").rename(images / "class1/a\u2028b.jpg")
+    assert len(read_names(tmp_path, "a\u2028b.jpg")) == 1  # Python's splitlines splits here
     missing = r"^4 of the 5 images listed in .*list\.txt are missing from .*: a, b, c, \.\.\.$"
     with pytest.raises(DataError, match=missing):
-        read_names(folder, "a", "b", "n01_5.JPEG", "c", "class1/n01_5.JPEG")
+        read_names(tmp_path, "a", "b", "n01_5.JPEG", "c", "class1/n01_5.JPEG")
     with pytest.raises(DataError, match=r"^1 of the 2 .* are ambiguous in .*: 002\.jpg$"):
-        read_names(folder, "002.jpg", "n01_5.JPEG")
-    table = folder / "images.csv"
+        read_names(tmp_path, "002.jpg", "n01_5.JPEG")
+    table = tmp_path / "images.csv"
     table.write_text("path" + "\nimages/class0/n01_5.JPEG" * 2)
-    (folder / "list.txt").write_text("\ufeffimages/class0/n01_5.JPEG", encoding="utf-8")
+    (tmp_path / "list.txt").write_text("\ufeffimages/class0/n01_5.JPEG", encoding="utf-8")
     with pytest.raises(DataError, match=r"are ambiguous in .*: images/class0/n01_5\.JPEG"):
-        read_list(open_store(table, "train"), folder / "list.txt")
+        read_list(open_store(table, "train"), tmp_path / "list.txt")
 
 
 # A hold-out is a share of each class, selected by image name, so every command selects the same.
