@@ -178,8 +178,9 @@ def test_too_many_bad_images_raise_error(folder: Path, caplog: pytest.LogCapture
         list(central("torchvision", folder, bad_images="replace"))
 
 
-def test_ranks_share_bad_images() -> None:
+def test_ranks_share_and_keep_bad_images(tmp_path: Path) -> None:
     """If two ranks find the same image, the find at the earlier step counts."""
+    assert read_bad_images(tmp_path) == []
     files_by_rank: list[list[bytes]] = [[], []]
     texts: list[str] = []
 
@@ -188,15 +189,18 @@ def test_ranks_share_bad_images() -> None:
         return [text]
 
     ranks = [BadImages(1000, exchange=collect, keep=files.append) for files in files_by_rank]
-    ranks[0].note(ImageError("m", index=7, name="a", reason="b"), epoch=1, step=13)
-    ranks[1].note(ImageError("m", index=7, name="a", reason="b"), epoch=0, step=4)
+    ranks[0].note(ImageError("m", index=7, name="a\udcff", reason="b"), epoch=1, step=13)
+    ranks[1].note(ImageError("m", index=7, name="a\udcff", reason="b"), epoch=0, step=4)
     ranks[1].note(ImageError("m", index=5, name="c", reason="d"), epoch=0, step=9)
     for rank in ranks:
         rank.share()
-    together = [BadImages(1000, rank.list(), exchange=lambda _: texts) for rank in ranks]
+    keep: Any = (tmp_path / FILE).write_bytes
+    together = [BadImages(1000, rank.list(), exchange=lambda _: texts, keep=keep) for rank in ranks]
+    expected = [BadImage(4, 7, "a\udcff", "b", 0), BadImage(9, 5, "c", "d", 0)]
     for rank in together:
         rank.share()
-        assert rank.list() == [BadImage(4, 7, "a", "b", 0), BadImage(9, 5, "c", "d", 0)]
+        assert rank.list() == expected
+    assert read_bad_images(tmp_path) == expected
     assert [len(files) for files in files_by_rank] == [1, 1]
 
 
@@ -207,14 +211,6 @@ def test_list_of_rank_is_kept_if_ranks_have_too_many_bad_images() -> None:
     with pytest.raises(DataError, match="9 of 72 images cannot be decoded"):
         bad.share()
     assert files == [format_list(found[:1]).encode()]
-
-
-def test_bad_image_list_round_trip(tmp_path: Path) -> None:
-    assert read_bad_images(tmp_path) == []
-    bad = BadImages(1000, keep=(tmp_path / FILE).write_bytes)  # type: ignore[arg-type]
-    bad.note(ImageError("m", index=7, name="a\udcff", reason="b"), epoch=1, step=13)
-    bad.share()
-    assert read_bad_images(tmp_path) == bad.list()
 
 
 def test_central_crops_skip_bad_images(folder: Path) -> None:
