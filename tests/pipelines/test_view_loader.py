@@ -10,12 +10,11 @@ from contextlib import closing
 from itertools import islice
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock, create_autospec
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
-from torch import Tensor
 
 from fastsiam.config import AugmentConfig, DataConfig, Pipeline
 from fastsiam.pipelines import (
@@ -30,6 +29,7 @@ from fastsiam.pipelines import (
 )
 from fastsiam.pipelines.engine import Engine
 from fastsiam.views.batch import Batch, Crops
+from tests.conftest import write_images
 from tests.pipelines.cases import (
     SMALL,
     WITH_IMAGES,
@@ -155,13 +155,9 @@ def test_state_of_different_loader_is_rejected(root: Path, images: Path) -> None
 
 
 @pytest.fixture(scope="module")
-def noise_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Twelve noise images, which are slow to decode."""
-    root = tmp_path_factory.mktemp("large")
-    noise = Image.effect_noise((1000, 1000), 100).convert("RGB")
-    for number in range(12):
-        noise.save(root / f"{number}.jpg")
-    return root
+def large_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Twelve images that are slow to decode."""
+    return write_images(tmp_path_factory.mktemp("large"), classes=1, each=12, side=1000)
 
 
 @pytest.mark.parametrize(
@@ -173,9 +169,9 @@ def noise_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.param("dali", 1, marks=pytest.mark.dali),
     ],
 )
-def test_loader_works_in_forked_process(name: Pipeline, taken: int, noise_images: Path) -> None:
+def test_loader_works_in_forked_process(name: Pipeline, taken: int, large_images: Path) -> None:
     """The threads of the parent's loader do not exist in the child."""
-    data = DataConfig(data=str(noise_images), pipeline=name, workers=2)
+    data = DataConfig(data=str(large_images), pipeline=name, workers=2)
     with ViewLoader(data, SMALL, batch=2) as loader:
         steps, passes = len(loader), [iter(loader)]
         assert len([*islice(passes[0], taken)]) == taken
@@ -244,14 +240,9 @@ def test_workers_auto_tunes_while_loading(
     """Views do not depend on the number of threads. Fewer batches are prefetched while tuning."""
     monkeypatch.setattr(workers, "own_cores", lambda: 4)
     caplog.set_level(logging.INFO)
-    ahead: list[int] = []
-
-    def batches(*args: Any, prefetch: int, **options: Any) -> Any:
-        ahead.append(prefetch)
-        return engine_batches(*args, prefetch=prefetch, **options)
-
-    one, engine_batches = loaders("native", root, batch=4, workers=1, prefetch=1), Engine.batches
-    monkeypatch.setattr(Engine, "batches", batches)
+    one = loaders("native", root, batch=4, workers=1, prefetch=1)
+    engine_batches = create_autospec(Engine.batches, side_effect=Engine.batches)
+    monkeypatch.setattr(Engine, "batches", engine_batches)
     tuned = loaders("native", root, batch=4, workers="auto", prefetch=5)
     assert tuned.tuned_workers is None
     for epoch in range(14):
@@ -259,9 +250,9 @@ def test_workers_auto_tunes_while_loading(
     assert tuned.tuned_workers in range(1, 5)
     message = f"loader threads: {tuned.tuned_workers}; step time with each number: 4: "
     assert message in caplog.text
-    assert set(ahead) == {1, 2, 5} and (prefetches := [x for x in ahead if x > 1]) == sorted(
-        prefetches
-    )
+    prefetches = [call.kwargs["prefetch"] for call in engine_batches.call_args_list]
+    while_tuning, later = prefetches.count(2), prefetches.count(5)
+    assert while_tuning and later and prefetches == [2, 1] * while_tuning + [5, 1] * later
 
 
 def test_loader_reports_its_pipeline(root: Path) -> None:
@@ -319,16 +310,11 @@ def test_default_dtype_and_device_of_torch_do_not_matter(root: Path) -> None:
 
 
 def test_batch_with_failed_transform_is_not_counted(root: Path) -> None:
-    indices: list[Tensor] = []
-
-    def transform(batch: Batch) -> Tensor:
-        indices.append(batch.index)
-        if len(indices) == 2:
-            raise RuntimeError("in the second batch")
-        return batch.index
-
+    transform = Mock(side_effect=[None, RuntimeError("in the second batch"), None])
     with ViewLoader(root, SMALL, batch=BATCH, transform=transform) as loader:
         with pytest.raises(RuntimeError, match="in the second batch"):
             list(loader)
         loader.load_state_dict(loader.state_dict())
-        assert torch.equal(next(iter(loader)), indices[1])
+        next(iter(loader))
+    _, failed, repeated = (call.args[0] for call in transform.call_args_list)
+    assert torch.equal(repeated.index, failed.index)
