@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from fastsiam.config import ModelConfig, SimSiamConfig, TrainConfig
+from fastsiam.config import ModelConfig, TrainConfig
 from fastsiam.config.train import as_arguments
 from fastsiam.console import Console
 from fastsiam.distributed import Place
@@ -15,26 +15,23 @@ from fastsiam.train.run_images import RunImages
 from fastsiam.train.start import Start
 
 
-def make_model_config(**settings: Any) -> ModelConfig:
-    """Build a SimSiam model config from fields of ``ModelConfig`` and ``SimSiamConfig``."""
-    method_settings = {
-        f.name: settings.pop(f.name) for f in fields(SimSiamConfig) if f.name in settings
-    }
-    return ModelConfig(method=SimSiamConfig(**method_settings), **settings)
-
-
-TINY = make_model_config(
-    backbone="resnet10", stem="cifar", width=4, projector_layers=2, dim=16, predictor_dim=4
-)
-"""A tiny model, for fast tests."""
-
-
 def with_model_settings(model: ModelConfig, **settings: Any) -> ModelConfig:
     """Replace fields of a model config or of its method's config."""
     method_settings = {
         f.name: settings.pop(f.name) for f in fields(model.method) if f.name in settings
     }
     return replace(model, method=replace(model.method, **method_settings), **settings)
+
+
+def make_model_config(**settings: Any) -> ModelConfig:
+    """Build a SimSiam model config from fields of ``ModelConfig`` and ``SimSiamConfig``."""
+    return with_model_settings(ModelConfig(), **settings)
+
+
+TINY = make_model_config(
+    backbone="resnet10", stem="cifar", width=4, projector_layers=2, dim=16, predictor_dim=4
+)
+"""A tiny model, for fast tests."""
 
 
 def with_settings(config: TrainConfig, **settings: object) -> TrainConfig:

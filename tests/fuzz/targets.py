@@ -29,10 +29,11 @@ from fastsiam.pipelines.store.index import load as load_index
 from fastsiam.run import checkpoint as checkpoints
 from fastsiam.run.checkpoint import Checkpoint
 from tests import sources, tables
+from tests.configs import TINY
 from tests.conftest import write_images
 from tests.conversions import run
 from tests.fuzz import encoded_images
-from tests.interchange.networks import TINY, untrained
+from tests.interchange.networks import untrained
 from tests.kernels.decoders import Decoder
 
 _PIXELS = 1 << 22

@@ -20,11 +20,6 @@ from fastsiam.run import checkpoint as checkpoints
 from fastsiam.run.checkpoint import Checkpoint
 from tests.configs import make_model_config
 
-TINY = make_model_config(
-    backbone="resnet10", stem="cifar", width=4, projector_layers=2, dim=16, predictor_dim=4
-)
-"""A tiny model of a run, for fast tests."""
-
 R18 = make_model_config(backbone="resnet18", dim=512, predictor_dim=32)
 """A real network that other programs also have."""
 

@@ -18,9 +18,9 @@ from fastsiam.errors import DataError
 from fastsiam.interchange import export_weights, load_pretrained
 from fastsiam.interchange.card import render
 from fastsiam.run.records import TrainingDataFacts, read_records
-from tests.configs import with_model_settings, with_settings
+from tests.configs import TINY, with_model_settings, with_settings
 from tests.conftest import ROOT
-from tests.interchange.networks import R18, TINY, saved_run
+from tests.interchange.networks import R18, saved_run
 
 
 def test_names_that_templates_lack_are_errors() -> None:

@@ -28,8 +28,8 @@ from fastsiam.interchange.export import SHARED_RESNETS
 from fastsiam.interchange.layouts import AUTHORS
 from fastsiam.methods import build_method
 from fastsiam.model.backbones import skeleton
-from tests.configs import make_model_config, with_model_settings
-from tests.interchange.networks import R18, TINY, Authors, X, refused, same, saved_run, untrained
+from tests.configs import TINY, make_model_config, with_model_settings
+from tests.interchange.networks import R18, Authors, X, refused, same, saved_run, untrained
 
 SMALL = with_model_settings(R18, dim=16)
 small = partial(with_model_settings, SMALL)

@@ -20,8 +20,8 @@ from fastsiam.config import BackboneConfig, ModelConfig, SimSiamConfig
 from fastsiam.errors import CheckpointError
 from fastsiam.interchange import load_pretrained, weight_files
 from fastsiam.methods import build_method
-from tests.configs import make_model_config, with_model_settings
-from tests.interchange.networks import R18, TINY, Authors, X, prefixed, resnets, saved_run
+from tests.configs import TINY, make_model_config, with_model_settings
+from tests.interchange.networks import R18, Authors, X, prefixed, resnets, saved_run
 
 
 @pytest.mark.parametrize(

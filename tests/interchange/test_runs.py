@@ -20,8 +20,8 @@ from fastsiam.interchange import Pretrained, export_weights, load_pretrained
 from fastsiam.run import checkpoint as checkpoints
 from fastsiam.run.checkpoint import weights_hash
 from fastsiam.train.start import initial_weights
-from tests.configs import with_model_settings, with_settings
-from tests.interchange.networks import TINY, X, saved_run, untrained
+from tests.configs import TINY, with_model_settings, with_settings
+from tests.interchange.networks import X, saved_run, untrained
 
 
 def test_run_is_read_from_folder_or_checkpoint(

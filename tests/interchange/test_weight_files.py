@@ -18,7 +18,8 @@ import torch
 
 from fastsiam.errors import CheckpointError
 from fastsiam.interchange import export_weights, load_pretrained
-from tests.interchange.networks import TINY, resnets, untrained
+from tests.configs import TINY
+from tests.interchange.networks import resnets, untrained
 
 
 class Hostile:
