@@ -74,10 +74,3 @@ def test_child_processes_ignore_current_folder(
     add_package_to_path()
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert (result.returncode, result.stderr) == (0, "")
-
-
-def test_output_is_utf8_in_every_locale() -> None:
-    environment = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "fastsiam", "config", "--data", "photos-ü"]
-    settings = subprocess.run(command, env=environment, capture_output=True, check=True).stdout
-    assert "photos-ü" in settings.decode()

@@ -23,12 +23,15 @@ from fastsiam import cli
 from fastsiam.__main__ import main
 from fastsiam.bench.cases import CASES
 from fastsiam.config import Pipeline, TrainConfig
+from fastsiam.config.recipes import RECIPES
+from fastsiam.config.settings_files import to_toml
 from fastsiam.errors import FastSiamError, Interrupted
 from fastsiam.files import others_can_write, require_local
 from fastsiam.kernels import library
 from fastsiam.pipelines.backends import Backend
 from fastsiam.train.command import train_here
 from tests.configs import flags, with_settings
+from tests.conftest import ROOT
 from tests.processes import fastsiam, python
 
 UNWRITABLE = (
@@ -89,12 +92,19 @@ def run_on_full_disk(*arguments: str, **environment: str) -> str:
     return result.stderr
 
 
-def test_stdout_keeps_earlier_text_and_non_utf8_paths() -> None:
-    """Text that the user's program printed earlier is kept, and paths need not be UTF-8."""
-    program = "print('before'); from fastsiam.cli import main; main()"
-    command = [sys.executable, "-c", program, "config", "--data", "caf\udce9"]
-    printed = subprocess.run(command, check=True, capture_output=True).stdout
-    assert printed.startswith(b"before\n# Settings ") and b'data = "caf\xe9"\n' in printed
+def test_config_prints_utf8_in_every_locale() -> None:
+    """Text that the user's program printed earlier is kept, and paths need not be UTF-8.
+
+    ``test_settings_round_trip_through_flags_and_files`` reads such files back.
+    """
+    program, data = "print('before'); from fastsiam.cli import main; main()", "photos-ü/caf\udce9"
+    settings = ["config", "--recipe", "byol", "--lr", "0.3", "--data", data]
+    printed = subprocess.run(
+        [sys.executable, "-c", program, *settings], env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        cwd=ROOT, check=True, capture_output=True,
+    ).stdout.decode("utf-8", "surrogateescape")  # fmt: skip
+    expected = to_toml(with_settings(RECIPES["byol"](), lr=0.3, data=data), recipe="byol")
+    assert printed == f"before\n{expected}" and f'data = "{data}"\n' in printed
 
 
 @pytest.mark.parametrize(("command", "unbuffered"), [("config", ""), ("--help", "1")])

@@ -417,11 +417,3 @@ def test_views_command_uses_run_settings(stopped_run: TrainConfig, tmp_path: Pat
         assert picture.width > 300 and len(picture.getcolors(10**6) or []) > 500
     result = fastsiam(*command, *changed, "torchvision,disk", code=2)
     assert "pipeline must be one of auto, torchvision, native, ffcv, dali" in result.stderr
-
-
-def test_config_output_can_be_read_back(tmp_path: Path) -> None:
-    file = tmp_path / "my.toml"
-    file.write_text(fastsiam("config", "--recipe", "byol", "--lr", "0.3").stdout)
-    byol = RECIPES["byol"]()
-    expected = replace(byol, optim=replace(byol.optim, lr=0.3))
-    assert parse("--config", str(file)) == ("byol", expected)
