@@ -155,28 +155,21 @@ def test_sigint_after_command_exits_silently(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize(
-    ("kind", "message"),
+    ("settings", "message"),
     [
-        ("truncated", r"cannot decode .*class1/004\.jpg: .*; repair or remove the file"),
-        ("bad out", r"cannot create the run folder .*: Not a directory"),
-        ("gpus", r"--gpus 80: torch finds .*; pass at most"),
-        ("fp16", r"--precision fp16 needs a GPU"),
+        ({}, r"cannot decode .*class1/004\.jpg: .*; repair or remove the file"),
+        ({"out": "/dev/null/run"}, r"cannot create the run folder .*: Not a directory"),
+        ({"gpus": 80, "device": "auto"}, r"--gpus 80: torch finds .*; pass at most"),
+        ({"precision": "fp16"}, r"--precision fp16 needs a GPU"),
     ],
 )
 def test_train_errors_are_one_line(
-    kind: str, message: str, small: TrainConfig, images: Path, tmp_path: Path
+    settings: dict[str, object], message: str, small: TrainConfig, images: Path
 ) -> None:
-    (tmp_path / "file").write_text("")
-    wrong: dict[str, dict[str, object]] = {
-        "truncated": {},
-        "bad out": {"out": str(tmp_path / "file" / "run")},
-        "gpus": {"gpus": 80, "device": "auto"},
-        "fp16": {"precision": "fp16"},
-    }
-    if kind == "truncated":
-        bad = images / "train" / "class1" / "004.jpg"
-        bad.write_bytes(bad.read_bytes()[:300])
-    stderr = fastsiam("train", *flags(with_settings(small, **wrong[kind])), code=1).stderr
+    """An image is truncated, but a wrong setting is found first."""
+    truncated = images / "train" / "class1" / "004.jpg"
+    truncated.write_bytes(truncated.read_bytes()[:300])
+    stderr = fastsiam("train", *flags(with_settings(small, **settings)), code=1).stderr
     lines = [line for line in stderr.splitlines() if line.startswith("error")]
     assert len(lines) == 1 and re.search(message, lines[0]), stderr
     assert "Traceback" not in stderr
