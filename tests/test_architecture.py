@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from graphlib import TopologicalSorter
+from importlib.util import resolve_name
 from pathlib import Path
 
 from tests.conftest import ROOT
@@ -66,19 +67,19 @@ def imported(module: str, *, types: bool = True) -> set[str]:
         types: whether imports for type checkers count.
     """
     path, names = MODULES[module], set[str]()
-    package = module.split(".") if path.name == "__init__.py" else module.split(".")[:-1]
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
     for node in nodes(parse_module(path), types=types):
-        start: list[str] = []
-        if not isinstance(node, ast.Import | ast.ImportFrom):
+        if isinstance(node, ast.Import):
+            targets = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            source = resolve_name("." * node.level + (node.module or ""), package)
+            targets = [f"{source}.{alias.name}" for alias in node.names]
+        else:
             continue
-        if isinstance(node, ast.ImportFrom):
-            start = package[: len(package) + 1 - node.level] if node.level else []
-            start = [*start, *(node.module or "").split(".")] if node.module else start
-        for alias in node.names:
-            parts = [*start, *alias.name.split(".")]
-            while parts and ".".join(parts) not in MODULES:
-                parts.pop()
-            names.add(".".join(parts))
+        for target in targets:
+            while target and target not in MODULES:
+                target = target.rpartition(".")[0]
+            names.add(target)
     return names - {"", module}
 
 
@@ -175,17 +176,8 @@ def test_torch_dali_and_ffcv_imports_are_confined() -> None:
 
 def test_exported_names_exist() -> None:
     """ruff does not check ``__all__`` in ``__init__.py``, where names may come from elsewhere."""
-    packages = [
-        importlib.import_module(f"fastsiam.{name}")
-        for name in (
-            "evaluate.detection",
-            "interchange",
-            "pipelines",
-            "pipelines.convert",
-            "pipelines.remote",
-            "pipelines.store",
-            "views.photometric",
-        )
-    ]
-    for package in packages:
-        assert [name for name in package.__all__ if not hasattr(package, name)] == []
+    for module, path in MODULES.items():
+        if path.name == "__init__.py":
+            package = importlib.import_module(module)
+            exported = getattr(package, "__all__", ())
+            assert [name for name in exported if not hasattr(package, name)] == [], module
