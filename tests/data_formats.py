@@ -11,7 +11,7 @@ from typing import Any
 
 from fastsiam.pipelines.store import FolderStore
 from tests.conversions import run
-from tests.sources import folder_members, imagenet_train_tar, parquet, tar
+from tests.sources import folder_members, imagenet_train_tar, tar
 from tests.tables import Row, dataset, saved, write_hub_splits
 
 Write = Callable[[Path, Path], Path]
@@ -75,13 +75,6 @@ def write_saved_dataset(folder: Path, root: Path, **more: Path) -> Path:
 def write_hub_dataset(folder: Path, root: Path, **more: Path) -> Path:
     splits = _splits(folder, **more)
     return write_hub_splits(root, splits, shards=min(2, len(splits["train"])))
-
-
-def write_compressed_parquet(folder: Path, root: Path) -> Path:
-    """Write parquet with pyarrow's defaults: snappy compression and dictionary encoding."""
-    rows: Any = rows_of(folder)
-    parquet(root / "data" / "train-0.parquet", rows, list(FolderStore(folder).classes))
-    return root
 
 
 def write_converted(folder: Path, root: Path, **options: object) -> Path:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import gzip
 import hashlib
 import io
-import json
 import pickle
 import tarfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -99,19 +98,11 @@ def folder_members(folder: Path) -> list[tuple[str, bytes]]:
 
 def imagenet_train_tar(path: Path, members: list[tuple[str, bytes]]) -> Path:
     """Write a tar of one tar per class, like ILSVRC2012_img_train.tar."""
-    classes = sorted({name.split("/")[0] for name, _ in members})
-    return tar(
-        path,
-        [
-            (
-                f"{class_name}.tar",
-                tar_bytes(
-                    (n.split("/", 1)[1], d) for n, d in members if n.split("/")[0] == class_name
-                ),
-            )
-            for class_name in classes
-        ],
-    )
+    classes: dict[str, list[tuple[str, bytes]]] = {}
+    for name, content in members:
+        class_name, file = name.split("/", 1)
+        classes.setdefault(class_name, []).append((file, content))
+    return tar(path, [(f"{name}.tar", tar_bytes(classes[name])) for name in sorted(classes)])
 
 
 def imagenet(root: Path) -> Path:
@@ -152,29 +143,6 @@ VAL_WNIDS = (WNIDS[2], WNIDS[0], WNIDS[1], WNIDS[2])
 """Classes of the first validation images that ``imagenet`` writes."""
 
 
-def parquet(
-    path: Path,
-    rows: Sequence[tuple[bytes | None, str, int]],
-    names: list[str],
-    *,
-    compression: str = "snappy",
-) -> Path:
-    """Write (bytes, path, label) rows as parquet, like Hugging Face's ``datasets``."""
-    import pyarrow as pa
-    from pyarrow import parquet as pq
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    features = {"label": {"names": names, "_type": "ClassLabel"}, "image": {"_type": "Image"}}
-    table = pa.table(
-        {
-            "image": [{"bytes": data, "path": name} for data, name, _ in rows],
-            "label": pa.array([label for _, _, label in rows], pa.int64()),
-        }
-    ).replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
-    pq.write_table(table, path, row_group_size=4, compression=compression)
-    return path
-
-
 CIFAR_CLASSES = (
     "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"
 )  # fmt: skip
@@ -194,7 +162,6 @@ def cifar(path: Path) -> Path:
     members.append((f"{root}/test_batch", batch(5)))
     names = pickle.dumps({b"label_names": [name.encode() for name in CIFAR_CLASSES]}, 2)
     members.append((f"{root}/batches.meta", names))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(gzip.compress(tar_bytes(members)))
+    put(path, gzip.compress(tar_bytes(members)))
     MD5.add(hashlib.md5(path.read_bytes()).hexdigest())
     return path

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.sources import jpeg
+from tests.sources import jpeg, put
 
 Row = tuple[bytes | None, str | None, int]
 """An image's bytes, path and label."""
@@ -68,3 +68,14 @@ def write_hub_splits(folder: Path, splits: dict[str, Any], *, shards: int = 2) -
                 folder / "data" / name, batch_size=5
             )
     return folder
+
+
+def write_parquet(
+    path: Path, rows: Sequence[Row], classes: Sequence[str], *, compression: str = "snappy"
+) -> Path:
+    """Write a parquet file with pyarrow's defaults; ``datasets`` would not compress images."""
+    from pyarrow import parquet as pq
+
+    table = dataset(rows, classes).data.table
+    pq.write_table(table, put(path), row_group_size=4, compression=compression)
+    return path

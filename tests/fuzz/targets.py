@@ -165,7 +165,7 @@ TARGETS: dict[str, Target] = {
     "engine": Target(encoded_images.PLACE, encoded_images.write, encoded_images.read),
     "parquet": Target(
         "train.parquet",
-        lambda folder: sources.parquet(
+        lambda folder: tables.write_parquet(
             folder / "train.parquet", ROWS, ["a", "b"], compression="none"
         ),
         read_images,

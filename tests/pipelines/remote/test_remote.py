@@ -19,7 +19,8 @@ from tests.conversions import run
 from tests.data_formats import FORMS
 from tests.object_storage import BUCKET, read_all, reconnect, upload, web_server
 from tests.pipelines.cases import batches, central, marked, same
-from tests.sources import folder_members, parquet, put
+from tests.sources import folder_members, put
+from tests.tables import write_parquet
 
 
 def opened(address: str) -> Store:
@@ -114,7 +115,7 @@ def test_remote_parquet_is_converted(cloud: str, images: Path, tmp_path: Path) -
     """pyarrow reads it in order, by row groups."""
     pytest.importorskip("pyarrow", reason="needs pyarrow: pip install 'fastsiam[convert]'")
     rows = [(d, name, int(name[5])) for name, d in folder_members(images / "train")]
-    parquet(tmp_path / "table" / "data" / "train-0.parquet", rows, ["a", "b", "c"])
+    write_parquet(tmp_path / "table" / "data" / "train-0.parquet", rows, ["a", "b", "c"])
     data = upload(cloud, tmp_path / "table", "parquet")
     for source, out in ((tmp_path / "table", "here"), (data, "there")):
         run("parquet", source, tmp_path / out, workers=2)

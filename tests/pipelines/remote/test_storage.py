@@ -18,7 +18,8 @@ from fastsiam.pipelines.remote import storage
 from fastsiam.pipelines.remote.storage import Facts
 from tests.object_storage import KEY, SECRET, faulty_proxy, read_all, reconnect, upload, web_server
 from tests.processes import Forked, python, wait_until
-from tests.sources import folder_members, parquet, tar
+from tests.sources import folder_members, tar
+from tests.tables import write_parquet
 
 
 @pytest.mark.parametrize(
@@ -221,7 +222,7 @@ def test_formats_read_only_from_local_disks_are_rejected(
     pytest.importorskip("pyarrow", reason="needs pyarrow: pip install 'fastsiam[convert]'")
     assert message in error_of(upload(cloud, images, "loose"))
     rows = [(data, name, 0) for name, data in folder_members(images / "train")]
-    parquet(tmp_path / "table" / "train.parquet", rows, ["a"])
+    write_parquet(tmp_path / "table" / "train.parquet", rows, ["a"])
     data = upload(cloud, tmp_path / "table", "table")
     assert f"fastsiam convert parquet --source {data} --out DIR" in error_of(data)
 

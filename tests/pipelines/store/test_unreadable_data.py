@@ -24,7 +24,7 @@ from tests.conftest import write_images
 from tests.conversions import assert_same_images, run, stub_raising
 from tests.data_formats import (
     FORMS,
-    write_compressed_parquet,
+    rows_of,
     write_converted,
     write_hub_dataset,
     write_list,
@@ -32,7 +32,7 @@ from tests.data_formats import (
 )
 from tests.sources import cifar, folder_members, huge_tar, jpeg, put, tar
 from tests.sources import tar_bytes as tarred
-from tests.tables import dataset
+from tests.tables import dataset, write_parquet
 
 Build = Callable[[Path], Path]
 """Writes unreadable data below a folder; returns the path to open."""
@@ -333,10 +333,11 @@ def test_tables_with_paths_instead_of_bytes_are_rejected(tmp_path: Path) -> None
 
 def test_compressed_parquet_must_be_converted(tmp_path: Path) -> None:
     """Compressed images have no offset in the file, so they can only be read in order."""
-    root = write_compressed_parquet(images(tmp_path), tmp_path / "old ones")
+    folder, root = images(tmp_path), tmp_path / "old ones"
+    write_parquet(root / "data" / "train-0.parquet", rows_of(folder), FolderStore(folder).classes)
     command = "fastsiam convert parquet --source '.*old ones' --out DIR, and pass --data DIR"
     refused(root, f"the images in .* are compressed, so they can only be .*: {command}")
-    assert_same_images(open_store(root, "train", sources=True), FolderStore(tmp_path / "images"))
+    assert_same_images(open_store(root, "train", sources=True), FolderStore(folder))
 
 
 def test_missing_pyarrow_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
