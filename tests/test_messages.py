@@ -39,7 +39,7 @@ def evaluations(_: Path) -> Contents:
     record = json.loads(path.read_text())
     wrong: dict[str, list[Any]] = {
         "kind": ["guess"],
-        "results": [[], 7, [{}], [{"top1": "high"}], [{"top1": 50.0, "epoch": None}]],
+        "results": [[], 7, [[1]], [{}], [{"top1": "high"}], [{"top1": 50.0, "epoch": None}]],
         "network": [None, {"epoch": "last"}],
         "protocol": [None, [], 7],
         "data": [{}],
