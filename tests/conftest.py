@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
@@ -48,14 +49,10 @@ def skip(reason: str) -> None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("gpu") and not torch.cuda.is_available():
         pytest.skip("needs a CUDA GPU")  # even with FASTSIAM_NO_SKIP: a GPU cannot be installed
-    if item.get_closest_marker("dali") and not _has_dali():
+    if item.get_closest_marker("dali") and not (find_spec("nvidia") and find_spec("nvidia.dali")):
         skip("needs nvidia-dali: pip install 'fastsiam[dali]'")
     if item.get_closest_marker("ffcv") and find_spec("ffcv") is None:
         skip("needs ffcv: pip install 'fastsiam[ffcv]'")
-
-
-def _has_dali() -> bool:
-    return find_spec("nvidia") is not None and find_spec("nvidia.dali") is not None
 
 
 def write_images(
@@ -118,16 +115,13 @@ def cifar10(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _unzip(name: str, factory: pytest.TempPathFactory) -> Path:
-    import zipfile
-
     archive = REAL_DATA / name
     if archive.with_suffix("").is_dir():
         return archive.with_suffix("")
     if not archive.exists():
         skip(f"needs {name} in {REAL_DATA} or in $FASTSIAM_TEST_DATA")
     folder = factory.mktemp(archive.stem)
-    with zipfile.ZipFile(archive) as file:
-        file.extractall(folder)
+    shutil.unpack_archive(archive, folder)
     return folder
 
 
