@@ -24,7 +24,7 @@ from fastsiam.config import (
     StepConfig,
     TrainConfig,
 )
-from tests.configs import TINY
+from tests.configs import TINY, with_settings
 from tests.processes import Forked
 
 ROOT = Path(__file__).parents[1]
@@ -143,6 +143,25 @@ def small_config(images: Path, out: Path) -> TrainConfig:
         monitor=MonitorConfig(knn_every=2, knn_k=5, eval_resize=16),
         run=RunConfig(device="cpu", out=str(out), log_every=1, save_every=100),
     )
+
+
+@pytest.fixture(scope="session")
+def stopped_config(tmp_path_factory: pytest.TempPathFactory) -> TrainConfig:
+    """A run of recipe "demo", stopped after step 6 of 12. Tests must not change it or its data."""
+    from fastsiam.train.command import train_here
+
+    folder = tmp_path_factory.mktemp("stopped")
+    config = small_config(write_data(folder / "data"), folder / "run")
+    config = with_settings(config, knn_every=0)
+    train_here(with_settings(config, max_steps=6), "demo")
+    return config
+
+
+@pytest.fixture
+def stopped_copy(stopped_config: TrainConfig, tmp_path: Path) -> TrainConfig:
+    """A copy of ``stopped_config`` that a test may change."""
+    run = shutil.copytree(stopped_config.run.out, tmp_path / "run")
+    return with_settings(stopped_config, out=run)
 
 
 @pytest.fixture

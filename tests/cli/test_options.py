@@ -25,7 +25,6 @@ from fastsiam.config.setting import Setting, setting, settings_of
 from fastsiam.config.settings_files import merge, read_settings, to_toml
 from fastsiam.config.train import train_settings
 from fastsiam.run import checkpoint as checkpoints
-from fastsiam.train.command import train_here
 from fastsiam.views.batch import Batch
 from tests.commands import invoke, parse
 from tests.configs import flags, with_settings
@@ -278,16 +277,8 @@ def test_set_option_assigns_any_setting() -> None:
     assert "Option '--sync-bn' does not take a value" in usage_error("--sync-bn=false")
 
 
-@pytest.fixture
-def stopped_run(small: TrainConfig) -> TrainConfig:
-    """Settings of a 12-step run that was stopped after step 6."""
-    config = with_settings(small, knn_every=0, lr=0.25)
-    train_here(with_settings(config, max_steps=6), "demo")
-    return config
-
-
 def test_resume_inherits_and_overrides_run_settings(
-    stopped_run: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stopped_copy: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run is named by its folder or a checkpoint; files and options override its settings."""
     run, file, last = tmp_path / "run", tmp_path / "my.toml", checkpoints.last(tmp_path / "run")
@@ -296,13 +287,13 @@ def test_resume_inherits_and_overrides_run_settings(
         recipe, config = parse("--resume", str(name), "--workers", "1")
         assert recipe == "demo" and Path(config.run.out).resolve() == run
         expected = {"max_steps": 6, "workers": 1, "resume": str(name), "out": config.run.out}
-        assert config == with_settings(stopped_run, **expected)
+        assert config == with_settings(stopped_copy, **expected)
     with monkeypatch.context() as context:
         context.chdir(last.parent)
         assert Path(parse("--resume", "last.pt")[1].run.out).resolve() == run
     file.write_text('[run]\nout = ""\nlog_every = 9\nresume = "auto"\n')
     config = parse("--config", str(file), "--resume", str(run))[1]
-    resumed = with_settings(stopped_run, max_steps=6, resume=str(run), out=str(run))
+    resumed = with_settings(stopped_copy, max_steps=6, resume=str(run), out=str(run))
     assert config == with_settings(resumed, log_every=9)
     file.write_text(f'[run]\nresume = "{run}"\n')
     assert parse("--config", str(file))[1] == resumed
@@ -312,23 +303,23 @@ def test_resume_inherits_and_overrides_run_settings(
         recipe, config = parse("--config", str(path), "--lr", "0.125")
         assert (recipe, config) == (
             "demo",
-            with_settings(stopped_run, max_steps=6, lr=0.125, out=""),
+            with_settings(stopped_copy, max_steps=6, lr=0.125, out=""),
         )
     old = parse("--config", str(ROOT / "tests" / "data" / "run-0.2"))[1]
     assert (old.augment.crop, old.model.width, old.run.out) == (16, 4, "")
 
     branch = tmp_path / "branch"  # keeps its own rate and length, unlike the run's
     changes = {"lr": 0.125, "extend": 9, "resume": str(run), "out": str(branch)}
-    record = {"recipe": "demo", "config": with_settings(stopped_run, **changes).to_dict()}
+    record = {"recipe": "demo", "config": with_settings(stopped_copy, **changes).to_dict()}
     branch.mkdir()
     (branch / "config.json").write_text(json.dumps(record))
     config = parse("--resume", str(run), "--out", str(branch))[1]
-    assert config == with_settings(stopped_run, max_steps=6, **changes)
+    assert config == with_settings(stopped_copy, max_steps=6, **changes)
     file.write_text(f'resume = "{run}"\nout = "{branch}"\n')
     assert parse("--config", str(file))[1] == config
 
     original = (run / "config.json").read_text()  # a new branch does not inherit extend
-    record["config"] = with_settings(stopped_run, epochs=9, extend=9).to_dict()
+    record["config"] = with_settings(stopped_copy, epochs=9, extend=9).to_dict()
     (run / "config.json").write_text(json.dumps(record))
     for arguments, epochs in (([], 9), (["--epochs", "7"], 7), (["--epochs", "11"], 11)):
         config = parse("--resume", str(run), "--out", str(tmp_path / "other"), *arguments)[1]
@@ -343,15 +334,15 @@ def test_resume_inherits_and_overrides_run_settings(
     assert parse("--resume", str(run))[1] == resumed
     alone = Path(shutil.copy(last, tmp_path / "alone.pt"))
     config = parse("--resume", str(alone))[1]
-    assert config == with_settings(stopped_run, max_steps=6, resume=str(alone), out="")
-    extended = with_settings(stopped_run, epochs=9, extend=9)
+    assert config == with_settings(stopped_copy, max_steps=6, resume=str(alone), out="")
+    extended = with_settings(stopped_copy, epochs=9, extend=9)
     checkpoints.save(alone, replace(checkpoints.load(last), config=extended))
     assert parse("--resume", str(alone))[1].run.extend == 0
     (run / "config.json").write_text("{")
     assert "config.json: " in usage_error("--resume", str(run))
 
 
-def test_resume_needs_only_run_folder(stopped_run: TrainConfig, tmp_path: Path) -> None:
+def test_resume_needs_only_run_folder(stopped_copy: TrainConfig, tmp_path: Path) -> None:
     run, folder = str(tmp_path / "run"), tmp_path / "run"
     state = checkpoints.last(folder).read_bytes()
     fastsiam("train", "--resume", run, "--extend", "5", "--max-steps", "9")
@@ -380,7 +371,7 @@ def test_invalid_resume_path_is_one_line_error(tmp_path: Path) -> None:
     )
 
 
-def test_views_command_uses_run_settings(stopped_run: TrainConfig, tmp_path: Path) -> None:
+def test_views_command_uses_run_settings(stopped_copy: TrainConfig, tmp_path: Path) -> None:
     draws, sheet = tmp_path / "draws.json", tmp_path / "v.png"
     command = ["views", "--images", "2", "--out", str(sheet), "--json", str(draws)]
     result = fastsiam(*command, "--config", str(tmp_path / "run"))
@@ -389,7 +380,7 @@ def test_views_command_uses_run_settings(stopped_run: TrainConfig, tmp_path: Pat
     assert len(of_run) == 2 and all(Path(image["path"]).exists() for image in of_run)
     assert of_run[0]["views"][0]["box"] != of_run[0]["views"][1]["box"]
     batches: list[Batch] = []
-    train_run(stopped_run, lambda _, batch: batches.append(batch), out=tmp_path / "again")
+    train_run(stopped_copy, lambda _, batch: batches.append(batch), out=tmp_path / "again")
     assert [image["index"] for image in of_run] == batches[0].index[:2].tolist()
     params = batches[0].params
     assert params is not None
@@ -397,7 +388,7 @@ def test_views_command_uses_run_settings(stopped_run: TrainConfig, tmp_path: Pat
         drawn = [[view[name] for view in image["views"]] for image in of_run]
         assert drawn == getattr(params, name)[:, :2].swapaxes(0, 1).tolist(), name
     file = tmp_path / "my.toml"
-    file.write_text(f'[data]\ndata = "{stopped_run.data.data}"\n[augment]\ncrop = 16\n')
+    file.write_text(f'[data]\ndata = "{stopped_copy.data.data}"\n[augment]\ncrop = 16\n')
     result = fastsiam(*command, "--config", str(file))
     assert "pipeline auto" not in result.stdout and json.loads(draws.read_text()) == of_run
     file.write_text('holdout = "50%"\ncrop = 16\n')  # for other data than these
