@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
+from unittest import mock
 
 import typer.main
 from typer.testing import CliRunner
 
 from fastsiam.cli import app
-from fastsiam.cli.options import Commands
+from fastsiam.cli.options import Command, Commands
 from fastsiam.config import TrainConfig
 
 
@@ -25,14 +26,8 @@ def check_usage(arguments: Sequence[str]) -> None:
     Raises:
         click.UsageError: There is no such command or option, or a value is invalid.
     """
-    words, command = list(arguments), program()
-    while commands := getattr(command, "commands", None):
-        if command.name == "bench" and (not words or words[0].startswith("-")):
-            words = ["all", *words]
-        name, *words = words
-        assert name in commands, f"there is no command {name}"
-        command = commands[name]
-    command.make_context(command.name, words)
+    with mock.patch.object(Command, "invoke"):
+        program().main(list(arguments), standalone_mode=False)
 
 
 def invoke(*arguments: str, code: int = 0) -> tuple[list[tuple[str, TrainConfig]], str]:

@@ -19,12 +19,7 @@ from fastsiam.run import checkpoint as checkpoints
 from fastsiam.train.image_list import ImageList
 from tests.configs import with_settings
 from tests.conversions import stub_raising
-
-
-def write(tmp_path: Path, text: str, name: str = "my.toml") -> Path:
-    path = tmp_path / name
-    path.write_text(text)
-    return path
+from tests.sources import put
 
 
 def test_toml_contains_every_setting_with_help() -> None:
@@ -63,7 +58,7 @@ step:
 
 @pytest.mark.parametrize(("name", "text"), [("a.toml", TOML), ("a.yaml", YAML)])
 def test_toml_and_yaml_files_are_equivalent(name: str, text: str, tmp_path: Path) -> None:
-    settings = merge(read_settings(write(tmp_path, f"\ufeff{text}", name)))  # Windows adds a BOM
+    settings = merge(read_settings(put(tmp_path / name, f"\ufeff{text}")))  # Windows adds a BOM
     expected = with_settings(
         RECIPES["cifar10"](),
         lr=1.0,
@@ -73,7 +68,7 @@ def test_toml_and_yaml_files_are_equivalent(name: str, text: str, tmp_path: Path
         compile="off",
     )
     assert (settings.recipe, TrainConfig.from_flags(settings.flags)) == ("cifar10", expected)
-    empty = merge(read_settings(write(tmp_path, "", name)))
+    empty = merge(read_settings(put(tmp_path / name)))
     assert TrainConfig.from_flags(empty.flags) == RECIPES["imagenet"]()
 
 
@@ -107,7 +102,7 @@ def test_toml_and_yaml_files_are_equivalent(name: str, text: str, tmp_path: Path
 def test_invalid_settings_file_is_one_line_error(
     name: str, text: str, message: str, tmp_path: Path
 ) -> None:
-    path = write(tmp_path, text, name)
+    path = put(tmp_path / name, text)
     with pytest.raises(ValueError, match=message) as caught:
         read_settings(path)
     assert str(caught.value).startswith(f"{path}: ") and "\n" not in str(caught.value)
@@ -115,7 +110,7 @@ def test_invalid_settings_file_is_one_line_error(
 
 def test_removed_settings_of_0_2_are_ignored(tmp_path: Path) -> None:
     text = "[optim]\nlr = 0.1\nrestarts = ''\n[step]\nbatch_views = true\nbucket-mb = 25\n"
-    assert read_settings(write(tmp_path, text, "a.toml")).flags == {"lr": 0.1}
+    assert read_settings(put(tmp_path / "a.toml", text)).flags == {"lr": 0.1}
 
 
 def test_missing_settings_file_is_named_in_error(tmp_path: Path) -> None:
@@ -130,8 +125,7 @@ def test_missing_settings_file_is_named_in_error(tmp_path: Path) -> None:
 def test_run_folder_is_found_from_symlinked_checkpoint(name: str, tmp_path: Path) -> None:
     run, link, target = tmp_path / "run", tmp_path / "run" / name, tmp_path / "disk" / name
     link.parent.mkdir(parents=True)
-    checkpoints.last(tmp_path / "disk").parent.mkdir(parents=True)
-    checkpoints.last(tmp_path / "disk").touch()
+    put(checkpoints.last(tmp_path / "disk"))
     link.symlink_to(target)
     assert run_folder(checkpoints.last(run)) == run
     (tmp_path / "disk" / "config.json").touch()  # the run is on that disk; the link is an alias
