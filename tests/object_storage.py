@@ -10,8 +10,6 @@ import random
 import re
 import socket
 import socketserver
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -49,22 +47,6 @@ def wait_for(port: int) -> None:
 
 
 @contextlib.contextmanager
-def s3_server() -> Iterator[str]:
-    """Run moto's S3 with one bucket; yield its address."""
-    port = free_port()
-    with subprocess.Popen(
-        [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    ) as process:
-        try:
-            wait_for(port)
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            process.kill()
-
-
-@contextlib.contextmanager
 def _running(serve: Callable[..., None], *arguments: object) -> Iterator[str]:
     """Run ``serve(port, *arguments)`` in a process; yield the server's address."""
     port = free_port()
@@ -75,6 +57,17 @@ def _running(serve: Callable[..., None], *arguments: object) -> Iterator[str]:
     finally:
         process.send(9)
         process.wait(60)
+
+
+def s3_server() -> AbstractContextManager[str]:
+    """Run moto's S3; yield its address."""
+    return _running(_serve_s3)
+
+
+def _serve_s3(port: int) -> None:
+    from moto.server import main
+
+    main(["-H", "127.0.0.1", "-p", str(port)])
 
 
 class _Server(ThreadingHTTPServer):
@@ -224,11 +217,7 @@ def upload(endpoint: str, folder: Path, prefix: str) -> str:
         client.create_bucket(Bucket=BUCKET)
     for path in sorted(folder.rglob("*")):
         if path.is_file() and not path.name.startswith("."):
-            client.put_object(
-                Bucket=BUCKET,
-                Key=f"{prefix}/{path.relative_to(folder)}",
-                Body=path.read_bytes(),
-            )
+            client.upload_file(path, BUCKET, f"{prefix}/{path.relative_to(folder)}")
     return f"s3://{BUCKET}/{prefix}"
 
 
