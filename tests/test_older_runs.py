@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from fastsiam.config import SimSiamConfig, TrainConfig
+from fastsiam.config import TrainConfig
 from fastsiam.errors import CheckpointError
 from fastsiam.interchange import load_pretrained
 from fastsiam.run import checkpoint as checkpoints
@@ -33,10 +33,6 @@ def run(tmp_path: Path) -> Path:
 def test_settings_of_0_2_run_are_read(small: TrainConfig, run: Path) -> None:
     recorded = TrainConfig.from_dict(json.loads((run / "config.json").read_text())["config"])
     assert recorded == checkpoints.load(run).config
-    method = recorded.model.method
-    assert isinstance(method, SimSiamConfig) and method.predictor_lr == "constant"
-    assert (method.dim, method.predictor_dim, method.projector_layers) == (16, 4, 2)
-    assert len(recorded.augment.views) == 2 and recorded.augment.crop == 16
     assert recorded.run.rank_timeout == 600  # the default of 0.2
     local_settings = {"data": str(small.data.root), "out": small.run.out, "max_steps": 0}
     local_settings |= {"rank_timeout": small.run.rank_timeout}
