@@ -14,14 +14,12 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-import zlib
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing
 from itertools import islice
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from fastsiam.config import TrainConfig
 from fastsiam.config.methods import METHOD_CONFIGS
@@ -30,6 +28,7 @@ from fastsiam.config.settings_files import Settings, merge
 from fastsiam.distributed import Place
 from fastsiam.methods import build_method
 from fastsiam.pipelines import build_loader
+from fastsiam.run.checkpoint import weights_hash
 from fastsiam.train.step import TrainingStep
 
 STEPS, CPU, DTYPE = 12, Place(0, 1, torch.device("cpu")), torch.bfloat16
@@ -40,33 +39,29 @@ SETTINGS = {
 BUSY = "block = bytearray(1 << 24)\nwhile True: block[:] = bytes(block)"
 
 
-def run_once(config: TrainConfig) -> dict[str, int]:
-    """Take the first steps of a new run; return checksums in the order of computation."""
+def run_once(config: TrainConfig) -> dict[str, str]:
+    """Take the first steps of a new run; return hashes in the order of computation."""
     size = config.optim.batch
     with closing(build_loader(config.data, config.augment, batch=size, dtype=DTYPE)) as loader:
         torch.manual_seed(config.numerics.seed)
         method = build_method(config.model, images=loader.images)
         step = TrainingStep(config, method, CPU, steps_per_epoch=loader.steps)
         step.prepare()
-        sums = {"initial weights": digest(*method.state_dict().values())}
+        hashes = {"initial weights": weights_hash(method.state_dict())}
         for at, batch in enumerate(islice(loader.epoch(0), STEPS)):
-            sums[f"views of step {at}"] = digest(*batch.views)
-            sums[f"loss of step {at}"] = digest(step(batch, at=at)[0])
-        return sums | {"weights": digest(*method.state_dict().values())}
+            views = {str(number): view for number, view in enumerate(batch.views)}
+            hashes[f"views of step {at}"] = weights_hash(views)
+            hashes[f"loss of step {at}"] = weights_hash({"loss": step(batch, at=at)[0]})
+        return hashes | {"weights": weights_hash(method.state_dict())}
 
 
-def digest(*tensors: Tensor) -> int:
-    flat = (t.contiguous().view(-1).view(torch.uint8) for t in tensors)
-    return zlib.crc32(b"".join(t.numpy().tobytes() for t in flat))
-
-
-def repeat(config: TrainConfig, times: int) -> list[dict[str, int]]:
-    """Repeat a run on two threads; return the checksums of each repetition."""
+def repeat(config: TrainConfig, times: int) -> list[dict[str, str]]:
+    """Repeat a run on two threads; return the hashes of each repetition."""
     torch.set_num_threads(2)
     return [run_once(config) for _ in range(times)]
 
 
-def results(method: str, data: str, *, processes: int, times: int) -> list[dict[str, int]]:
+def results(method: str, data: str, *, processes: int, times: int) -> list[dict[str, str]]:
     """Repeat a method's run in several processes, one after another."""
     recipe = f"{method}_cifar10"
     source = Settings(recipe=recipe if recipe in RECIPES else "cifar10", flags={"method": method})
