@@ -73,11 +73,6 @@ def here(rank: int, world: int) -> Place:
     return Place(rank, world, torch.device("cuda", rank) if on_gpu else torch.device("cpu"))
 
 
-def on(device: torch.device, batch: Batch) -> Batch:
-    views = tuple(view.to(device) for view in batch.views)
-    return Batch(views, batch.index.to(device), batch.label.to(device))
-
-
 def make_method(model: ModelConfig = TINY) -> Method:
     torch.manual_seed(0)
     return build_method(model)
@@ -117,7 +112,7 @@ def steps(
         method = make_method(config.model)
     step = TrainingStep(config, method, place, steps_per_epoch=10)
     assert "cannot" not in step.prepare() and step.config == config
-    share = on(place.device, global_batch(images).chunks(world)[rank])
+    share = global_batch(images).chunks(world)[rank].to(place.device)
     gradients: list[Tensor] = []
 
     def note(*_: Any) -> None:
