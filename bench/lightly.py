@@ -16,12 +16,13 @@ from lightly.models.batchnorm import SplitBatchNorm
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
+from fastsiam import distributed
 from fastsiam.bench.lightly_methods import Step, transform_of
 from fastsiam.bench.measure import cpu_seconds
 from fastsiam.config import TrainConfig
 from fastsiam.config.train import changes_text, differences
 from fastsiam.console import Console
-from fastsiam.distributed import Place, StopSignals, check_devices
+from fastsiam.distributed import Place, StopSignals
 from fastsiam.environment import environment
 from fastsiam.errors import FastSiamError, TrainingError
 from fastsiam.files import atomic_write_for_user, os_errors_as, write_json
@@ -72,11 +73,9 @@ def train(config: TrainConfig, recipe: str, *, loader: str = "lightly") -> dict[
         FastSiamError: the folder cannot be written, or has an unfinished run with other settings.
     """
     out, optim, seed = Path(config.run.out), config.optim, config.numerics.seed
-    check_devices(config.run)
+    place = distributed.start(config.run)
     check_targets(out / "result.json")
-    use_gpu = config.run.device != "cpu" and torch.cuda.is_available()
-    device = torch.device("cuda" if use_gpu else "cpu")
-    if not use_gpu:
+    if place.device.type == "cpu":
         keep_freed_memory()
     images = open_training_images(config.data, batch=optim.batch)
     batches: Any
@@ -89,12 +88,12 @@ def train(config: TrainConfig, recipe: str, *, loader: str = "lightly") -> dict[
         )  # fmt: skip
     else:
         batches = ViewLoader(
-            config.data, config.augment, batch=optim.batch, seed=seed, device=device,
+            config.data, config.augment, batch=optim.batch, seed=seed, device=place.device,
             transform=lambda batch: batch.views,
         )  # fmt: skip
     torch.manual_seed(seed)
-    step = Step(config, len(batches), device)
-    progress = _train_epochs(step, batches, config)
+    step = Step(config, len(batches), place.device)
+    progress = _train_epochs(step, batches, config, place)
     steps = optim.epochs * len(batches)
     result = {
         "method": config.model.method.name, "lightly": metadata.version("lightly"),
@@ -109,7 +108,7 @@ def train(config: TrainConfig, recipe: str, *, loader: str = "lightly") -> dict[
     return result
 
 
-def _train_epochs(step: Step, batches: Any, config: TrainConfig) -> dict[str, Any]:
+def _train_epochs(step: Step, batches: Any, config: TrainConfig, place: Place) -> dict[str, Any]:
     """Train for all epochs, and evaluate after the epochs that the settings name.
 
     Returns:
@@ -120,7 +119,6 @@ def _train_epochs(step: Step, batches: Any, config: TrainConfig) -> dict[str, An
     state = _unfinished(path, config, step) if path.exists() else None
     state = state or {"seconds": 0.0, "cpu_seconds": 0.0, "losses": [], "knn": []}
     console, epochs = Console(), config.optim.epochs
-    place = Place(rank=0, world=1, device=step.device)
     evaluate = knn_monitor(config, place, console, torch.float32)
     for epoch in range(len(state["losses"]), epochs + 1):
         if evaluate and config.monitor.evaluates_after(epoch, epochs):
