@@ -117,8 +117,8 @@ class Runner:
         try:
             self._processes = [psutil.Process(pid) for pid in self._ask(os.getpid)]
             images: dict[str, int] = self._ask(_build, name, build)[0]
-            self.first = {task: self.run(task) for task in images}
-            """The first run of each task."""
+            for task in images:  # the warm-up
+                self.run(task)
         except BaseException:  # Ctrl-C too: the caller cannot close the runner yet
             self.close()
             raise

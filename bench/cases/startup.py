@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 import time
 from contextlib import closing
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -73,7 +72,7 @@ def _start(loading: Loading, *, cold: bool) -> tuple[Sample, dict[str, Any]]:
     for moment in ("imports", "first_batch", "first_epoch_over"):
         facts[moment] -= runner.began
     wall, cpu, host = facts["first_epoch_over"], facts.pop("cpu_until_then"), facts.pop("host")
-    return replace(runner.first["startup"], wall=wall, cpu=cpu, host=host), facts
+    return Sample(wall, cpu, host), facts
 
 
 def build_startup(loading: Loading) -> Task:

@@ -15,7 +15,6 @@ from fastsiam.bench import runner
 from fastsiam.bench.cases import CASES, startup
 from fastsiam.bench.config import BenchConfig
 from fastsiam.bench.measure import children
-from fastsiam.bench.measurements import Sample
 from fastsiam.bench.session import session
 
 
@@ -63,7 +62,7 @@ def test_startup_time_counts_from_process_start(
     """Times count from the start of the process and exclude the slower GPU memory query."""
     facts = {"imports": 101.0, "first_batch": 102.0, "first_epoch_over": 103.0, "later_epoch": 0.5}
     fake: Any = SimpleNamespace(
-        began=100.0, first={"startup": Sample(9.0, 9.0)}, close=lambda: None,
+        began=100.0, close=lambda: None,
         facts=lambda _: facts | {"cpu_until_then": 2.0, "host": 5},
     )  # fmt: skip
     monkeypatch.setattr(startup, "Runner", lambda *_, **__: fake)
