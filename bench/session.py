@@ -163,16 +163,20 @@ class Session:
         }  # fmt: skip
         return TrainConfig.from_flags(self.config.train.to_flags() | changes)
 
-    def settings(self, **more: Any) -> dict[str, Any]:
-        """Return the settings for a record: those of the recipe that matter, and ``more``."""
+    def settings(self, images: Images | None = None, /, **more: Any) -> dict[str, Any]:
+        """Return the settings for a record: those of the recipe that matter, and ``more``.
+
+        They include the number of workers and the description of the ``images`` that they load.
+        """
         augment = self.config.augment
-        return {
+        settings = {
             "recipe": self.config.recipe,
             "crop": augment.crop,
             "blur": any(view.blur_p > 0 for view in augment.views),
             "device": self.device,
             **more,
         }
+        return settings | ({"workers": self.workers, "data": images.about} if images else {})
 
 
 @contextlib.contextmanager

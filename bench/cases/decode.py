@@ -61,7 +61,7 @@ def rows(session: Session, images: Images) -> list[Row]:
             build=partial(build_decoding, session.loading(images, BASELINE, form), form),
             facts={"stored": form},
             in_the_clock="encoded bytes in memory to pixels, in as many threads as workers",
-            config=session.settings(batch=0, workers=session.workers, data=images.about),
+            config=session.settings(images, batch=0),
         )
         for form in dict.fromkeys((ORIGINAL, *session.config.stored))  # always the baseline's
         # Other forms have the original images' bytes, or nothing to decode.

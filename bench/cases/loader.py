@@ -53,9 +53,7 @@ def _row(session: Session, images: Images, pipeline: Pipeline, form: Stored, wor
         facts={"what": work, "stored": form},
         in_the_clock="one epoch, from its first request to its last batch on the device; "
         "not: opening the data, compiling, the first epoch",
-        config=session.settings(
-            batch=session.loaded_batch, workers=session.workers, data=images.about
-        ),
+        config=session.settings(images, batch=session.loaded_batch),
     )
 
 

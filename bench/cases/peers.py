@@ -70,7 +70,7 @@ def measure(session: Session) -> list[Record]:
             torchvision=baseline,
             pipeline=pipeline,
             in_the_clock="one epoch to finished views, normalised, on the device",
-            config=session.settings(batch=batch, workers=session.workers, data=images.about),
+            config=session.settings(images, batch=batch),
         )
 
     rows = [

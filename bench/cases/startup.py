@@ -55,9 +55,7 @@ def measure(session: Session) -> list[Record]:
             pipeline=pipeline,
             facts=numbers,
             in_the_clock="from the start of python to the end of the first epoch",
-            config=session.settings(
-                batch=session.loaded_batch, workers=session.workers, data=images.about
-            ),
+            config=session.settings(images, batch=session.loaded_batch),
         )
         records.append(row.record({row.name: Timing([one for one, _ in started], images.count)}))
     return records

@@ -84,9 +84,7 @@ def measure(session: Session) -> list[Record]:
                 pipeline="" if reader in STREAMING else reader,
                 in_the_clock="one epoch to finished views, of a loader that was opened just "
                 "before; cold: its cache is empty then",
-                config=session.settings(
-                    batch=batch, workers=session.workers, window=_WINDOW, data=images.about
-                ),
+                config=session.settings(images, batch=batch, window=_WINDOW),
             )
 
         rows = [row(reader, place) for reader in readers for place in places]

@@ -49,12 +49,7 @@ def measure(session: Session) -> list[Record]:
             pipeline=data.pipeline,
             in_the_clock="steps in the middle of an epoch: waiting for the batch, forward, "
             "backward, optimizer",
-            config=session.settings(
-                batch=batch,
-                backbone=config.model.backbone,
-                workers=session.workers,
-                data=images.about,
-            ),
+            config=session.settings(images, batch=batch, backbone=config.model.backbone),
         )
 
     rows = [row(CEILING, DataConfig(pipeline=CEILING))]
