@@ -108,7 +108,7 @@ def torchvision_views(augment: AugmentConfig) -> Callable[[Any], Views]:
     blur = v2.GaussianBlur(taps, (a.blur_sigma_min, a.blur_sigma_max))
     view = v2.Compose(
         [
-            v2.RandomResizedCrop(a.crop, _scale(a), _ratio(a), antialias=True),
+            v2.RandomResizedCrop(a.crop, *_crop_ranges(a), antialias=True),
             v2.RandomApply([jitter], p=a.jitter_p),
             v2.RandomGrayscale(a.gray_p),
             v2.RandomApply([blur], p=a.blur_p),
@@ -182,7 +182,7 @@ def _by_albumentations(loading: Loading) -> Epoch:
     a = loading.augment.views[0]
     view = A.Compose(
         [
-            A.RandomResizedCrop((a.crop, a.crop), _scale(a), _ratio(a)),
+            A.RandomResizedCrop((a.crop, a.crop), *_crop_ranges(a)),
             A.ColorJitter(a.brightness, a.contrast, a.saturation, a.hue, p=a.jitter_p),
             A.ToGray(p=a.gray_p),
             A.GaussianBlur(0, (a.blur_sigma_min, a.blur_sigma_max), p=a.blur_p),
@@ -307,7 +307,7 @@ def slipstream_views(loading: Loading) -> list[Any]:
     from slipstream.pipelines import simclr
 
     Compiler.set_num_threads(min(loading.workers, len(os.sched_getaffinity(0))))
-    fields = simclr(a.crop, _scale(a), _ratio(a), device=loading.device, dtype=torch.float32)
+    fields = simclr(a.crop, *_crop_ranges(a), device=loading.device, dtype=torch.float32)
     views: list[Any] = fields["image"]
     return views
 
@@ -353,7 +353,7 @@ def _by_ffcv_alone(loading: Loading) -> Epoch:
     mean, std = 255 * np.array(loading.augment.mean), 255 * np.array(loading.augment.std)
 
     def view() -> list[Any]:
-        crop = RandomResizedCropRGBImageDecoder((a.crop, a.crop), _scale(a), _ratio(a))
+        crop = RandomResizedCropRGBImageDecoder((a.crop, a.crop), *_crop_ranges(a))
         flip, device = RandomHorizontalFlip(a.flip_p), torch.device(loading.device)
         if gpu:  # FFCV's normalisation needs cupy, which is not installed with FFCV
             return [crop, flip, ToTensor(), ToDevice(device), ToTorchImage()]
@@ -429,9 +429,6 @@ def _by_dataloader(
     return epoch
 
 
-def _scale(view: ViewConfig) -> tuple[float, float]:
-    return view.scale_min, view.scale_max
-
-
-def _ratio(view: ViewConfig) -> tuple[float, float]:
-    return view.ratio_min, view.ratio_max
+def _crop_ranges(view: ViewConfig) -> tuple[tuple[float, float], tuple[float, float]]:
+    """Return the ranges of a crop's area and of its width / height."""
+    return (view.scale_min, view.scale_max), (view.ratio_min, view.ratio_max)
