@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from fastsiam import distributed
 from fastsiam.bench.config import AUTHORS, ONLY_ON_GPU, SYNC_BN, VARIANTS
-from fastsiam.bench.measure import wait_for_gpu
+from fastsiam.bench.measure import time_task
 from fastsiam.bench.measurements import Record, Row
 from fastsiam.bench.runner import Task, compare
 from fastsiam.config import DataConfig, TrainConfig
@@ -208,9 +208,5 @@ def build_step(*, config: TrainConfig, begin: Callable[[TrainingSetup], Stepper]
 
 def steps_in_time(one: Callable[[], object], place: Place) -> int:
     """Time one step; return how many steps take about a second, the same number on all ranks."""
-    wait_for_gpu()
-    start = time.perf_counter()
-    one()
-    wait_for_gpu()
-    steps = torch.tensor(_SECONDS / (time.perf_counter() - start), device=place.device)
+    steps = torch.tensor(_SECONDS / time_task(one).wall, device=place.device)
     return max(1, min(_MOST_STEPS, round(distributed.minimum_across_ranks(steps).item())))
