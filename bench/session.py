@@ -185,7 +185,10 @@ def session(config: BenchConfig) -> Iterator[Session]:
 
     Raises:
         DeviceError: the device is not available.
+        FastSiamError: the file for the records cannot be written.
     """
+    if config.json:
+        check_targets(Path(config.json))
     check_devices(RunConfig(device=config.device))
     gpu = config.device != "cpu" and torch.cuda.is_available()
     with (
@@ -204,8 +207,6 @@ def run(case: str, config: BenchConfig) -> None:
         BackendError: nothing could be measured here, or a variant of ``bench step`` failed. In the
             latter case the results are printed and written first.
     """
-    if config.json:
-        check_targets(Path(config.json))
     repeats = config.repeats or (_FEW_REPEATS if case == "all" else _REPEATS)
     with session(replace(config, repeats=repeats)) as active_session:
         records = CASES[case].measure(active_session)

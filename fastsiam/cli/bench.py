@@ -69,10 +69,7 @@ def profile(
     from fastsiam.bench.cases.profile import profile as trace
     from fastsiam.bench.measurements import write
     from fastsiam.bench.session import session
-    from fastsiam.run.records import check_targets
 
-    if config.json:
-        check_targets(Path(config.json))
     with session(config) as bench_session:
         text, record = trace(bench_session, pipeline, steps, out)
     print(text)
