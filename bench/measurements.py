@@ -15,7 +15,7 @@ from typing import Any
 
 from fastsiam.environment import environment
 from fastsiam.errors import DataError
-from fastsiam.files import atomic_write, os_errors_as, parse_json
+from fastsiam.files import atomic_write_for_user, os_errors_as, parse_json
 from fastsiam.pipelines.backends import BASELINE
 
 UNSTEADY = 0.15
@@ -174,10 +174,10 @@ def write(path: Path, records: Sequence[Record]) -> None:
     """Write records as a JSON list with one record per line.
 
     Raises:
-        DataError: the file cannot be written.
+        FastSiamError: the file cannot be written.
     """
     lines = ",\n".join(json.dumps(asdict(one)) for one in records)
-    with os_errors_as(DataError, f"cannot write {path}"), atomic_write(path) as temporary:
+    with atomic_write_for_user(path) as temporary:
         temporary.write_text(f"[\n{lines}\n]\n")
 
 
