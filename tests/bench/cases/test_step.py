@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 
-from fastsiam.bench.cases.step import authors_step, step_of, training_setup
+from fastsiam.bench.cases.methods import lightly_step
+from fastsiam.bench.cases.step import (
+    Stepper,
+    TrainingSetup,
+    authors_step,
+    step_of,
+    training_setup,
+)
 from fastsiam.bench.config import VARIANTS, BenchConfig
 from fastsiam.bench.session import session
 from fastsiam.config import DataConfig, TrainConfig
@@ -21,19 +30,32 @@ def config_of(bench_config: BenchConfig, variant: str) -> TrainConfig:
     return replace(config, data=DataConfig(data=bench_config.data, pipeline="memory", workers=0))
 
 
-def test_authors_step_gives_same_weights(bench_config: BenchConfig) -> None:
-    """The authors' loop and fastsiam's, both in float32, give the same weights."""
-    config = config_of(bench_config, "authors")
-    setup = training_setup(config)
-    batches = list(setup.loader.epoch(0))
-    weights = []
-    for stepper in (step_of(setup), authors_step(setup)):
-        for batch in batches:
+@pytest.mark.parametrize("begin", [authors_step, lightly_step])
+def test_step_of_others_gives_same_weights(
+    begin: Callable[[TrainingSetup], Stepper], bench_config: BenchConfig
+) -> None:
+    """From the same weights, on the same batches, both in float32."""
+    if begin is lightly_step:
+        pytest.importorskip("lightly", reason="needs lightly: pip install lightly")
+    setup = training_setup(config_of(bench_config, "plain"))
+    steppers = step_of(setup), begin(setup)
+    weights = [list(stepper.method.parameters()) for stepper in steppers]
+    with torch.no_grad():
+        for one, other in zip(*weights, strict=True):
+            other.copy_(one)
+    before = nn.utils.parameters_to_vector(weights[0]).detach().clone()
+    for batch in setup.loader.epoch(0):
+        for stepper in steppers:
             stepper.take(batch)
-        weights.append(torch.cat([p.detach().flatten() for p in stepper.method.parameters()]))
-    assert torch.allclose(weights[0], weights[1], rtol=1e-3, atol=1e-4)
+    ours, theirs = (nn.utils.parameters_to_vector(one).detach() for one in weights)
+    assert torch.allclose(ours, theirs, rtol=1e-3, atol=1e-4)
+    assert (ours - before).norm() > 100 * (ours - theirs).norm()
+
+
+def test_authors_step_is_for_simsiam_alone(bench_config: BenchConfig) -> None:
+    config = with_settings(config_of(bench_config, "authors"), encoder_momentum=0.99)
     with pytest.raises(BackendError, match="the authors' step is for SimSiam, not for"):
-        authors_step(training_setup(with_settings(config, encoder_momentum=0.99)))
+        authors_step(training_setup(config))
 
 
 def test_recorded_settings_are_resolved(
