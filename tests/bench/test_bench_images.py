@@ -12,13 +12,20 @@ import pytest
 from PIL import Image
 from PIL.JpegImagePlugin import get_sampling
 
-from fastsiam.bench.bench_images import make_images, take_images
+from fastsiam.bench.bench_images import Images, make_images, take_images
 from fastsiam.bench.config import CONTAINERS, BenchConfig
 from fastsiam.errors import DataError
 from fastsiam.pipelines.store import BetonStore, open_store
 from fastsiam.pipelines.store.beton import RAW
 from tests.conftest import write_images
 from tests.conversions import stub_raising
+
+
+@pytest.fixture
+def four(tmp_path: Path) -> Images:
+    """A sample of all images of a folder, two of each of two classes."""
+    data = write_images(tmp_path / "data" / "train", classes=2, each=2)
+    return take_images(BenchConfig(data=str(data)), 4, tmp_path / "some", lambda text: None)
 
 
 def test_generated_images_resemble_imagenet(tmp_path: Path) -> None:
@@ -57,20 +64,18 @@ def test_images_are_sampled_evenly_and_repeated(
     assert "1 of the 12 images of data, " in messages[-1]
 
 
-def test_containers_hold_same_images(tmp_path: Path) -> None:
-    data = write_images(tmp_path / "data" / "train", classes=2, each=2)
-    some = take_images(BenchConfig(data=str(data)), 4, tmp_path / "some", lambda text: None)
-    files = open_store(some.folder, "train")
+def test_containers_hold_same_images(four: Images, tmp_path: Path) -> None:
+    files = open_store(four.folder, "train")
     for form in CONTAINERS:
-        stored = open_store(some.convert_to(form), "train")
+        stored = open_store(four.convert_to(form), "train")
         assert sorted(bytes(files.read(i)) for i in range(4)) == sorted(
             bytes(stored.read(i)) for i in range(4)
         )
         assert stored.labels.tolist() == files.labels.tolist()
         assert stored.locate(np.arange(4)) is not None  # memory-mapped, not copied
-    low, high = (some.encode(quality).folder.rglob("*.jpg") for quality in (20, 90))
+    low, high = (four.encode(quality).folder.rglob("*.jpg") for quality in (20, 90))
     assert sum(p.stat().st_size for p in low) < sum(p.stat().st_size for p in high)
-    (pixels,) = some.convert_to("pixels256").glob("*.beton")
+    (pixels,) = four.convert_to("pixels256").glob("*.beton")
     assert set(BetonStore(pixels).modes.tolist()) == {RAW}
     again = take_images(BenchConfig(data=str(pixels)), 4, tmp_path / "again", lambda text: None)
     kinds = [Image.open(path).format for path in again.folder.rglob("*.*")]
@@ -78,30 +83,26 @@ def test_containers_hold_same_images(tmp_path: Path) -> None:
 
 
 def test_parquet_without_pyarrow_is_one_line_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    four: Images, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    data = write_images(tmp_path / "data" / "train", classes=1, each=2)
-    some = take_images(BenchConfig(data=str(data)), 2, tmp_path / "some", lambda text: None)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(DataError, match=r"needs pyarrow: pip install 'fastsiam\[convert\]'"):
-        some.convert_to("parquet")
+        four.convert_to("parquet")
 
 
 def test_full_temporary_disk_is_one_line_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    four: Images, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    data = write_images(tmp_path / "data" / "train", classes=2, each=2)
-    some = take_images(BenchConfig(data=str(data)), 4, tmp_path / "some", lambda text: None)
     monkeypatch.setattr("fastsiam.bench.bench_images.os.link", stub_raising(errno.ENOSPC))
     monkeypatch.setattr(Image.Image, "save", stub_raising(errno.ENOSPC))
     monkeypatch.setattr("tarfile.TarFile.addfile", stub_raising(errno.ENOSPC))
     message = r"cannot write images to .* \(TMPDIR .*\): No space left on device; free some space"
     monkeypatch.setenv("FASTSIAM_DATA", "")
     monkeypatch.chdir(tmp_path / "some")
-    for config in (BenchConfig(data=str(data)), BenchConfig()):  # copied, generated
+    for config in (BenchConfig(data=str(tmp_path / "data")), BenchConfig()):  # copied, generated
         with pytest.raises(DataError, match=message):
             take_images(config, 8, tmp_path / "full", lambda text: None)
     with pytest.raises(DataError, match=message):
-        some.convert_to("tar")
+        four.convert_to("tar")
     with pytest.raises(DataError, match=message):
-        some.encode(50)
+        four.encode(50)
