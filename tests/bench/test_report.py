@@ -8,20 +8,23 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fastsiam.bench import report
 from fastsiam.bench.charts import chart
 from fastsiam.bench.measurements import Record, write
-from fastsiam.bench.report import renew, write_report
+from fastsiam.bench.report import write_report
 from fastsiam.bench.tables import caption, table
 from fastsiam.cli.bench import _study_table
 from fastsiam.errors import DataError
 from tests.bench.sample_records import build_record
 from tests.conftest import ROOT
 
+renew = partial(report.renew, study_table=_study_table)
 IMAGES = 100
 HOSTILE = "</td><script>x()</script>$\\frac{$ | & '\""
 
@@ -114,10 +117,7 @@ def test_only_tables_in_page_are_updated(tmp_path: Path) -> None:
     tables = (f"\n{caption([x])}; `{x.command}`\n\n{table([x])}\n\n" for x in records)
     expected = text(*tables)
     for _ in range(2):
-        assert renew(readme, tmp_path, study_table=_study_table) == [
-            "results/a.json step",
-            "b.json",
-        ]
+        assert renew(readme, tmp_path) == ["results/a.json step", "b.json"]
         assert readme.read_text() == expected
 
 
@@ -125,7 +125,7 @@ def test_non_utf8_path_in_command_is_escaped(tmp_path: Path) -> None:
     record = replace(build_case_record("step", "x"), command="fastsiam bench step --json caf\udce9")
     file, readme = save_records(tmp_path / "a.json", [record]), tmp_path / "README.md"
     readme.write_text(GOOD)
-    renew(readme, tmp_path, study_table=_study_table)
+    renew(readme, tmp_path)
     for path in (readme, *write_report([file], tmp_path / "out")[:2]):
         assert r"--json caf\udce9" in path.read_text("utf-8")
 
@@ -139,7 +139,7 @@ def test_records_with_same_name_have_separate_rows(tmp_path: Path) -> None:
     for rows, expected in (("", records), (": y; x", [records[1], records[0], records[2]])):
         page = tmp_path / "page.md"
         page.write_text(f"<!-- bench: a.json step{rows} -->\n<!-- /bench -->\n")
-        renew(page, tmp_path, study_table=_study_table)
+        renew(page, tmp_path)
         assert table(expected) in page.read_text()
 
 
@@ -174,7 +174,7 @@ def test_errors_leave_page_unchanged(tmp_path: Path, text: str, message: str) ->
     readme = tmp_path / "README.md"
     readme.write_text(GOOD + text)
     with pytest.raises(DataError, match=message) as error:
-        renew(readme, tmp_path, study_table=_study_table)
+        renew(readme, tmp_path)
     assert "\n" not in str(error.value) and readme.read_text() == GOOD + text
     with pytest.raises(DataError, match="cannot write the report"):
         write_report([file], file)
@@ -200,10 +200,7 @@ def test_file_of_corrupt_record_is_named_in_error(
     file.write_text(json.dumps([record]))
     readme = tmp_path / "README.md"
     readme.write_text(GOOD)
-    for fails in (
-        lambda: write_report([file], tmp_path / "out"),
-        lambda: renew(readme, tmp_path, study_table=_study_table),
-    ):
+    for fails in (lambda: write_report([file], tmp_path / "out"), lambda: renew(readme, tmp_path)):
         with pytest.raises(DataError, match=r"a\.json is damaged: a value in it is") as error:
             fails()
         assert "\n" not in str(error.value)
@@ -227,5 +224,5 @@ def test_published_tables_match_records(tmp_path: Path) -> None:
     copy = tmp_path / "copy.md"
     for page in PAGES_WITH_TABLES:
         copy.write_bytes(page.read_bytes())
-        assert renew(copy, page.parent, study_table=_study_table)
+        assert renew(copy, page.parent)
         assert copy.read_text() == page.read_text(), page
