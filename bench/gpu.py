@@ -149,16 +149,9 @@ def stages(config: GpuConfig, *, gpu_bytes: float, device: str = "cpu") -> list[
     if not config.cifar10:
         convert = ("-m", "fastsiam", "convert", "demo", "--out", data)
         table.append(Stage("images", 15, convert))
-    train = [
-        "--data", data, "--out", str(_run_folder(config, device)), "--save-every", "2000",
-        *device_option,
-    ]  # fmt: skip
+    folder = out / plain_name(f"{'cifar10' if config.cifar10 else 'made'}-{device}")
+    train = ["--data", data, "--out", str(folder), "--save-every", "2000", *device_option]
     return [*table, Stage("cifar10", 0, ("-m", "fastsiam", "train", *train, *run.split()))]
-
-
-def _run_folder(config: GpuConfig, device: str) -> Path:
-    """Return the folder of the CIFAR-10 run, a separate one for each device."""
-    return config.folder / plain_name(f"{'cifar10' if config.cifar10 else 'made'}-{device}")
 
 
 def _tests(name: str, seconds: int, files: Sequence[str], marks: str, processes: int) -> Stage:
