@@ -131,7 +131,7 @@ class FakeClock:
         monkeypatch.setattr(clock, "_cuda_event", lambda: GpuEvent(self))
 
     def work(self, seconds: float) -> None:
-        """Let the GPU work, or the host if there is none."""
+        """Let the GPU work, or the host without a GPU."""
         self.busy_until = max(self.now, self.busy_until) + seconds
         if not self._has_gpu:
             self.wait_for_work()
