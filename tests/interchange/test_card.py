@@ -110,20 +110,21 @@ def test_card_names_images_of_evaluations(tmp_path: Path) -> None:
     data, first = full_record.data, next(iter(full_record.protocol))
     assert isinstance(part, TrainingDataFacts)
     listed = replace(part, percent=100.0, subset="/home/me/mine.txt")
-    for facts, text in (
+    cases = (
         (data, "10,000 images for training, 10,000 for validation, from cifar10-10k, "),
         (part, "100 images for training (1%), 10,000 for validation, from cifar10-10k, "),
         (listed, "100 images for training (listed in mine.txt), 10,000 for validation, from "),
         (replace(data, holdout="10%"), "10,000 images for training (without 10% held out), "),
         (replace(part, root="/home/me/photos"), "(1%), 10,000 for validation, from photos, "),
-    ):
-        results = [replace(full_record, data=facts)]
-        export_weights(pretrained, format="plain", out=out, results=results, force=True)
-        card = (tmp_path / "w.pt.md").read_text()
-        (facts_line,) = re.findall(r"\*\*linear\*\* \((.*)\)", card)
-        assert text in facts_line and f", {first} " in facts_line and "/home" not in card
+    )
     other = replace(full_record.images, crop=40, resize=48, mean=(0.5, 0.5, 0.25), exif="apply")
-    results = [replace(full_record, images=other)]
-    export_weights(pretrained, format="plain", out=out, results=results, force=True)
+    results = [replace(full_record, data=facts) for facts, _ in cases]
+    results.append(replace(full_record, images=other))
+    export_weights(pretrained, format="plain", out=out, results=results)
+    card = (tmp_path / "w.pt.md").read_text()
+    *lines, last = re.findall(r"\*\*linear\*\* \((.*)\)", card)
+    assert all(f", {first} " in line for line in lines) and "/home" not in card
+    for line, (_, text) in zip(lines, cases, strict=True):
+        assert text in line
     text = "cifar10-10k, shorter side 48, crop 40, mean 0.5, 0.5, 0.25, exif apply, "
-    assert f"{text}{first} " in (tmp_path / "w.pt.md").read_text()
+    assert f"{text}{first} " in last
