@@ -9,7 +9,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fastsiam.config import TrainConfig
 from fastsiam.config.evaluate import EvalConfig
@@ -60,25 +60,14 @@ def test_run_is_read_from_folder_or_checkpoint(
     )
 
 
-class Projector(nn.Module):
-    """A user's projector, whose last layer is registered first."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.last, self.first = nn.Linear(8, 24), nn.Linear(width, 8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        projection: Tensor = self.last(self.first(x))
-        return projection
-
-
 def test_dimension_of_projections_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A user's projector, whose last weights have more dimensions than its output."""
     saved_run(tmp_path, TINY)
     pretrained = load_pretrained(tmp_path)
     module = pretrained.build()
-    module.projector = Projector(pretrained.network().features)
+    module.projector = nn.Sequential(nn.Linear(32, 48), nn.GLU())
     monkeypatch.setattr(Pretrained, "build", lambda self: module)
     projected = replace(pretrained, state=module.state_dict()).network("projector")
     assert projected.features == projected(X).shape[1] == 24
