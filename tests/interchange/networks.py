@@ -11,11 +11,12 @@ import torch
 import torchvision
 from torch import Tensor, nn
 
-from fastsiam.config import ModelConfig, TrainConfig
+from fastsiam.config import BackboneConfig, ModelConfig, TrainConfig
 from fastsiam.interchange import Pretrained
 from fastsiam.interchange.export import unsupported_formats
 from fastsiam.methods import Method, build_method, method_skeleton
 from fastsiam.methods.simsiam import SimSiam
+from fastsiam.model.backbones import build_backbone
 from fastsiam.run import checkpoint as checkpoints
 from fastsiam.run.checkpoint import Checkpoint
 from tests.configs import make_model_config
@@ -87,11 +88,11 @@ def head(*widths: int, hidden: bool = True, output: bool = False, bias: bool = F
 
 
 class Authors(nn.Module):
-    """SimSiam as in section 3 of the paper, with the projector in place of ``fc``."""
+    """SimSiam as in section 3 of the paper on a ResNet-18, with the projector as its ``fc``."""
 
-    def __init__(self, arch: str, dim: int = 2048, hidden: int = 512) -> None:
+    def __init__(self, dim: int, hidden: int) -> None:
         super().__init__()
-        self.encoder = torchvision.models.get_model(arch, zero_init_residual=True)
+        self.encoder = torchvision.models.resnet18(zero_init_residual=True)
         wide = self.encoder.fc.in_features
         self.encoder.fc = head(wide, wide, wide, dim)
         self.encoder.fc.append(nn.BatchNorm1d(dim, affine=False))
@@ -105,8 +106,7 @@ class Authors(nn.Module):
 def resnets() -> dict[str, Tensor]:
     """Return the state dict of a ResNet-10 of width 4, with torchvision's key names."""
     torch.manual_seed(0)
-    backbone = build_method(make_model_config(backbone="resnet10", width=4, dim=16)).backbone
-    state: dict[str, Tensor] = backbone.state_dict()
+    state = build_backbone(BackboneConfig(backbone="resnet10", width=4)).state_dict()
     return state | {"fc.weight": torch.zeros(10, 32), "fc.bias": torch.zeros(10)}
 
 

@@ -129,7 +129,7 @@ def test_simsiam_layout_loads_strictly(tmp_path: Path) -> None:
     content = torch.load(out, weights_only=True)
     assert (content["arch"], content["epoch"]) == ("resnet18", 7)
     assert not content["state_dict"]["module.encoder.fc.6.bias"].any()
-    theirs = nn.ModuleDict({"module": Authors("resnet18", 512, 32)})
+    theirs = nn.ModuleDict({"module": Authors(512, 32)})
     theirs.load_state_dict(content["state_dict"])
     heads = [name for name in content["state_dict"] if ".fc." in name or "predictor" in name]
     assert heads == [name for name in theirs.state_dict() if name in heads]

@@ -114,7 +114,7 @@ def test_epoch_is_read_by_convention_of_layout(tmp_path: Path) -> None:
 
 @cache
 def _authors() -> Authors:
-    return Authors("resnet18", 16, 8)
+    return Authors(16, 8)
 
 
 def broken(change: Callable[[dict[str, Any]], object], folder: Path) -> str:
