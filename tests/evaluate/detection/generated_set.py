@@ -141,16 +141,29 @@ def _write_voc(root: Path, year: int, split: str, pictures: list[_Drawn]) -> Non
     names = [f"{n:06d}" if year == 2007 else f"{year}_{n:06d}" for n, _, _ in pictures]
     for name, (_, image, objects) in zip(names, pictures, strict=True):
         image.save(root / "JPEGImages" / f"{name}.jpg", quality=92)
-        text = f"<size><width>{image.width}</width><height>{image.height}</height></size>"
+        rows = []
         for one in objects:
             x0, y0, x1, y1 = one.box
-            text += (
-                f"<object><name>{CLASSES[one.label]}</name>"
-                f"<difficult>{int(one.difficult)}</difficult><bndbox><xmin>{x0 + 1}</xmin>"
-                f"<ymin>{y0 + 1}</ymin><xmax>{x1}</xmax><ymax>{y1}</ymax></bndbox></object>"
-            )
-        (root / "Annotations" / f"{name}.xml").write_text(f"<annotation>{text}</annotation>\n")
+            rows.append((CLASSES[one.label], int(one.difficult), x0 + 1, y0 + 1, x1, y1))
+        (root / "Annotations" / f"{name}.xml").write_text(voc_annotation(image.size, *rows))
     (root / "ImageSets" / "Main" / f"{split}.txt").write_text("".join(f"{n}\n" for n in names))
+
+
+def voc_annotation(size: tuple[Any, Any], *objects: tuple[Any, ...]) -> str:
+    """Return an annotation in VOC's XML.
+
+    Args:
+        size: width and height of the image.
+        objects: class, difficult (0 or 1), xmin, ymin, xmax and ymax of each object.
+    """
+    text = f"<size><width>{size[0]}</width><height>{size[1]}</height></size>"
+    for name, difficult, x0, y0, x1, y1 in objects:
+        text += (
+            f"<object><name>{name}</name><difficult>{difficult}</difficult><bndbox>"
+            f"<xmin>{x0}</xmin><ymin>{y0}</ymin><xmax>{x1}</xmax><ymax>{y1}</ymax>"
+            "</bndbox></object>"
+        )
+    return f"<annotation>{text}</annotation>\n"
 
 
 def _write_coco(root: Path, split: str, pictures: list[_Drawn]) -> None:

@@ -17,7 +17,7 @@ from PIL import Image
 from fastsiam.errors import BackendError, DataError, NoSplitError
 from fastsiam.evaluate.detection import Detections, Task, coco_scores, open_detection, voc_scores
 from fastsiam.evaluate.detection.datasets import VOC_CLASSES
-from tests.evaluate.detection.generated_set import CLASSES, run_lengths
+from tests.evaluate.detection.generated_set import CLASSES, run_lengths, voc_annotation
 
 NAMES = "VOCdevkit/VOC2007/ImageSets/Main/test.txt"
 ANNOTATION = "VOCdevkit/VOC2007/Annotations/2008_000012.xml"
@@ -30,22 +30,14 @@ def voc(folder: Path, *objects: tuple[Any, ...], size: Any = (60, 40)) -> Path:
     for name in ("Annotations", "ImageSets/Main", "JPEGImages"):
         (root / name).mkdir(parents=True, exist_ok=True)
     Image.new("RGB", (60, 40)).save(root / "JPEGImages/2008_000012.jpg")
-    sides = ("xmin", "ymin", "xmax", "ymax")
-    text = "".join(
-        f"<object><name>{name}</name><difficult>{difficult}</difficult><bndbox>"
-        + "".join(f"<{side}>{x}</{side}>" for side, x in zip(sides, box, strict=True))
-        + "</bndbox><part><name>head</name></part></object>"
-        for name, difficult, *box in objects
-    )
-    (root / "Annotations/2008_000012.xml").write_text(
-        f"<annotation><size><width>{size[0]}</width><height>{size[1]}</height></size>{text}"
-        "</annotation>"
-    )
+    part = "<part><name>head</name></part>"
+    text = voc_annotation(size, *objects).replace("</object>", f"{part}</object>")
+    (folder / ANNOTATION).write_text(text)
     (folder / NAMES).write_text("2008_000012 1\n")
     return folder
 
 
-def annotation(number: int, image: int = 9, category: int = 3, **more: Any) -> dict[str, Any]:
+def annotation(number: int, image: Any = 9, category: int = 3, **more: Any) -> dict[str, Any]:
     polygon = [10.0, 5.0, 30.0, 5.0, 30.0, 25.0, 10.0, 25.0]
     return {
         "id": number, "image_id": image, "category_id": category, "bbox": [10.0, 5.0, 20.0, 20.0],
@@ -159,11 +151,46 @@ BAD_VOC: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
-@pytest.mark.parametrize("case", BAD_VOC)
+def zip_up(folder: Path) -> Path:
+    """Move a VOC folder of one image into a zip."""
+    path = folder / "VOCdevkit.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
+        for one in sorted((folder / "VOCdevkit").rglob("*.*")):
+            file.write(one, one.relative_to(folder))
+    shutil.rmtree(folder / "VOCdevkit")
+    return path
+
+
+def change_field(path: Path, name: str, offset: int, value: bytes) -> None:
+    """Change a field of a file in a zip's central directory."""
+    content = bytearray(path.read_bytes())
+    start = content.rindex(name.encode()) - 46 + offset
+    content[start : start + len(value)] = value
+    path.write_bytes(content)
+
+
+BAD_ZIPS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "zip: cut": (lambda p: p.write_bytes(p.read_bytes()[:-30]), "VOCdevkit.zip: File is not a zip"),
+    "zip: text": (lambda p: p.write_bytes(b"x" * 100), "VOCdevkit.zip: File is not a zip file"),
+    "zip: checksum": (lambda p: change_field(p, IMAGE, 16, b"x"), "000012.jpg: Bad CRC-32"),
+    "zip: encrypted": (lambda p: change_field(p, IMAGE, 8, b"\1"), "000012.jpg: .* is encrypted"),
+    "zip: large": (lambda p: change_field(p, IMAGE, 24, b"\xff\xff\xff\x7f"), "2,147,483,647 byt"),
+    "zip: damaged list": (lambda p: change_field(p, NAMES, 16, b"x"), "test.txt: Bad CRC-32"),
+    "zip: bzip2": (lambda p: change_field(p, NAMES, 10, b"\x0c"), "it is compressed by another"),
+    "zip: missing image": (lambda p: change_field(p, IMAGE, 46, b"X"), "000012.jpg is missing"),
+    "zip: no annotation": (lambda p: change_field(p, ANNOTATION, 46, b"X"), "cannot read .*12.xml"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", [*BAD_VOC, *BAD_ZIPS])
 def test_corrupt_voc_file_is_named_in_one_line(case: str, tmp_path: Path) -> None:
-    break_it, message = BAD_VOC[case]
-    voc(tmp_path, ("dog", 0, 1, 1, 9, 9))
-    break_it(tmp_path)
+    """In a folder, and in a zip."""
+    break_it, message = (BAD_VOC | BAD_ZIPS)[case]
+    path = voc(tmp_path, ("dog", 0, 1, 1, 9, 9))
+    if case in BAD_ZIPS:
+        path = zip_up(path)
+    assert open_detection("voc07", tmp_path, "val").image(0).size == (60, 40)
+    break_it(path)
     with pytest.raises(DataError, match=message) as caught:
         open_detection("voc07", tmp_path, "val").image(0)
     assert "\n" not in str(caught.value)
@@ -235,78 +262,36 @@ def test_fields_required_by_pycocotools_are_filled_in(tmp_path: Path) -> None:
         assert coco_scores(opened, detections)["AP"] == pytest.approx(100)
 
 
-def zip_with(folder: Path, *, kind: int = zipfile.ZIP_DEFLATED) -> Path:
-    """Move a VOC folder of one image into a zip."""
-    voc(folder, ("dog", 0, 1, 1, 9, 9))
-    path = folder / "VOCdevkit.zip"
-    with zipfile.ZipFile(path, "w", kind) as file:
-        for one in sorted((folder / "VOCdevkit").rglob("*.*")):
-            file.write(one, one.relative_to(folder))
-    shutil.rmtree(folder / "VOCdevkit")
-    return path
-
-
-def change_field(path: Path, name: str, offset: int, value: bytes) -> None:
-    """Change a field of a file in a zip's central directory."""
-    content = bytearray(path.read_bytes())
-    start = content.rindex(name.encode()) - 46 + offset
-    content[start : start + len(value)] = value
-    path.write_bytes(content)
-
-
-BAD_ZIPS: dict[str, tuple[Callable[[Path], object], str]] = {
-    "cut": (lambda p: p.write_bytes(p.read_bytes()[:-30]), "VOCdevkit.zip: File is not a zip file"),
-    "no zip": (lambda p: p.write_bytes(b"x" * 100), "VOCdevkit.zip: File is not a zip file"),
-    "checksum": (lambda p: change_field(p, IMAGE, 16, b"x"), "000012.jpg: Bad CRC-32"),
-    "encrypted": (lambda p: change_field(p, IMAGE, 8, b"\1"), "000012.jpg: .* is encrypted"),
-    "too large": (lambda p: change_field(p, IMAGE, 24, b"\xff" * 3 + b"\x7f"), "2,147,483,647 byt"),
-    "damaged list": (lambda p: change_field(p, NAMES, 16, b"x"), "test.txt: Bad CRC-32"),
-    "bzip2": (lambda p: zip_with(p.parent, kind=zipfile.ZIP_BZIP2), "it is compressed by another"),
-    "missing image": (lambda p: change_field(p, IMAGE, 46, b"X"), "000012.jpg is missing"),
-    "missing annotation": (lambda p: change_field(p, ANNOTATION, 46, b"X"), "cannot read .*12.xml"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("case", BAD_ZIPS)
-def test_corrupt_zip_is_named_in_one_line(case: str, tmp_path: Path) -> None:
-    break_it, message = BAD_ZIPS[case]
-    path = zip_with(tmp_path)
-    assert open_detection("voc07", tmp_path, "val").image(0).size == (60, 40)
-    break_it(path)
-    with pytest.raises(DataError, match=message) as caught:
-        open_detection("voc07", tmp_path, "val").image(0)
-    assert "\n" not in str(caught.value)
-
-
 def test_corrupt_coco_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = coco_set(tmp_path) / "annotations/instances_val2017.json"
+    path = coco_set(tmp_path, annotation(1)) / "annotations/instances_val2017.json"
     original = path.read_text()
-    for text in ("{", "[]", original.replace('"height": 40, ', "")):
-        path.write_text(text)
-        with pytest.raises(DataError, match=r"cannot read .*instances_val2017\.json"):
-            open_detection("coco", tmp_path, "val")
-    for change, message in (
-        ({"bbox": [61, 5, 3, 4]}, "outside its image"),
-        ({"category": 4}, "no category has the id 4"),
-        ({"category": 4, "iscrowd": 1}, "no category has the id 4"),
-        ({"image": "9"}, "no image has the id '9'"),
-        ({"bbox": [1, 5, 3]}, "expected 4, got 3"),
-        ({"bbox": [1, 5, -3, 4]}, "the box is -3.0 x 4.0 pixels"),
-        ({"bbox": [1, 5, float("nan"), 4]}, "the box is nan x 4.0 pixels"),
+    table = json.loads(original)
+    without_mask = annotation(1)
+    del without_mask["segmentation"]
+    bad_annotations = (
+        (annotation(1, bbox=[61, 5, 3, 4]), "outside its image"),
+        (annotation(1, category=4), "no category has the id 4"),
+        (annotation(1, category=4, iscrowd=1), "no category has the id 4"),
+        (annotation(1, image="9"), "no image has the id '9'"),
+        (annotation(1, bbox=[1, 5, 3]), "expected 4, got 3"),
+        (annotation(1, bbox=[1, 5, -3, 4]), "the box is -3.0 x 4.0 pixels"),
+        (annotation(1, bbox=[1, 5, float("nan"), 4]), "the box is nan x 4.0 pixels"),
+        (without_mask, "'segmentation' is missing"),
+    )
+    bad_tables = (
+        *(({"annotations": [one]}, f"annotation 1: .*{text}") for one, text in bad_annotations),
+        ({"images": table["images"] + table["images"][:1]}, "2 images have the id 7"),
+        ({"categories": table["categories"] + table["categories"][:1]}, "2 .* the id 90"),
+    )
+    for content, message in (
+        ("{", ""),
+        ("[]", ""),
+        (original.replace('"height": 40, ', ""), ""),
+        *((json.dumps(table | part), message) for part, message in bad_tables),
     ):
-        coco_set(tmp_path, annotation(1, **change))
-        with pytest.raises(DataError, match=f"instances_val2017.json .*annotation 1: .*{message}"):
+        path.write_text(content)
+        with pytest.raises(DataError, match=rf"cannot read .*instances_val2017\.json .*{message}"):
             open_detection("coco", tmp_path, "val")
-    table = json.loads(coco_set(tmp_path, annotation(1)).joinpath(path).read_text())
-    for what, message in (("images", "2 images have the id 7"), ("categories", "2 .* the id 90")):
-        twice = table | {what: [*table[what], table[what][0]]}
-        path.write_text(json.dumps(twice))
-        with pytest.raises(DataError, match=f"instances_val2017.json .*{message}"):
-            open_detection("coco", tmp_path, "val")
-    del table["annotations"][0]["segmentation"]
-    path.write_text(json.dumps(table))
-    with pytest.raises(DataError, match="annotation 1: 'segmentation' is missing"):
-        open_detection("coco", tmp_path, "val")
     with pytest.raises(NoSplitError, match=r"looked for .*train2017\.json and annotations_t"):
         open_detection("coco", tmp_path, "train")
     with pytest.raises(DataError, match="no data at"):
