@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from fastsiam.evaluate.detection.training import DetectorTraining
 from fastsiam.evaluate.detection.training_images import DetectionBatches, Sample, draw_position
 from tests.evaluate.detection.tiny import SIDE, picture, squares, tiny
 from tests.train.runs import CPU as HERE
+from tests.train.runs import same_state
 
 CONFIG = DetectConfig(steps=8, warmup=2, short_side="64", batch_size=2, workers=2)
 
@@ -48,13 +48,6 @@ def images_of(data: DetectionSet, *, place: Place = HERE, **settings: Any) -> De
 def batches(data: DetectionSet, first: int, steps: int, place: Place = HERE) -> list[list[Sample]]:
     images = images_of(data, place=place, short_side="48-64", long_side=100)
     return list(images.from_step(first, steps))
-
-
-def alike(first: Sequence[Sample], second: Sequence[Sample]) -> bool:
-    return all(
-        torch.equal(a, b) and all(torch.equal(x[name], y[name]) for name in x)
-        for (a, x), (b, y) in zip(first, second, strict=True)
-    )
 
 
 def test_each_epoch_has_every_image_once_in_new_order() -> None:
@@ -100,9 +93,9 @@ def test_invalid_settings_are_rejected() -> None:
 
 def test_batch_depends_only_on_seed_and_step(data: DetectionSet) -> None:
     all_batches, later = batches(data, 0, 5), batches(data, 3, 5)
-    assert len(later) == 2 and all(map(alike, all_batches[3:], later))
+    assert len(later) == 2 and same_state(all_batches[3:], later)
     first, second = (batches(data, 0, 5, Place(rank, 2, HERE.device)) for rank in (0, 1))
-    assert all(map(alike, all_batches, map(list.__add__, first, second)))
+    assert same_state(all_batches, [a + b for a, b in zip(first, second, strict=True)])
 
 
 def test_boxes_and_masks_are_resized_and_flipped_with_image(detection_data: Path) -> None:
