@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fastsiam.config import BackboneConfig, TrainConfig
+from fastsiam.config import BackboneConfig
 from fastsiam.config.evaluate import EvalConfig, FinetuneConfig, KnnConfig, LinearConfig
 from fastsiam.errors import DataError, FastSiamError
 from fastsiam.evaluate import record_files
@@ -99,7 +99,7 @@ def test_other_protocol_or_corrupt_state_restarts(
         assert evaluate_linear(run, two, HERE).results == reference.results
 
 
-def test_fine_tuning_learns_and_keeps_run_unchanged(run: Path, small: TrainConfig) -> None:
+def test_fine_tuning_learns_and_keeps_run_unchanged(run: Path) -> None:
     before = (run / "checkpoints" / "last.pt").read_bytes()
     config = FinetuneConfig(epochs=30, batch=8, lr=3.0, scale_min=0.5, workers=0, device="cpu")
     record = evaluate_finetuned(run, config, HERE)
