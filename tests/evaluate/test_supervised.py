@@ -1,4 +1,4 @@
-"""Training linear classifiers: steps against manual computation, several heads, accuracy."""
+"""Training linear classifiers: steps against manual computation, several heads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fastsiam.config.evaluate import FinetuneConfig, LinearConfig
-from fastsiam.evaluate.accuracy import Accuracy
 from fastsiam.evaluate.supervised import Heads, SupervisedTraining
 from tests.train.runs import CPU as HERE
 
@@ -88,16 +87,6 @@ def test_each_head_is_validated_separately() -> None:
         for kind, accuracy in enumerate(result.per_class):
             assert accuracy == pytest.approx(100 * right[labels == kind].float().mean().item())
     assert results[0].top1 < 60 < 85 < results[1].top1
-
-
-def test_accuracy_counts_top1_top5_and_classes() -> None:
-    scores = torch.tensor([[3.0, 2, 1, 0, -1, -2], [0, 5, 4, 3, 2, 1], [0, 0, 9, 0, 0, 0.5]])
-    scores[2, :2] = -torch.inf
-    count = Accuracy(6, torch.device("cpu"))
-    count.add(scores, torch.tensor([0, 0, 1]))
-    assert count.images == 3 and count.top1 == pytest.approx(100 / 3)
-    assert count.top5 == pytest.approx(100 / 3)  # ranks beyond 5 and -inf scores do not count
-    assert list(count.per_class[:3]) == [50, 0, None]
 
 
 def test_skipped_first_step_initialises_momentum() -> None:
