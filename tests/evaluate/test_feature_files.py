@@ -19,7 +19,6 @@ from fastsiam.errors import BackendError, FastSiamError
 from fastsiam.evaluate.feature_files import write_features, write_neighbours
 from fastsiam.evaluate.features import concat_batches
 from fastsiam.evaluate.subject import open_subject
-from fastsiam.pipelines import build_eval_loader
 from tests.conftest import write_data, write_images
 from tests.processes import Forked, command, fastsiam
 from tests.ranks import fastsiam_on_ranks
@@ -74,15 +73,10 @@ def test_ranks_write_same_file_as_one_process(run: Path, tmp_path: Path) -> None
     for bad in (0, 1, 2, 3, 6, 8, 9):
         (folder / f"class0/{bad:03d}.jpg").write_bytes(b"no image")
     flags = ["--data", str(folder), "--device", "cpu", "--workers", "0", "--feature-batch", "2"]
-    flags += ["--bad-images", "replace"]
+    flags += ["--bad-images", "replace", "--gpus"]
     one, several = tmp_path / "one.npy", tmp_path / "several.npy"
-    config = FeaturesConfig(
-        out=str(one), data=str(folder), workers=0, feature_batch=2, bad_images="replace"
-    )
-    write_features(run, config, HERE)
-    results = fastsiam_on_ranks(
-        2, "features", str(run), "--out", str(several), "--gpus", "2", *flags
-    )
+    fastsiam("features", str(run), "--out", str(one), *flags, "1")
+    results = fastsiam_on_ranks(2, "features", str(run), "--out", str(several), *flags, "2")
     assert f"wrote {several}" in results[0].stdout and not results[1].stdout
     assert several.read_bytes() == one.read_bytes() and np.load(one).shape == (33, 32)
     assert table_of(several) == table_of(one)
@@ -155,8 +149,7 @@ def test_image_is_not_its_own_neighbour(
     config = NeighboursConfig(data=str(folder), images=12, k=3, workers=0)
     write_neighbours(run, config, HERE, out=tmp_path / "n.png")
     subject = open_subject(run, config, HERE)
-    loader = build_eval_loader(subject.data, "train", subject.augment, resize=16)
-    features, labels, _ = concat_batches(subject.extract(loader, "image"))
+    features, labels, _ = concat_batches(subject.extract(subject.loader("train"), "image"))
     cosine = torch.nn.functional.normalize(features) @ torch.nn.functional.normalize(features).T
     cosine.fill_diagonal_(-2)
     (rows,) = grid.call_args.args

@@ -164,12 +164,12 @@ def test_linear_evaluation_on_two_ranks_equals_one(run: Path, cached: bool, tmp_
     """The run is not modified; a checkpoint can be passed instead of the run's folder."""
     before = (run / "checkpoints" / "last.pt").read_bytes()
     out = tmp_path / "linear.json"
-    storage: Any = "fp16" if cached else "fp32"
-    results = fastsiam_on_ranks(
-        2, "eval", "linear", str(run), "--lrs", "0.1,30", "--optimizer", "sgd", "--epochs", "3",
-        "--batch", "8", "--device", "cpu", "--workers", "0", "--gpus", "2", "--json", str(out),
-        "--storage", storage, *(["--cached"] if cached else []),
-    )  # fmt: skip
+    storage = "fp16" if cached else "fp32"
+    flags = [
+        "--lrs", "0.1,30", "--optimizer", "sgd", "--epochs", "3", "--batch", "8", "--device", "cpu",
+        "--workers", "0", "--storage", storage, *(["--cached"] if cached else []), "--gpus",
+    ]  # fmt: skip
+    results = fastsiam_on_ranks(2, "eval", "linear", str(run), "--json", str(out), *flags, "2")
     (both,) = read_records(run)
     assert results[0].stdout.splitlines() == json.loads(out.read_text())["summary"] == both.summary
     assert not results[1].stdout
@@ -194,15 +194,13 @@ def test_linear_evaluation_on_two_ranks_equals_one(run: Path, cached: bool, tmp_
     (record_file,) = (run / "eval").iterdir()
     name = "linear-sgd-cached-epoch1-" if cached else "linear-sgd-epoch1-"
     assert record_file.name.startswith(name) and record_file.suffix == ".json"
-    config = LinearConfig(
-        lrs=(0.1, 30), optimizer="sgd", epochs=3, batch=8, cached=cached, storage=storage,
-        feature_batch=2, workers=0, device="cpu",
-    )  # fmt: skip
-    alone = evaluate_linear(checkpoints.last(run), config, HERE)
+    alone_flags = ["--feature-batch", "2", *flags, "1"]
+    fastsiam("eval", "linear", str(checkpoints.last(run)), *alone_flags)
+    (alone,) = read_records(run)
     assert alone.results == both.results  # feature_batch does not matter
     assert (alone.images.ranks, both.images.ranks) == (1, 2)
     assert (run / "checkpoints" / "last.pt").read_bytes() == before
-    network = open_subject(run, config, HERE).network
+    network = open_subject(run, QUICK, HERE).network
     assert weights_hash(network.state_dict()) == both.network.fingerprint
 
 
