@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torchvision.models.detection.image_list import ImageList
 
 from fastsiam.config.detect import DetectConfig
@@ -14,26 +15,17 @@ from fastsiam.errors import FastSiamError
 from fastsiam.evaluate.detection.detectors import build_detector
 from tests.evaluate.detection.tiny import tiny
 
-MEAN = (0.5, 0.5, 0.5)
-SIDES = (32, 64, 128, 256, 512)
-
-
-def images() -> list[Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    return [torch.rand(3, *size, generator=generator) for size in ((96, 64), (64, 100))]
-
-
-def targets() -> list[dict[str, Tensor]]:
-    masks = [torch.zeros(2, *image.shape[1:], dtype=torch.uint8) for image in images()]
-    for mask in masks:
-        mask[:, 10:40, 10:40] = 1
-    boxes = torch.tensor([[4.0, 6.0, 40.0, 50.0], [20.0, 10.0, 60.0, 44.0]])
-    return [{"boxes": boxes, "labels": torch.tensor([1, 3]), "masks": mask} for mask in masks]
-
 
 @pytest.mark.parametrize("kind", ["c4", "fpn"])
 def test_autocast_trains_every_weight_with_float32_boxes(kind: str) -> None:
     """bfloat16 would shift anchors and boxes by pixels. Detections lie within their image."""
+    generator = torch.Generator().manual_seed(0)
+    images = [torch.rand(3, *size, generator=generator) for size in ((96, 64), (64, 100))]
+    masks = [torch.zeros(2, *image.shape[1:], dtype=torch.uint8) for image in images]
+    for mask in masks:
+        mask[:, 10:40, 10:40] = 1
+    boxes = torch.tensor([[4.0, 6.0, 40.0, 50.0], [20.0, 10.0, 60.0, 44.0]])
+    labels = torch.tensor([1, 3])
     model = tiny(3, kind=kind, masks=True, dtype=torch.bfloat16).train()
     stages = {"anchors": model.rpn.anchor_generator, "deltas": model.roi_heads.box_predictor}
     stages |= {"body": model.backbone, "masks": model.roi_heads.mask_predictor}
@@ -41,16 +33,13 @@ def test_autocast_trains_every_weight_with_float32_boxes(kind: str) -> None:
         stages |= {"stage": model.roi_heads.box_head.stage}
     types: dict[str, list[torch.dtype]] = {name: [] for name in stages}
 
-    def record_types(name: str) -> Any:
-        def note(module: nn.Module, arguments: Any, result: Any) -> None:
-            parts = result.values() if isinstance(result, dict) else result
-            types[name].append(next(iter(parts)).dtype)
-
-        return note
+    def record_type(name: str, module: nn.Module, arguments: Any, result: Any) -> None:
+        parts = result.values() if isinstance(result, dict) else result
+        types[name].append(next(iter(parts)).dtype)
 
     for name, module in stages.items():
-        module.register_forward_hook(record_types(name))
-    losses = model(images(), targets())
+        module.register_forward_hook(partial(record_type, name))
+    losses = model(images, [{"boxes": boxes, "labels": labels, "masks": mask} for mask in masks])
     expected = {"loss_objectness", "loss_rpn_box_reg", "loss_classifier", "loss_box_reg"}
     assert set(losses) == expected | {"loss_mask"}
     if kind == "c4":  # masks reuse the fourth stage's maps of their boxes
@@ -59,9 +48,10 @@ def test_autocast_trains_every_weight_with_float32_boxes(kind: str) -> None:
     sum(losses.values()).backward()
     assert all(p.requires_grad and p.grad is not None for p in model.parameters())
     model.eval().roi_heads.score_thresh, model.roi_heads.detections_per_img = 0.0, 5
+    sizes = [(192, 128), (32, 50)]
     with torch.no_grad():
-        detections = model(images(), sizes=[(192, 128), (32, 50)])
-    for one, (height, width) in zip(detections, [(192, 128), (32, 50)], strict=True):
+        detections = model(images, sizes=sizes)
+    for one, (height, width) in zip(detections, sizes, strict=True):
         assert len(one["boxes"]) > 0 and set(one["labels"].tolist()) <= {1, 2, 3}
         assert one["boxes"].dtype == torch.float32
         assert one["boxes"][:, 2].max() <= width and one["boxes"][:, 3].max() <= height
@@ -105,7 +95,8 @@ def test_anchors_are_one_stride_apart(stem: str, stride: int, width: int) -> Non
     far = [(centres[..., 0] - stride * torch.arange(columns).view(1, -1, 1)),
            (centres[..., 1] - stride * torch.arange(rows).view(-1, 1, 1))]  # fmt: skip
     assert max(x.abs().max() for x in far) < 1e-4
-    sides = [(s * 2 ** (-r / 2), s * 2 ** (r / 2)) for r in (-1, 0, 1) for s in SIDES]
+    sizes = (32, 64, 128, 256, 512)
+    sides = [(s * 2 ** (-r / 2), s * 2 ** (r / 2)) for r in (-1, 0, 1) for s in sizes]
     assert torch.allclose((anchors[:, 2:] - anchors[:, :2])[:15], torch.tensor(sides))
 
 
@@ -127,4 +118,4 @@ def test_mask_head_is_initialised_as_in_detectron2() -> None:
 
 def test_networks_other_than_resnets_are_rejected() -> None:
     with pytest.raises(FastSiamError, match="detection supports the ResNets"):
-        build_detector(nn.Linear(2, 2), DetectConfig(), classes=2, mean=MEAN, std=MEAN)
+        build_detector(nn.Linear(2, 2), DetectConfig(), classes=2, mean=[0.5] * 3, std=[0.5] * 3)
