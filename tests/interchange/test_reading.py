@@ -156,10 +156,8 @@ def test_mismatched_weights_are_named(tmp_path: Path) -> None:
         (".running_var", r"24 missing \(\S+, \S+, \S+ and 21 more\)"),
     ):
         assert re.search(message, broken(partial(drop, part=part), tmp_path))
-    wide = {
-        "backbone." + k: v for k, v in torchvision.models.resnext50_32x4d().state_dict().items()
-    }
-    torch.save(wide, tmp_path / "wide.pth")
+    wide = torchvision.models.resnext50_32x4d().state_dict()
+    torch.save(prefixed(wide, "backbone."), tmp_path / "wide.pth")
     with pytest.raises(CheckpointError, match=r"different shape .*name it with --backbone"):
         load_pretrained(tmp_path / "wide.pth")
     assert load_pretrained(tmp_path / "wide.pth", backbone="resnext50_32x4d").unused_keys
@@ -169,14 +167,14 @@ def test_unsupported_heads_are_rejected(tmp_path: Path) -> None:
     """BN without running statistics, after only some hidden layers, or twice after a layer."""
     mean = "module.predictor.1.running_mean"
     assert "1 missing (predictor.1.running_mean)" in broken(lambda s: s.pop(mean), tmp_path)
-    backbone_state = {f"backbone.{k}": v for k, v in resnets().items() if not k.startswith("fc.")}
+    backbone = prefixed(resnets(), "backbone.")
     mixed = nn.Sequential(
         *(nn.Linear(32, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU()),
         nn.Linear(8, 8),
     )
     twice = nn.Sequential(nn.Linear(32, 8), nn.BatchNorm1d(8), nn.BatchNorm1d(8))
     for odd in (mixed, twice, nn.Sequential(nn.Linear(31, 8))):
-        torch.save(backbone_state | prefixed(odd.state_dict(), "projector."), tmp_path / "w.pth")
+        torch.save(backbone | prefixed(odd.state_dict(), "projector."), tmp_path / "w.pth")
         problems = r"w.pth do not match .* (missing|unknown|shape)"
         with pytest.raises(CheckpointError, match=problems) as caught:
             load_pretrained(tmp_path / "w.pth")
