@@ -78,9 +78,9 @@ def test_logs_and_settings_in_checkpoints_are_skipped(zipped: bool, tmp_path: Pa
 def test_third_party_objects_are_not_imported_or_called(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An object with a state, and a dict. Their modules exist only when the file is written."""
-    config: Any = type("DictConfig", (), {"__module__": "omegaconf.made_up"})()
-    config.a = 1
+    """An object whose state is a list, and a dict; their modules exist only while saving."""
+    methods = {"__module__": "omegaconf.made_up", "__getstate__": lambda self: [1]}
+    config = type("DictConfig", (), methods)()
     other = type("ConfigDict", (dict,), {"__module__": "mmengine.made_up"})(b=2)
     with monkeypatch.context() as patch:
         for kind in (type(config), type(other)):
