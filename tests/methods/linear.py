@@ -16,7 +16,6 @@ from fastsiam.train.step import TrainingStep
 from fastsiam.views.batch import Batch
 from tests import rank_jobs
 from tests.configs import with_settings
-from tests.methods.formulas import Array
 from tests.train.runs import CPU
 
 IMAGES, BATCH, STEPS = 24, 8, 3
@@ -53,47 +52,41 @@ def build(config: MethodConfig, seed: int = 0, *, normed: bool = False) -> Any:
     return method
 
 
-def batch_of(views: int, step: int = 0, *, sides: Sequence[int] = ()) -> Batch:
+def batch_of(step: int = 0, *, sides: Sequence[int] = (2, 2)) -> Batch:
     """Return images of different scale and mean. Views of one image differ less than images do."""
     generator = torch.Generator().manual_seed(step)
     kwargs: dict[str, Any] = {"generator": generator, "dtype": torch.float64}
     images = torch.randn(BATCH, 3, 2, 2, **kwargs) + torch.randn(1, 3, 2, 2, **kwargs)
-    image_views = tuple(
+    views = tuple(
         F.interpolate(images, size=side) + 0.5 * torch.randn(BATCH, 3, side, side, **kwargs)
-        for side in sides or [2] * views
+        for side in sides
     )
     # Each epoch has another order, so that per-image rows are accessed in any order.
     epoch, place = divmod(step, STEPS)
     order = torch.randperm(IMAGES, generator=torch.Generator().manual_seed(100 + epoch))
-    return Batch(image_views, order[place * BATCH :][:BATCH], torch.zeros(BATCH, dtype=torch.int64))
+    return Batch(views, order[place * BATCH :][:BATCH], torch.zeros(BATCH, dtype=torch.int64))
 
 
-def views_of(batch: Batch) -> list[Array]:
-    return [view.double().numpy() for view in batch.views]
+COPIES = ("frozen", "target")
+"""Names of the encoder's copies."""
 
 
-COPIES = ("frozen.", "target.")
-"""Name prefixes of the encoder's copies."""
-
-
-def arrays(method: nn.Module, *, copied: bool = False) -> dict[str, Array]:
-    """Return the weights as arrays, without the encoder's copy; with ``copied`` only the copy."""
-    weights = {
-        name: value.detach().double().numpy().copy() for name, value in method.named_parameters()
-    }
-    if not copied:
-        return {name: value for name, value in weights.items() if not name.startswith(COPIES)}
-    parts = {
-        f"{copy}{i}.": prefix
-        for copy in COPIES
-        for i, prefix in enumerate(("backbone.", "projector."))
-    }
+def weights_of(method: nn.Module) -> dict[str, Tensor]:
+    """Return a copy of the weights, without those of the encoder's copy."""
     return {
-        prefix + name.removeprefix(copy): value
-        for name, value in weights.items()
-        for copy, prefix in parts.items()
-        if name.startswith(copy)
+        name: value.detach().clone()
+        for name, value in method.named_parameters()
+        if name.partition(".")[0] not in COPIES
     }
+
+
+def copied_weights_of(method: nn.Module) -> dict[str, Tensor]:
+    """Return the weights of the encoder's copy, with the encoder's names; {} without a copy."""
+    for name in COPIES:
+        if hasattr(method, name):
+            backbone, projector = getattr(method, name)
+            return weights_of(nn.ModuleDict({"backbone": backbone, "projector": projector}))
+    return {}
 
 
 def step_of(method: Any, **settings: Any) -> TrainingStep:

@@ -1,13 +1,13 @@
-"""Every variant of every method, compared step by step with its formulas in float64 numpy."""
+"""Every variant of every method, compared step by step with its formulas in float64."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from fastsiam.config import SimSiamConfig
 from fastsiam.config.methods.byol import BYOLConfig
@@ -16,19 +16,19 @@ from fastsiam.config.methods.simclr import SimCLRConfig
 from fastsiam.config.methods.swav import SwAVConfig
 from fastsiam.views.batch import Batch
 from tests.methods import formulas, related_formulas
-from tests.methods.formulas import Array, Weights
+from tests.methods.formulas import Weights
 from tests.methods.linear import (
     BATCH,
     EPOCHS,
     IMAGES,
     STEPS,
-    arrays,
     batch_of,
     build,
+    copied_weights_of,
     step_of,
-    views_of,
+    weights_of,
 )
-from tests.methods.related_formulas import Groups, project
+from tests.methods.related_formulas import project
 from tests.methods.variants import ALL_CASES, RELATED, VARIANTS, Case
 
 CASES = pytest.mark.parametrize("case", ALL_CASES.values(), ids=ALL_CASES.keys())
@@ -41,7 +41,7 @@ def build_case(case: Case, **options: Any) -> Any:
 
 def images_of(case: Case, step: int = 0) -> Batch:
     """Return a batch of a case's views; the largest views have 4 x 4 pixels."""
-    return batch_of(case.views, step, sides=[4 // by for by in case.smaller])
+    return batch_of(step, sides=[4 // by for by in case.smaller])
 
 
 class MethodState:
@@ -54,11 +54,11 @@ class MethodState:
     def __init__(self, case: Any, method: Any) -> None:
         self.config, self.case = method.config, case
         self.encoder: Weights = {}
-        self.averages = np.zeros((IMAGES, method.dim))
-        self.queue: Array | None = None
+        self.averages = torch.zeros(IMAGES, method.dim, dtype=torch.float64)
+        self.queue: Tensor | None = None
         self.given = 0
         if getattr(self.config, "queue", 0):
-            self.queue = method.queue.double().numpy().copy()
+            self.queue = method.queue.double()
 
     def fill(self, method: Any) -> None:
         """Replace the method's state by random unit rows."""
@@ -67,7 +67,7 @@ class MethodState:
                 buffers[name].copy_(
                     torch.nn.functional.normalize(torch.randn_like(buffers[name]), dim=-1)
                 )
-                setattr(self, name, buffers[name].double().numpy().copy())
+                setattr(self, name, buffers[name].to(torch.float64, copy=True))
         if self.queue is not None:
             method.pushed.fill_(len(self.queue))
             self.given = len(self.queue)
@@ -80,24 +80,23 @@ class MethodState:
             return
         if at % every == 0:
             self.encoder = {key: weights[key] for key in copied}
-        assert all(np.array_equal(value, self.encoder[key]) for key, value in copied.items())
+        assert all(torch.equal(value, self.encoder[key]) for key, value in copied.items())
 
     def take(self, weights: Weights, parts: list[Batch], at: int) -> None:
         """Update the state after a step with the given parts of a batch."""
         for part in parts:
-            views, index = views_of(part), part.index.numpy()
             if getattr(self.config, "target_average", 0):
-                self.averages[index] = moving_averages(self, views, index, self.case.others)
-        rows: list[Array] = []
+                self.averages[part.index] = self.moving_averages(part, self.case.others)
+        rows: list[Tensor] = []
         if isinstance(self.config, MoCoV2Config):
             for view in (0, 1) if self.config.symmetric else (1,):
                 for part in parts:
-                    keys = project("mocov2", self.encoder, views_of(part)[view])
+                    keys = project("mocov2", self.encoder, part.views[view])
                     rows += list(formulas.unit(keys))
         elif isinstance(self.config, SwAVConfig) and at >= round(self.config.queue_from * STEPS):
             for part in parts:
-                zs = [project("swav", weights, view) for view in views_of(part)[:2]]
-                rows += list(np.stack([formulas.unit(z) for z in zs], axis=1))
+                zs = [project("swav", weights, view) for view in part.views[:2]]
+                rows += list(torch.stack([formulas.unit(z) for z in zs], 1))
         if self.queue is not None:
             for row in rows:
                 self.queue[self.given % len(self.queue)] = row
@@ -105,27 +104,25 @@ class MethodState:
 
     def check(self, method: Any, at: int) -> None:
         if self.queue is not None:
-            np.testing.assert_allclose(method.queue.numpy(), self.queue, atol=1e-6)
+            torch.testing.assert_close(method.queue.double(), self.queue, atol=1e-6, rtol=1e-7)
             assert method.pushed == self.given
         if getattr(self.config, "target_average", 0):
-            np.testing.assert_allclose(method.averages.numpy(), self.averages, atol=1e-6)
+            torch.testing.assert_close(method.averages, self.averages, atol=1e-6, rtol=1e-7)
             assert self.averages.any(1).sum() == min(IMAGES, (at + 1) * BATCH)
 
-
-def moving_averages(
-    state: MethodState, views: list[Array], index: Any, view_numbers: tuple[int, ...]
-) -> Array:
-    """Return the moving averages of a batch's images after the projections of some views."""
-    zs = [
-        formulas.encode(state.encoder, views[view], norm=state.config.head_bn)
-        for view in view_numbers
-    ]
-    return formulas.update_averages(state.averages[index], zs, state.config.target_average)
+    def moving_averages(self, batch: Batch, views: tuple[int, ...]) -> Tensor:
+        """Return the moving averages of a batch's images after the projections of some views."""
+        zs = [
+            formulas.encode(self.encoder, batch.views[view], norm=self.config.head_bn)
+            for view in views
+        ]
+        rows = self.averages[batch.index]
+        return formulas.update_averages(rows, zs, self.config.target_average)
 
 
 def formula_of(
     method: Any, batch: Batch, state: MethodState, *, group: int = 0
-) -> Callable[[Weights], float]:
+) -> Callable[[Weights], Tensor]:
     """Return the loss as a function of the weights; what the method detaches is constant.
 
     Args:
@@ -134,17 +131,14 @@ def formula_of(
         state: the state from earlier batches, and the encoder of the targets.
         group: number of consecutive images that share BN statistics; 0 for all.
     """
-    config, views = method.config, views_of(batch)
-    weights, known = arrays(method), dict[str, Any]()
+    config, views = method.config, batch.views
+    weights, known = weights_of(method), dict[str, Any]()
     match config:
         case SimSiamConfig():
             pairs, norm = state.case.pairs, config.head_bn
             known = {"norm": norm, "similarity": config.similarity}
             if config.target_average:
-                index = batch.index.numpy()
-                known["against"] = [
-                    moving_averages(state, views, index, view_numbers) for _, view_numbers in pairs
-                ]
+                known["against"] = [state.moving_averages(batch, targets) for _, targets in pairs]
             elif config.stop_gradient:
                 zs = [formulas.encode(state.encoder, view, norm=norm) for view in views]
                 known["against"] = formulas.targets(dict(enumerate(zs)), pairs)
@@ -154,18 +148,16 @@ def formula_of(
             if config.stop_gradient:
                 known["against"] = [project("simclr", weights, view) for view in views]
         case MoCoV2Config():
-            parts: list[Groups] = [(), ()]
-            if group:
-                parts = [
-                    groups(len(batch.index), group)
-                    for groups in (related_formulas.query_groups, related_formulas.key_groups)
-                ]
+            query_groups = key_groups = None
+            if group:  # consecutive queries; each group of keys has images of all of these groups
+                query_groups = torch.arange(len(batch.index)).view(-1, group)
+                key_groups = query_groups.T.reshape(-1, group)
             known = {
                 "temperature": config.temperature,
-                "keys": [project("mocov2", state.encoder, view, parts[1]) for view in views],
+                "keys": [project("mocov2", state.encoder, view, key_groups) for view in views],
                 "queue": state.queue,
                 "symmetric": config.symmetric,
-                "groups": parts[0],
+                "groups": query_groups,
             }
         case BYOLConfig():
             known["targets"] = [project("byol", state.encoder, view) for view in views]
@@ -176,7 +168,7 @@ def formula_of(
             settings: dict[str, Any] = {"epsilon": config.epsilon, "rounds": config.sinkhorn_rounds}
             known["temperature"] = config.temperature
 
-            def codes(now: Weights) -> list[Array]:
+            def codes(now: Weights) -> list[Tensor]:
                 return related_formulas.codes(now, views, queues=queues, **settings)
 
             if not config.stop_gradient:
@@ -186,24 +178,24 @@ def formula_of(
     return lambda now: loss(now, views, **known)
 
 
-def check_gradients(method: Any, batch: Batch, loss: Callable[[Weights], float]) -> Any:
+def check_gradients(method: Any, batch: Batch, loss: Callable[[Weights], Tensor]) -> Any:
     """Compare the loss and its gradient for each weight; return the method's output."""
     output = method(batch.views, batch.index)
     output.loss.backward()
-    assert output.loss.item() == pytest.approx(loss(arrays(method)), abs=2e-6)
-    gradients = {
-        name: p.grad.numpy() for name, p in method.named_parameters() if p.grad is not None
-    }
+    weights = {name: value.requires_grad_() for name, value in weights_of(method).items()}
+    expected = loss(weights)
+    expected.backward()
+    assert output.loss.item() == pytest.approx(expected.item(), abs=2e-6)
+    gradients = {name: p.grad for name, p in method.named_parameters() if p.grad is not None}
     assert gradients.keys() == trained_names(method)
-    expected = formulas.gradient(loss, arrays(method))
-    for name, slopes in gradients.items():
-        np.testing.assert_allclose(slopes, expected[name], atol=2e-5, rtol=2e-5, err_msg=name)
+    expected_gradients = {name: weights[name].grad for name in gradients}
+    torch.testing.assert_close(gradients, expected_gradients, atol=2e-5, rtol=2e-5)
     return output
 
 
 def trained_names(method: Any) -> set[str]:
     fixed = getattr(method.config, "predictor", "") == "fixed"
-    return {name for name in arrays(method) if not (fixed and name.startswith("predictor."))}
+    return {name for name in weights_of(method) if not (fixed and name.startswith("predictor."))}
 
 
 @CASES
@@ -212,11 +204,11 @@ def test_loss_and_gradients_equal_formulas(case: Case) -> None:
     method, batch = build_case(case), images_of(case)
     state = MethodState(case, method)
     state.fill(method)
-    state.encoder = arrays(method, copied=True) or arrays(method)
+    state.encoder = copied_weights_of(method) or weights_of(method)
     output = check_gradients(method, batch, formula_of(method, batch, state))
     if isinstance(case.config(), SimSiamConfig):
-        z = formulas.encode(arrays(method), views_of(batch)[0], norm=method.config.head_bn)
-        np.testing.assert_allclose(output.embedding.numpy(), z, rtol=1e-9, atol=1e-12)
+        z = formulas.encode(weights_of(method), batch.views[0], norm=method.config.head_bn)
+        torch.testing.assert_close(output.embedding, z, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("group", [2, 4])
@@ -228,11 +220,11 @@ def test_key_bn_groups_differ_from_query_groups(group: int) -> None:
     state.fill(method)
     step_of(method, sync_bn=False, bn_images=group)
     method.target[0].layer.weight.data.normal_()
-    state.encoder = arrays(method, copied=True)
+    state.encoder = copied_weights_of(method)
     loss = formula_of(method, batch, state, group=group)
     check_gradients(method, batch, loss)
     same = formula_of(method, batch, state)
-    assert abs(loss(arrays(method)) - same(arrays(method))) > 1e-3
+    assert abs(loss(weights_of(method)) - same(weights_of(method))) > 1e-3
 
 
 STATEFUL_CASES = RELATED | {
@@ -254,23 +246,21 @@ def test_losses_and_state_equal_formulas_at_each_step(case: Case, accumulate: in
     method = build_case(case)
     step, state, losses = step_of(method, accumulate=accumulate), MethodState(case, method), []
     for at in range(EPOCHS * STEPS):
-        batch, weights = images_of(case, at), arrays(method)
-        state.begin(at, weights, arrays(method, copied=True))
+        batch, weights = images_of(case, at), weights_of(method)
+        state.begin(at, weights, copied_weights_of(method))
         parts = batch.chunks(accumulate)
         expected = [formula_of(method, part, state)(weights) for part in parts]
         losses.append(step(batch, at=at)[0].item())
-        assert losses[-1] == pytest.approx(np.mean(expected), abs=5e-6), at
+        assert losses[-1] == pytest.approx(torch.stack(expected).mean().item(), abs=5e-6), at
         state.take(weights, parts, at)
         state.check(method, at)
-        weights_after, copied = arrays(method), arrays(method, copied=True)
-        if (
-            getattr(method.config, "alternate_every", 1) == 1
-        ):  # otherwise frozen: ``MethodState.begin``
-            momentum = momentum_of(method.config, at)
-            for name, value in copied.items():
-                follows = momentum * state.encoder[name] + (1 - momentum) * weights_after[name]
-                np.testing.assert_allclose(value, follows, atol=1e-12, rtol=1e-12, err_msg=name)
-    assert np.ptp(losses) > 1e-2
+        # Other values of ``alternate_every`` freeze the copy: see ``MethodState.begin``.
+        if getattr(method.config, "alternate_every", 1) == 1:
+            momentum, after = momentum_of(method.config, at), weights_of(method)
+            copied = copied_weights_of(method)
+            follows = {x: momentum * state.encoder[x] + (1 - momentum) * after[x] for x in copied}
+            torch.testing.assert_close(copied, follows, atol=1e-12, rtol=1e-12)
+    assert max(losses) - min(losses) > 1e-2
 
 
 def momentum_of(config: Any, at: int) -> float:
@@ -289,27 +279,27 @@ def test_mean_of_bfloat16_targets_is_not_rounded() -> None:
         ps = [method.predictor(z) for z in zs]
         loss = method(tuple(view.float() for view in batch.views), batch.index).loss.item()
     assert ps[0].dtype == torch.bfloat16
-    z = {view: one.detach().double().numpy() for view, one in enumerate(zs)}
-    p = [one.detach().double().numpy() for one in ps]
-    of_each = formulas.targets(z, case.pairs)
-    terms = [formulas.DISTANCES["cosine"](a, b) for a, b in zip(p, of_each, strict=True)]
-    assert loss == pytest.approx(np.mean(terms), abs=1e-6)
+    targets = formulas.targets({view: z.double() for view, z in enumerate(zs)}, case.pairs)
+    cosine = formulas.DISTANCES["cosine"]
+    terms = [cosine(p.double(), target) for p, target in zip(ps, targets, strict=True)]
+    assert loss == pytest.approx(torch.stack(terms).mean().item(), abs=1e-6)
 
 
 def test_momentum_encoder_has_separate_bn_statistics() -> None:
     """Its statistics are those of its own activations, one view after the other."""
     case = RELATED["byol"]
     method = build_case(case)
-    step, mean = step_of(method), np.zeros(SMALL["projector_dim"])
+    step = step_of(method)
+    mean = torch.zeros(SMALL["projector_dim"], dtype=torch.float64)
     for at in range(STEPS):
-        batch, copied = images_of(case, at), arrays(method, copied=True)
-        for view in views_of(batch):
+        batch, copied = images_of(case, at), copied_weights_of(method)
+        for view in batch.views:
             inputs = formulas.features(copied, view) @ copied["projector.0.weight"].T
             mean = 0.9 * mean + 0.1 * inputs.mean(0)
         step(batch, at=at)
-        np.testing.assert_allclose(method.target[1][1].running_mean, mean, atol=1e-12)
-    online_mean = method.projector[1].running_mean.numpy()
-    assert np.abs(online_mean - mean).max() > 1e-3
+        running_mean = method.target[1][1].running_mean
+        torch.testing.assert_close(running_mean, mean, atol=1e-12, rtol=1e-7)
+    assert (method.projector[1].running_mean - mean).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "lars"])

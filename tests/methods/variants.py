@@ -39,11 +39,6 @@ class Case:
     run: dict[str, Any] = field(default_factory=dict)
     """Additional run settings, by flag name."""
 
-    @property
-    def views(self) -> int:
-        """Number of views per image."""
-        return len(self.smaller)
-
     def config(self, **small: Any) -> Any:
         """Return the method's config, with those sizes from ``small`` that the method has."""
         names = {f.name for f in fields(self.method)}
