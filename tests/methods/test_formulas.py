@@ -31,7 +31,6 @@ from tests.methods.linear import (
 from tests.methods.related_formulas import project
 from tests.methods.variants import ALL_CASES, RELATED, VARIANTS, Case
 
-CASES = pytest.mark.parametrize("case", ALL_CASES.values(), ids=ALL_CASES.keys())
 SMALL = {"projector_layers": 2, "dim": 6, "projector_dim": 7, "predictor_dim": 3}
 
 
@@ -198,10 +197,17 @@ def trained_names(method: Any) -> set[str]:
     return {name for name in weights_of(method) if not (fixed and name.startswith("predictor."))}
 
 
-@CASES
+@pytest.mark.parametrize("case", ALL_CASES.values(), ids=ALL_CASES.keys())
 def test_loss_and_gradients_equal_formulas(case: Case) -> None:
-    """The target encoder has other weights, the queue is full, and all images were seen before."""
+    """The target encoder has other weights, the queue is full, and all images were seen before.
+
+    Each trained parameter is in one group; fixed parts and the encoder's copies are in no group.
+    """
     method, batch = build_case(case), images_of(case)
+    trained = {id(p) for name, p in method.named_parameters() if name in trained_names(method)}
+    grouped = [id(p) for group in method.param_groups() for p in group.params]
+    assert len(grouped) == len(trained) and set(grouped) == trained
+    assert all(p.requires_grad == (id(p) in trained) for p in method.parameters())
     state = MethodState(case, method)
     state.fill(method)
     state.encoder = copied_weights_of(method) or weights_of(method)
@@ -318,13 +324,3 @@ def test_prototypes_are_frozen_for_frozen_epochs(
         still = at < frozen
         assert torch.equal(weight, before) == still, at
         assert (step.optimizer.state[weight]["momentum_buffer"] == 0).all() == still, at
-
-
-@CASES
-def test_each_trained_parameter_is_in_one_group(case: Case) -> None:
-    """Frozen parts, fixed parts and momentum encoders are in no group."""
-    method = build_case(case)
-    grouped = [id(p) for group in method.param_groups() for p in group.params]
-    expected = {id(p) for name, p in method.named_parameters() if name in trained_names(method)}
-    assert set(grouped) == expected and len(grouped) == len(expected)
-    assert all(p.requires_grad == (id(p) in expected) for p in method.parameters())

@@ -114,10 +114,18 @@ def _swav(smaller: tuple[int, ...] = (1, 1), **settings: Any) -> Case:
     return Case({"prototypes": 8, **settings}, SwAVConfig, smaller)
 
 
+def _mocov2(**settings: Any) -> Case:
+    return Case({"queue": 20, "encoder_momentum": 0.9, **settings}, MoCoV2Config)
+
+
+def _byol(**settings: Any) -> Case:
+    return Case({"encoder_momentum": 0.9, **settings}, BYOLConfig)
+
+
 RELATED: dict[str, Case] = {
     "simclr": Case({}, SimCLRConfig),
-    "mocov2": Case({"queue": 20, "encoder_momentum": 0.9}, MoCoV2Config),
-    "byol": Case({"encoder_momentum": 0.9}, BYOLConfig),
+    "mocov2": _mocov2(),
+    "byol": _byol(),
     "swav, queue": _swav(queue=12, queue_from=0.5),
     "swav": _swav(),
     "swav, multi-crop": _swav((1, 1, 2), frozen_epochs=0.5, queue=12, queue_from=0.5),
@@ -125,28 +133,17 @@ RELATED: dict[str, Case] = {
     "simclr, predictor, stop-gradient": Case(
         {"predictor": "trained", "stop_gradient": True, "temperature": 0.5}, SimCLRConfig
     ),
-    "mocov2, asymmetric": Case(
-        {"queue": 20, "encoder_momentum": 0.9, "symmetric": False}, MoCoV2Config
-    ),
-    "mocov2, more keys than its queue": Case(
-        {"queue": 12, "encoder_momentum": 0.9, "temperature": 0.07}, MoCoV2Config
-    ),
-    "mocov2, parts": Case(
-        {"queue": 20, "encoder_momentum": 0.9}, MoCoV2Config,
-        run={"sync_bn": False, "bn_images": 4},
-    ),
-    "byol, constant": Case(
-        {"encoder_momentum": 0.9, "momentum_schedule": "constant"}, BYOLConfig
-    ),
-    "byol, no momentum": Case(
-        {"encoder_momentum": 0.0, "momentum_schedule": "constant"}, BYOLConfig
-    ),
+    "mocov2, asymmetric": _mocov2(symmetric=False),
+    "mocov2, more keys than its queue": _mocov2(queue=12, temperature=0.07),
+    "mocov2, parts": replace(_mocov2(), run={"sync_bn": False, "bn_images": 4}),
+    "byol, constant": _byol(momentum_schedule="constant"),
+    "byol, no momentum": _byol(encoder_momentum=0.0, momentum_schedule="constant"),
     "swav, predictor": _swav(predictor="trained", sinkhorn_rounds=1, epsilon=0.1),
     "swav, no stop-gradient": _swav(stop_gradient=False, frozen_epochs=0.0),
     "swav, predictor, queue, no stop-gradient": _swav(
         predictor="trained", stop_gradient=False, queue=8, queue_from=0.0, projector_layers=3
     ),
-}  # fmt: skip
+}
 """The methods of the paper's section 6 and their variants."""
 
 ALL_CASES: dict[str, Case] = {**VARIANTS, **RELATED}
