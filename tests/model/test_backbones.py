@@ -30,8 +30,7 @@ from tests.configs import make_model_config
 from tests.conftest import ROOT
 
 
-def test_resnets_equal_torchvision() -> None:
-    """Parameter names, shapes and outputs are equal, for both kinds of blocks."""
+def test_resnets_have_parameters_of_torchvision() -> None:
     for name in ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152"):
         with torch.device("meta"):
             theirs = getattr(torchvision.models, name)().state_dict()
@@ -39,15 +38,6 @@ def test_resnets_equal_torchvision() -> None:
         assert {key: value.shape for key, value in theirs.items() if not key.startswith("fc.")} == {
             key: value.shape for key, value in ours.items()
         }
-    x = torch.randn(2, 3, 64, 64)
-    for name in ("resnet18", "resnet50"):
-        backbone = build_backbone(ModelConfig(backbone=name)).eval()
-        network = getattr(torchvision.models, name)().eval()
-        backbone.load_state_dict(network.state_dict(), strict=False)
-        network.fc = nn.Identity()
-        with torch.no_grad():
-            assert torch.equal(backbone(x), network(x))
-        assert backbone.features == network(x).shape[1]
 
 
 def test_stems_and_widths() -> None:
@@ -86,8 +76,8 @@ def test_zero_init_residual_zeros_last_batch_norm(name: str, blocks: int, zero: 
             assert bool((norm.weight == 0).all()) == (zero and norm in last)
 
 
-@pytest.mark.parametrize("name", ["convnext_tiny", "mobilenet_v3_small"])
-def test_torchvision_networks_keep_parameter_names(name: str) -> None:
+@pytest.mark.parametrize("name", ["resnet18", "resnet50", "convnext_tiny", "mobilenet_v3_small"])
+def test_networks_have_names_and_outputs_of_torchvision(name: str) -> None:
     """All names are kept except the classifier's, also if a module is called ``features``."""
     torch.manual_seed(0)
     ours = build_backbone(ModelConfig(backbone=name)).eval()
