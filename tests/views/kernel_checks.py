@@ -18,7 +18,7 @@ from fastsiam.views.batch import Crops
 from fastsiam.views.draws import ViewParams, draw_views
 from fastsiam.views.photometric import cuda as photometric_cuda
 from fastsiam.views.photometric import reference
-from tests.views.cases import UNEQUAL, pil_crop
+from tests.views.cases import pil_crop
 
 Run = Callable[..., Any]
 """Calls a function where its kernels can run. Its first argument is one or more CPU tensors."""
@@ -33,12 +33,11 @@ def crops_of(photographs: list[Image.Image], side: int, count: int) -> Tensor:
 
 def assert_equal_reference(
     run: Run,
-    crops: Tensor | Crops,
+    crops: Crops,
     params: ViewParams,
     config: AugmentConfig,
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype,
 ) -> tuple[Tensor, ...]:
-    crops = (crops,) if isinstance(crops, Tensor) else crops
     views = run(photometric_cuda.photometric, crops, params, config, dtype=dtype)
     expected = reference.photometric(crops, params, config, dtype=dtype)
     for ours, theirs in zip(views, expected, strict=True):
@@ -48,9 +47,7 @@ def assert_equal_reference(
     return expected
 
 
-def crops_of_sides(
-    photographs: list[Image.Image], count: int, config: AugmentConfig = UNEQUAL
-) -> Crops:
+def crops_of_sides(photographs: list[Image.Image], count: int, config: AugmentConfig) -> Crops:
     """Return ``count`` crops for views of different sides."""
     sides = config.by_side.items()
     return tuple(

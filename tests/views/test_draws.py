@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import ks_2samp
 from torchvision.transforms import ColorJitter, RandomResizedCrop
 
 from fastsiam.config import AugmentConfig, ViewConfig
@@ -21,36 +22,27 @@ N = 10_000
 
 
 def draw(
-    config: AugmentConfig | None = None, n: int = N, size: tuple[int, int] = (375, 500), **key: int
+    config: AugmentConfig | None = None, n: int = N, size: tuple[int, int] = (375, 500)
 ) -> ViewParams:
-    key = {"seed": 0, "epoch": 0} | key
-    return draw_views(config or AugmentConfig(), index=np.arange(n), size=[size] * n, **key)
-
-
-def largest_gap(ours: np.ndarray, theirs: np.ndarray) -> float:
-    """Return the Kolmogorov-Smirnov statistic of two samples."""
-    values = np.sort(np.concatenate([ours, theirs]))
-    both = [np.searchsorted(np.sort(x), values, side="right") / len(x) for x in (ours, theirs)]
-    return float(np.abs(both[0] - both[1]).max())
+    sizes = [size] * n
+    return draw_views(config or AugmentConfig(), seed=0, epoch=0, index=np.arange(n), size=sizes)
 
 
 LIMIT = 1.95 * np.sqrt(2 / N)  # two samples of one distribution pass with probability 0.999
+SIZES = [(375, 500), (64, 700), (500, 333), (900, 50)]
 
 
-SIZES = [pytest.param(size) for size in ((375, 500), (64, 700), (500, 333), (900, 50))]
-
-
-@pytest.mark.parametrize("size", rest_slow(SIZES, fast=2))
-def test_crop_boxes_have_torchvision_distribution(size: tuple[int, int]) -> None:
+@pytest.mark.parametrize(("height", "width"), rest_slow(SIZES, fast=2))
+def test_crop_boxes_have_torchvision_distribution(height: int, width: int) -> None:
     """With extreme shapes most tries fail, so this also compares the fallback."""
-    ours = draw(size=size).box[0].astype(float)
+    ours = draw(size=(height, width)).box[0].astype(float)
     torch.manual_seed(0)
-    image = torch.empty(3, *size)
+    image = torch.empty(3, height, width)
     theirs = np.array(
         [RandomResizedCrop.get_params(image, [0.2, 1.0], [3 / 4, 4 / 3]) for _ in range(N)], float
     )
     for column in range(4):
-        assert largest_gap(ours[:, column], theirs[:, column]) < LIMIT
+        assert ks_2samp(ours[:, column], theirs[:, column], method="asymp").statistic < LIMIT
 
 
 def test_crop_box_falls_back_to_central_crop() -> None:
@@ -69,7 +61,7 @@ def test_jitter_has_torchvision_distribution() -> None:
     ]
     for op in range(4):
         factors = np.array([params[op + 1] for params in theirs])
-        assert largest_gap(ours.factor[0, :, op], factors) < LIMIT
+        assert ks_2samp(ours.factor[0, :, op], factors, method="asymp").statistic < LIMIT
     orders = {tuple(order) for order in ours.order[0].tolist()}
     assert orders == {tuple(params[0].tolist()) for params in theirs} and len(orders) == 24
     counts = np.unique(ours.order[0] @ [64, 16, 4, 1], return_counts=True)[1]
@@ -86,7 +78,8 @@ def test_probabilities_and_blur_sigmas_match_settings() -> None:
     ]:
         assert abs(flags.mean() - p) < 4 * np.sqrt(p * (1 - p) / (2 * N))
     sigma = params.blur[params.blur > 0]
-    assert largest_gap(sigma, np.random.default_rng(0).uniform(0.1, 2, N)) < LIMIT
+    uniform = np.random.default_rng(0).uniform(0.1, 2, N)
+    assert ks_2samp(sigma, uniform, method="asymp").statistic < LIMIT
 
 
 def test_draws_are_uncorrelated() -> None:
@@ -145,9 +138,6 @@ def test_generator_and_draws_equal_pinned_values() -> None:
     gamma = np.uint64(0x9E3779B97F4A7C15)
     steps = np.arange(1, 5, dtype=np.uint64)
     assert rng.mix(state + steps * gamma).tolist() == expected
-    assert draw(n=2).box.tolist() == draw(n=2).box.tolist()
-    params = draw_views(AugmentConfig(), seed=7, epoch=1, index=[42], size=[(375, 500)])
-    assert params.box.tolist() == PINNED_BOX
     # Include strips and tiny images, whose boxes come from a first or later try or the fallback.
     sides = 1 + np.arange(600) * 37 % 211
     sizes = np.stack([sides, np.roll(sides, 1)], 1)
@@ -155,5 +145,4 @@ def test_generator_and_draws_equal_pinned_values() -> None:
     assert hashlib.sha256(box.astype("<i4").tobytes()).hexdigest()[:16] == PINNED_BOXES
 
 
-PINNED_BOX = [[[76, 2, 240, 289]], [[6, 104, 320, 334]]]
 PINNED_BOXES = "15e9d1e9bf5f347a"
