@@ -17,8 +17,6 @@ from fastsiam.study.catalogue import ORIGINAL, STUDIES, ClaimKind
 from fastsiam.study.runs import runs_of
 from fastsiam.study.scales import _DATA, scale
 
-ROWS = [(study, row) for study in STUDIES.values() for row in study.rows]
-
 
 @pytest.mark.parametrize("name", get_args(ScaleName))
 def test_settings_of_every_variant_are_valid(name: ScaleName, tmp_path: Path) -> None:
@@ -52,10 +50,11 @@ def test_default_number_of_seeds() -> None:
 
 
 def test_claims_refer_to_existing_rows() -> None:
-    for study, row in ROWS:
-        names = [other.variant for other in study.rows]
+    for study in STUDIES.values():
+        names = [row.variant for row in study.rows]
         assert len(names) == len(set(names)) and study.reference in names
-        for claim in row.claims:
+        claims = [(row, claim) for row in study.rows for claim in row.claims]
+        for row, claim in claims:
             assert claim.kind in get_args(ClaimKind) and claim.than != row.variant
             compares = claim.kind in ("better", "worse", "alike", "comparable")
             assert (claim.than in (*names, ORIGINAL)) == compares, (row, claim)

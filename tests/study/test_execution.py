@@ -32,7 +32,7 @@ from fastsiam.study.result_table import caption, cells
 from fastsiam.study.runs import Run, seeds_in
 from tests.conftest import write_data, write_images
 from tests.processes import Forked
-from tests.study.tiny import run_study_in_process, study, tiny, tiny_runs
+from tests.study.tiny import study, tiny, tiny_runs
 from tests.train.runs import CPU as HERE
 from tests.train.runs import same_state
 
@@ -53,7 +53,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def finished_study(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A study folder whose first run is finished. Do not modify it."""
     out = tmp_path_factory.mktemp("done")
-    result = run_study_in_process(tiny_runs(data, out, SCALE)[:1], CPU)
+    result = Forked(study, tiny_runs(data, out, SCALE)[:1], CPU).wait()
     assert result.returncode == 0, result.stdout + result.stderr
     return out
 
@@ -148,7 +148,7 @@ def test_linear_evaluation_is_separate_stage(data: Path, study_copy: Path, tmp_p
     moved = Path(shutil.copytree(data, tmp_path / "moved"))
     run = replace(tiny_runs(moved, study_copy, replace(SCALE, cached=True))[0], linear=True)
     assert run.is_trained and not run.is_done and replace(run, linear=False).is_done
-    assert run_study_in_process([run], CPU).returncode == 0
+    assert Forked(study, [run], CPU).wait().returncode == 0
     assert run.linear_top1 is not None and replace(run, scale=SCALE).linear_top1 is None
     _assert_only_default_evaluation_counts(run)
     record = collect(STUDY, run.scale, [run], StudyConfig())
@@ -180,7 +180,7 @@ def test_pixel_baseline_needs_crop_of_run(data: Path, study_copy: Path) -> None:
 
 def test_diverged_run_is_a_result(data: Path, tmp_path: Path) -> None:
     runs = tiny_runs(data, tmp_path, tiny(lr=1e30))[:1]
-    process = run_study_in_process(runs, CPU)
+    process = Forked(study, runs, CPU).wait()
     assert process.returncode == 0 and "diverged: its loss was not finite" in process.stderr
     result = read_result(runs[0])
     assert result is not None and result.diverged and result.loss is None
@@ -197,9 +197,10 @@ def test_failed_run_ends_study_after_parallel_runs(data: Path, tmp_path: Path) -
     bad = replace(good, folder=tmp_path / "bad")
     bad.folder.mkdir()
     bad.log_file.write_text("error: the loss is not finite at step 3\n")
-    result = run_study_in_process([bad, good, other], replace(CPU, parallel=2), failing="bad")
-    assert result.returncode == 1 and not bad.is_diverged
-    assert re.fullmatch(r".*bad failed \(no room\); see .*study.log\n", result.stdout)
+    result = Forked(study, [bad, good, other], replace(CPU, parallel=2), "bad").wait()
+    assert result.returncode == 1 and not result.stdout and not bad.is_diverged
+    message = r"^fastsiam\.errors\.FastSiamError: bad failed \(no room\); see .*study.log\n\Z"
+    assert re.search(message, result.stderr, re.MULTILINE), result.stderr
     assert good.is_done and not other.folder.exists()
 
 
@@ -246,7 +247,7 @@ def test_killed_study_resumes_bit_for_bit(data: Path, finished_study: Path, tmp_
     _wait_for(lambda: not (run.folder / "lock").exists())
     assert checkpoint.load(last).step < STEPS and "SIGTERM" in run.log_file.read_text()
 
-    assert run_study_in_process([run], CPU).returncode == 0
+    assert Forked(study, [run], CPU).wait().returncode == 0
     states = [checkpoint.load(one.folder) for one in (run, undisturbed)]
     assert states[0].step == states[1].step == STEPS
     for part in ("model", "optimizer"):

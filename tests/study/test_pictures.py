@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,9 +23,9 @@ SEEDS = (38.0, 32.0, 43.0)
 """Top-1 by seed of the default rows of ``record``."""
 
 
-def points(line: Line2D) -> list[tuple[float, float]]:
-    xs, ys = np.asarray(line.get_xdata(), float), np.asarray(line.get_ydata(), float)
-    return list(zip(xs.tolist(), ys.tolist(), strict=True))
+def points(line: Line2D) -> Any:
+    """Return a list of points [x, y]."""
+    return np.asarray(line.get_xydata(), float).tolist()
 
 
 def bars_of(axes: Axes) -> list[Rectangle]:
@@ -67,7 +68,7 @@ def test_picture_plots_recorded_values() -> None:
     assert dict(points(loss.lines[0])) == pytest.approx({0: -0.3, 1: -0.5, 2: -0.7, 3: -0.8})
     low, high = loss.collections[0].get_paths()[0].get_extents().intervaly
     assert (low, high) == pytest.approx((-0.8, -0.2))
-    assert [(1.0, -0.5)] in [points(x) for x in loss.lines if x.get_marker() == "x"]
+    assert [[1.0, -0.5]] in [points(x) for x in loss.lines if x.get_marker() == "x"]
     assert any([y for _, y in points(line)] == [1, 1] for line in std.lines)  # maximal spread
     expected = interval(SEEDS)
     assert expected

@@ -1,21 +1,20 @@
-"""A study scale that trains in seconds, and helpers that run studies like the command."""
+"""A study scale that trains in seconds, and a function that runs studies like the command."""
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from fastsiam.config.study import StudyRunConfig
-from fastsiam.errors import FastSiamError, Interrupted
+from fastsiam.errors import Interrupted
 from fastsiam.study import execution
 from fastsiam.study.catalogue import STUDIES
 from fastsiam.study.runs import Run, runs_of
 from fastsiam.study.scales import Scale
 from tests.configs import with_settings
 from tests.conftest import small_config
-from tests.processes import Forked, fork_programs
+from tests.processes import fork_programs
 
 
 def tiny(*, epochs: int = 2, lr: float = 0.5) -> Scale:
@@ -32,22 +31,13 @@ def tiny(*, epochs: int = 2, lr: float = 0.5) -> Scale:
     )
 
 
-def tiny_runs(
-    data: Path, out: Path, scale: Scale, *, study: str = "stop-gradient", seeds: int = 1
-) -> list[Run]:
+def tiny_runs(data: Path, out: Path, scale: Scale, *, study: str = "stop-gradient") -> list[Run]:
     data_scale = scale.on(str(data), gpus=1, device="cpu")
-    return runs_of([STUDIES[study]], data_scale, out, seeds=range(seeds))
-
-
-def run_study_in_process(
-    runs: Sequence[Run], config: StudyRunConfig, *, failing: str = ""
-) -> subprocess.CompletedProcess[str]:
-    """Do runs in a separate process, like the command; for ``failing`` see ``study``."""
-    return Forked(study, runs, config, failing).wait()
+    return runs_of([STUDIES[study]], data_scale, out, seeds=[0])
 
 
 def study(runs: Sequence[Run], config: StudyRunConfig, failing: str = "") -> None:
-    """Do runs in this process and exit like the command.
+    """Do runs in this process, a ``Forked`` one, and exit like the command after a signal.
 
     Args:
         failing: name of a run's folder; that run fails at once.
@@ -62,6 +52,3 @@ def study(runs: Sequence[Run], config: StudyRunConfig, failing: str = "") -> Non
     except Interrupted as error:
         print(error)
         raise SystemExit(error.exit_code) from error
-    except FastSiamError as error:
-        print(error)
-        raise SystemExit(1) from error
