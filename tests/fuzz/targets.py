@@ -21,7 +21,6 @@ from fastsiam.config import TrainConfig
 from fastsiam.config.settings_files import read_settings, to_toml
 from fastsiam.console import Console
 from fastsiam.interchange import export_weights, load_pretrained
-from fastsiam.kernels.library import jpeg as jpeg_library
 from fastsiam.pipelines.convert.verification import verify
 from fastsiam.pipelines.store import open_store
 from fastsiam.pipelines.store.index import ROW, keep, pack_texts
@@ -34,7 +33,7 @@ from tests.conftest import write_images
 from tests.conversions import run
 from tests.fuzz import encoded_images
 from tests.interchange.networks import untrained
-from tests.kernels.decoders import Decoder
+from tests.kernels.decoders import decode
 
 _PIXELS = 1 << 22
 ROWS = [(sources.jpeg(i), f"{i}.jpg", i % 2) for i in range(3)]
@@ -86,16 +85,14 @@ def _encoded(folder: Path) -> list[bytes]:
 
 
 def _crop(folder: Path) -> None:
-    """Decode with fastsiam's JPEG decoder; ``Decoder`` checks where it writes."""
+    """Decode with fastsiam's JPEG decoder and check where it writes."""
     data = (folder / "train/c0/0.jpg").read_bytes()
     height = width = 0
     with contextlib.suppress(Exception), Image.open(io.BytesIO(data)) as image:
         height, width = image.height, image.width
     if 0 < width * height <= _PIXELS:
-        library = jpeg_library()
-        assert library is not None
         box = (height // 4, width // 4, max(height // 4 + 1, height // 2), width)
-        Decoder(library.fastsiam_decode)(data, box, (height, width))
+        decode(data, box, (height, width))
 
 
 def _index(folder: Path) -> None:

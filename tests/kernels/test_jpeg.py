@@ -13,9 +13,10 @@ from PIL import Image
 
 from fastsiam.kernels import library
 from tests.conftest import skip
+from tests.sources import encoded
 from tests.tiers import rest_slow, slow
 
-from .decoders import Box, Decoder, decode_with_pil
+from .decoders import Box, decode
 from .jpegs import Sampling, jpeg
 
 SAMPLINGS: dict[str, Sampling] = {
@@ -52,12 +53,10 @@ KINDS: dict[str, dict[str, Any]] = {
 SIZES = [(150, 201), (64, 300), (300, 64), (129, 130), (33, 47), (16, 17), (9, 5), (2, 3), (1, 1)]
 
 
-@pytest.fixture(scope="session")
-def box_decoder() -> Decoder:
-    decoders = library.jpeg()
-    if decoders is None:
+@pytest.fixture(autouse=True)
+def require_decoder() -> None:
+    if library.jpeg() is None:
         skip("needs kernels that were compiled with libjpeg-turbo's header")
-    return Decoder(decoders.fastsiam_decode)
 
 
 def boxes(height: int, width: int, count: int, seed: int = 0) -> list[Box]:
@@ -86,11 +85,15 @@ def cut(pixels: np.ndarray, box: Box) -> np.ndarray:
     return pixels[box[0] : box[2], box[1] : box[3]]
 
 
-def assert_equal_pil(decoder: Decoder, data: bytes, count: int, seed: int = 0) -> None:
+def decode_with_pil(data: bytes) -> np.ndarray:
+    return np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
+
+
+def assert_equal_pil(data: bytes, count: int, seed: int = 0) -> None:
     """Compare the pixels of many boxes of a JPEG with PIL's."""
     expected = decode_with_pil(data)
     for box in boxes(expected.shape[0], expected.shape[1], count, seed):
-        decoded = decoder(data, box)
+        decoded = decode(data, box)
         assert decoded is not None, box
         np.testing.assert_array_equal(decoded[0], cut(expected, box), str(box))
 
@@ -105,11 +108,9 @@ def encode_jpeg(height: int, width: int, name: str, kind: str) -> bytes:
 
 @pytest.mark.parametrize(("height", "width"), rest_slow(SIZES))
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_sampling_is_decoded_exactly(
-    kind: str, height: int, width: int, box_decoder: Decoder
-) -> None:
+def test_every_sampling_is_decoded_exactly(kind: str, height: int, width: int) -> None:
     for name in SAMPLINGS:
-        assert_equal_pil(box_decoder, encode_jpeg(height, width, name, kind), 40)
+        assert_equal_pil(encode_jpeg(height, width, name, kind), 40)
 
 
 def encode_with_pil(
@@ -122,9 +123,7 @@ def encode_with_pil(
     waves = np.stack([np.sin(across + i * down) for i in range(len(mode))], -1)
     levels = waves * 90 + 128 + generator.normal(0, 9, waves.shape)
     image = Image.fromarray(levels.clip(0, 255).astype(np.uint8).squeeze(), mode=mode)
-    target = io.BytesIO()
-    image.save(target, "JPEG", **settings)
-    return target.getvalue()
+    return encoded(image, **settings)
 
 
 PIL_SETTINGS: dict[str, dict[str, Any]] = {
@@ -139,27 +138,25 @@ PIL_SETTINGS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", PIL_SETTINGS)
-def test_jpegs_written_by_pil_are_decoded_exactly(name: str, box_decoder: Decoder) -> None:
+def test_jpegs_written_by_pil_are_decoded_exactly(name: str) -> None:
     data = encode_with_pil(**PIL_SETTINGS[name])
-    assert_equal_pil(box_decoder, data, 40)
-    assert_equal_pil(box_decoder, data + b"\0" * 3, 3)
+    assert_equal_pil(data, 40)
+    assert_equal_pil(data + b"\0" * 3, 3)
 
 
-def test_decoder_skips_rows_and_columns_outside_box(box_decoder: Decoder) -> None:
+def test_decoder_skips_rows_and_columns_outside_box() -> None:
     """Rows above the box are not output, nor columns next to it beyond one iMCU."""
-    decoded = box_decoder(jpeg(300, 400, SAMPLINGS["4:2:0"]), (200, 128, 220, 240))
+    decoded = decode(jpeg(300, 400, SAMPLINGS["4:2:0"]), (200, 128, 220, 240))
     assert decoded is not None
     assert (decoded[1].top, decoded[1].left, decoded[1].pitch) == (200, 112, 3 * 144)
 
 
 @pytest.mark.parametrize("count", [1, slow(20)])
-def test_real_images_are_decoded_exactly(
-    count: int, real_images: Path, box_decoder: Decoder
-) -> None:
+def test_real_images_are_decoded_exactly(count: int, real_images: Path) -> None:
     paths = sorted(real_images.rglob("*.JPEG"))
     assert paths
     for turn, path in enumerate(paths[:: 1 if count > 1 else 25]):
-        assert_equal_pil(box_decoder, path.read_bytes(), count, turn)
+        assert_equal_pil(path.read_bytes(), count, turn)
 
 
 GOOD = encode_with_pil(subsampling=2)
@@ -184,34 +181,32 @@ REJECTED_JPEGS = {
 }
 
 
-def test_unsupported_and_corrupt_jpegs_are_rejected(
-    box_decoder: Decoder, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_unsupported_and_corrupt_jpegs_are_rejected(capfd: pytest.CaptureFixture[str]) -> None:
     """They are rejected for any box. The decoder stays usable, and nothing is printed."""
     for name, data in REJECTED_JPEGS.items():
         for box in [(0, 0, 1, 1), (20, 30, 40, 50), (0, 0, 150, 200)]:
-            assert box_decoder(data, box, (150, 200)) is None, name
-        assert_equal_pil(box_decoder, GOOD, 1)
+            assert decode(data, box, (150, 200)) is None, name
+        assert_equal_pil(GOOD, 1)
     for size in [(149, 200), (150, 201), (200, 150), (75, 100)]:
-        assert box_decoder(GOOD, (0, 0, 1, 1), size) is None
+        assert decode(GOOD, (0, 0, 1, 1), size) is None
     assert capfd.readouterr() == ("", "")
 
 
-def test_tables_of_previous_image_are_not_reused(box_decoder: Decoder) -> None:
+def test_tables_of_previous_image_are_not_reused() -> None:
     """Images without quantisation tables are rejected. Huffman tables have a default, as in PIL."""
     for marker in (0xDB, 0xC4):
         at = GOOD.index(bytes([0xFF, marker]))
         length = int.from_bytes(GOOD[at + 2 : at + 4], "big")
         lacking = GOOD[:at] + GOOD[at + 2 + length :]
-        assert_equal_pil(box_decoder, encode_with_pil(quality=30, optimize=True), 1)
+        assert_equal_pil(encode_with_pil(quality=30, optimize=True), 1)
         if marker == 0xDB:
-            assert box_decoder(lacking, (0, 0, 20, 20), (150, 200)) is None
+            assert decode(lacking, (0, 0, 20, 20), (150, 200)) is None
         else:
-            assert_equal_pil(box_decoder, lacking, 1)
+            assert_equal_pil(lacking, 1)
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_corrupt_jpeg_is_rejected_or_decoded_as_by_pil(seed: int, box_decoder: Decoder) -> None:
+def test_corrupt_jpeg_is_rejected_or_decoded_as_by_pil(seed: int) -> None:
     """Corruption below the box may go unnoticed: the pixels of the box are equal to PIL's."""
     generator = np.random.default_rng(seed)
     refused = 0
@@ -221,16 +216,16 @@ def test_corrupt_jpeg_is_rejected_or_decoded_as_by_pil(seed: int, box_decoder: D
             damaged[at] = generator.choice((0, 0xFF, 0xD9, int(generator.integers(256))))
         top = int(generator.integers(100))
         box = (top, 0, top + 30, 200)
-        decoded = box_decoder(bytes(damaged), box)
+        decoded = decode(bytes(damaged), box)
         if decoded is None:
-            assert box_decoder(bytes(damaged)) is None
+            assert decode(bytes(damaged)) is None
             refused += 1
         else:
             np.testing.assert_array_equal(decoded[0], cut(decode_with_pil(bytes(damaged)), box))
     assert refused > 10
 
 
-def test_concurrent_threads_decode_exactly(box_decoder: Decoder) -> None:
+def test_concurrent_threads_decode_exactly() -> None:
     """Each thread has its own decoder, which is freed when the thread ends."""
     data = [encode_with_pil(size=(90 + i, 130), subsampling=i % 3) for i in range(6)]
     expected = [decode_with_pil(content) for content in data]
@@ -239,10 +234,10 @@ def test_concurrent_threads_decode_exactly(box_decoder: Decoder) -> None:
         for i in range(30):
             number = (turn + i) % len(data)
             box = (i, turn, 60 + i, 90 + turn)
-            decoded = box_decoder(data[number], box)
+            decoded = decode(data[number], box)
             assert decoded is not None
             np.testing.assert_array_equal(decoded[0], cut(expected[number], box))
-            assert box_decoder(data[number][:-30], box) is None
+            assert decode(data[number][:-30], box) is None
 
     for _ in range(3):
         with ThreadPoolExecutor(4) as pool:
