@@ -84,20 +84,12 @@ def crop(image: Pixels, cut: Cut, side: int, *, part: bool = False) -> Pixels:
         to[0] = DecodedImage(address, 3 * wide, top, left, address + source.size)
         return 0
 
-    def one_image(value: Any, kind: Any = np.int32) -> Any:
-        return np.array([[value]], kind)
-
     crops = torch.from_numpy(guarded_buffer(3 * side * side, at_the_end=cut.flip))
     crops = crops.view(1, 1, side, side, 3)
-    form = np.array([JPEG if part else PIXELS], np.uint8)
-    height, width = (np.array([length], np.int32) for length in image.shape[:2])
-    images = Images(np.array([address]), np.array([source.size]), height, width, form)
-    cuts = Cuts(
-        one_image(cut.box),
-        one_image(cut.flip, np.bool_),
-        one_image(cut.resized),
-        one_image(cut.corner),
-    )
+    images = Images.of_pixels(np.array([address]), np.array([image.shape[:2]]))
+    images.form[:] = JPEG if part else PIXELS
+    box, resized, corner = (np.array([[x]], np.int32) for x in (cut.box, cut.resized, cut.corner))
+    cuts = Cuts(box, np.array([[cut.flip]]), resized, corner)
     compiled = DECODE(decode)
     Job(images, [cuts], (crops,), decode=library.address(compiled)).run()
     return crops[0, 0].numpy()

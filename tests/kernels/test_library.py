@@ -41,12 +41,10 @@ def views(dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
     generator = np.random.default_rng(0)
     size = generator.integers(20, 90, (16, 2))
     pixels = [generator.integers(0, 256, (h, w, 3), np.uint8) for h, w in size]
-    address = np.array([image.ctypes.data for image in pixels])
     config = AugmentConfig.alike(crop=37, gray_p=0.4, solarise_p=0.3, blur_sigma_max=4.0)
     params = draw_views(config, seed=0, epoch=0, index=np.arange(16), size=size)
     stages = stages_of(params, config, dtype)
-    images = Images.of_pixels(address, size)
-    run_in_threads(Job(images, cut_views(params, config), None, stages))
+    run_in_threads(Job(Images.of_arrays(pixels), cut_views(params, config), None, stages))
     return split_by_view([stage.views() for stage in stages], config)
 
 
