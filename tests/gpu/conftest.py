@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,6 +24,16 @@ def gpu(small: TrainConfig) -> TrainConfig:
 @pytest.fixture(scope="module")
 def photographs(real_images: Path) -> list[Image.Image]:
     return [Image.open(file).convert("RGB") for file in sorted(real_images.glob("*/*.JPEG"))[:64]]
+
+
+@contextlib.contextmanager
+def no_synchronisation() -> Iterator[None]:
+    """Raise an error where the host waits for the GPU."""
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.fixture(autouse=True)

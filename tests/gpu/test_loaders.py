@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +11,13 @@ import torch
 
 from fastsiam.config import AugmentConfig
 from fastsiam.pipelines import Order, open_store
-from tests.conftest import ROOT
 from tests.pipelines.cases import GRAPH, assert_near, batches, same
 from tests.pipelines.conftest import Loaders
 from tests.pipelines.dali_cases import KINDS, gaps
+from tests.processes import python
 from tests.views.cases import UNEQUAL
+
+from .conftest import no_synchronisation
 
 pytestmark = pytest.mark.gpu
 
@@ -60,15 +59,12 @@ def test_loaders_never_synchronise(pipeline: str, images: Path, loaders: Loaders
     settings: Any = {"augment": UNEQUAL, "workers": 2, "device": "cuda", "dtype": torch.bfloat16}
     epoch = loaders(pipeline, images / "train", batch=4, **settings).epoch(0)
     next(epoch)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_synchronisation():
         assert len(list(epoch)) == 5
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 JPEG_ENGINE_SCRIPT = """
-import sys, torch
+import sys
 from fastsiam.config import AugmentConfig, DataConfig
 from fastsiam.pipelines import build_loader
 data = DataConfig(data=sys.argv[1], pipeline="dali", workers=2)
@@ -93,23 +89,17 @@ assert not torch._C._cuda_hasPrimaryContext(0)
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_loader_creates_no_context_on_another_gpu(images: Path) -> None:
-    command = [sys.executable, "-c", SECOND_GPU_SCRIPT, str(images / "train")]
-    subprocess.run(command, check=True, timeout=300, cwd=ROOT)
+    result = python(SECOND_GPU_SCRIPT, images / "train")
+    assert result.returncode == 0, result.stderr
 
 
 @pytest.mark.dali
-def test_dali_log_shows_jpeg_engine(images: Path) -> None:
+def test_dali_log_shows_jpeg_engine(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """nvImageCodec's log shows the engine while DALI decodes."""
     if torch.cuda.get_device_capability() not in {(8, 0), (9, 0), (10, 0)}:
         pytest.skip("this GPU may lack a JPEG engine")  # A100, H100, H200 and B200 have one
-    result = subprocess.run(
-        [sys.executable, "-c", JPEG_ENGINE_SCRIPT, str(images / "train")],
-        env={**os.environ, "DALI_NVIMGCODEC_LOG_LEVEL": "3"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        cwd=ROOT,
-    )
+    monkeypatch.setenv("DALI_NVIMGCODEC_LOG_LEVEL", "3")
+    result = python(JPEG_ENGINE_SCRIPT, images / "train")
     output = result.stdout + result.stderr
     assert result.returncode == 0, output
     assert "nvjpeg_hw_decoder" in output and "num_hw_engines=0" not in output

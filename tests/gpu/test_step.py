@@ -30,17 +30,28 @@ from fastsiam.views.batch import Loader
 from tests.configs import with_settings
 from tests.methods.variants import RELATED
 
+from .conftest import no_synchronisation
+
 pytestmark = pytest.mark.gpu
 
+PLACE = Place(0, 1, torch.device("cuda", 0))
 
-def loader_of(config: TrainConfig, place: Place) -> Loader:
+
+def prepared_step(config: TrainConfig) -> TrainingStep:
+    """Build the step of a run on 24 images, and prepare it."""
+    step = TrainingStep(config, build_method(config.model, images=24), PLACE, steps_per_epoch=3)
+    assert "cannot" not in step.prepare()
+    return step
+
+
+def loader_of(config: TrainConfig) -> Loader:
     """Open a run's loader with the dtype in which the step computes."""
     return build_loader(
         config.data,
         config.augment,
         batch=config.optim.batch,
-        device=place.device,
-        dtype=autocast_type(config.numerics.precision, place.device),
+        device=PLACE.device,
+        dtype=autocast_type(config.numerics.precision, PLACE.device),
     )
 
 
@@ -58,22 +69,16 @@ def test_step_never_synchronises(
         compile="off" if compiled == "off" else "on",
         cuda_graphs=compiled == "graphs",
     )
-    place = Place(0, 1, torch.device("cuda", 0))
-    step = TrainingStep(config, build_method(config.model), place, steps_per_epoch=3)
-    assert "cannot" not in step.prepare()
-    loader = loader_of(config, place)
-    finite, batches, clock = FiniteCheck(place.device), loader.epoch(0), Clock(device=place.device)
+    step, loader = prepared_step(config), loader_of(config)
+    finite, batches, clock = FiniteCheck(PLACE.device), loader.epoch(0), Clock(device=PLACE.device)
     for _ in range(3):  # sets up the loader's kernels and the optimizer's state
         step(next(batches), at=0)
     batches = loader.epoch(1)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_synchronisation():
         clock.resume()
         for number, batch in enumerate(clock.over(batches), start=1):
             loss, _ = step(batch, at=number)
             finite.note(number, loss)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     assert finite.verdict() is None
     clock.pause()
     assert 0 < clock.read(8)["data_wait"] < 1
@@ -87,17 +92,11 @@ def test_step_of_related_methods_never_synchronises(
 ) -> None:
     """Momentum encoders, queues and frozen prototypes, which start to move in the fourth step."""
     config = RELATED[name].applied(gpu, precision=precision, compile=compiled)
-    place = Place(0, 1, torch.device("cuda", 0))
-    step = TrainingStep(config, build_method(config.model, images=24), place, steps_per_epoch=3)
-    assert "cannot" not in step.prepare()
-    loader = loader_of(config, place)
+    step, loader = prepared_step(config), loader_of(config)
     batches = [batch for epoch in range(2) for batch in loader.epoch(epoch)]
     step(batches[0], at=0)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_synchronisation():
         losses = [step(batch, at=at)[0] for at, batch in enumerate(batches[1:], start=1)]
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     assert torch.stack(losses).isfinite().all() or "no stop-gradient" in name
 
 
@@ -145,8 +144,7 @@ def test_compiled_steps_match_eager_steps(name: str, gpu: TrainConfig) -> None:
     For SimSiam, compare 20 steps at a tenth of the rate, also with CUDA graphs. With BN over 8
     images, training doubles a rounding error every few steps.
     """
-    place, curves = Place(0, 1, torch.device("cuda", 0)), []
-    simsiam = name == "default"
+    curves, simsiam = [], name == "default"
     modes: list[dict[str, Any]] = [{"compile": "off"}, {"compile": "on"}]
     modes += [{"compile": "on", "cuda_graphs": True}] if simsiam else []
     for mode in modes:
@@ -155,10 +153,8 @@ def test_compiled_steps_match_eager_steps(name: str, gpu: TrainConfig) -> None:
             with_settings(gpu, **settings) if simsiam else RELATED[name].applied(gpu, **settings)
         )
         torch.manual_seed(0)
-        method = build_method(config.model, images=24)
-        step = TrainingStep(config, method, place, steps_per_epoch=3)
-        assert "cannot" not in step.prepare() and step.config == config
-        loader = loader_of(config, place)
+        step, loader = prepared_step(config), loader_of(config)
+        assert step.config == config
         batches = [batch for epoch in range(7) for batch in loader.epoch(epoch)]
         batches = batches[: 20 if simsiam else 6]
         curves.append([step(batch, at=at)[0].item() for at, batch in enumerate(batches)])
@@ -183,27 +179,24 @@ def test_cuda_graphs_are_captured_only_in_prepare(
 
         monkeypatch.setattr(CUDAGraphTreeManager, name, record_call)
     config = with_settings(gpu, precision=precision, compile="on", cuda_graphs=True)
-    place = Place(0, 1, torch.device("cuda", 0))
-    step = TrainingStep(config, build_method(config.model), place, steps_per_epoch=3)
-    assert "cannot" not in step.prepare()
+    step = prepared_step(config)
     assert calls == ["run_eager"] * 2 + ["record_function"] * 2 + ["execute_node"] * 2
     step.load(**copy.deepcopy(step.state()))
-    loader = loader_of(config, place)
+    loader = loader_of(config)
     calls.clear()
     for epoch in range(2):
         for number, batch in enumerate(loader.epoch(epoch)):
             loss, embedding = step(batch, at=3 * epoch + number)
         assert loss.isfinite() and embedding.isfinite().all()
         step.method.eval()
-        dtype = autocast_type(config.numerics.precision, place.device)
+        dtype = autocast_type(config.numerics.precision, PLACE.device)
         frozen_output(step.method.backbone, batch.view1, dtype=dtype)  # an evaluation in between
         step.method.train()
     assert calls == ["execute_node"] * 2 * 6
 
 
 def test_log_point_synchronises_twice(gpu: TrainConfig, tmp_path: Path) -> None:
-    place = Place(0, 1, torch.device("cuda", 0))
-    step = TrainingStep(gpu, build_method(gpu.model), place, steps_per_epoch=3)
+    step = TrainingStep(gpu, build_method(gpu.model), PLACE, steps_per_epoch=3)
     loader: Any = SimpleNamespace()
     batch: Any = SimpleNamespace(digest=0)
     trainer = Trainer(step, loader, folder=RunFolder(tmp_path, console=Console(quiet=True)))
