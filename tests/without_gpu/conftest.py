@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -22,16 +21,11 @@ def gpu() -> Iterator[Gpu]:
         yield gpu
 
 
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """The arguments of a kernel launch."""
+class Launch(NamedTuple):
+    """The grid and the tensors of a kernel launch."""
 
     grid: tuple[int, ...]
-    args: tuple[Any, ...]
-
-    @property
-    def tensors(self) -> list[Tensor]:
-        return [arg for arg in self.args if isinstance(arg, Tensor)]
+    tensors: list[Tensor]
 
 
 @pytest.fixture
@@ -43,7 +37,8 @@ def launches(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> list[Launch]:
     recorded_launches: list[Launch] = []
 
     def note(self: Any, *args: Any, grid: tuple[int, ...], **options: Any) -> None:
-        recorded_launches.append(Launch(tuple(grid), args))
+        tensors = [arg for arg in args if isinstance(arg, Tensor)]
+        recorded_launches.append(Launch(tuple(grid), tensors))
 
     monkeypatch.setattr(JITFunction, "run", note)
     return recorded_launches

@@ -7,7 +7,8 @@ whatever makes the host wait for a GPU also fails:
 
 - reading a value (``item``, ``tolist``, ``if tensor:``) or positions (``nonzero``, masks);
 - copying from the GPU to the host;
-- copying to the GPU from memory that is not pinned, or without ``non_blocking``.
+- copying to the GPU from memory that is not pinned, or without ``non_blocking``;
+- synchronising the current stream.
 
 Every stand-in below names what it replaces. None has a GPU's values, timing or memory.
 """
@@ -19,7 +20,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -33,8 +33,6 @@ from torch.utils._pytree import tree_leaves
 from .walk import run_backward
 
 CUDA = torch.device("cuda", 0)
-HOPPER = SimpleNamespace(name="fake H200", major=9, minor=0, total_memory=141 * 2**30)
-"""Device properties of an H200, as CUDA reports them."""
 
 
 class HostWait(AssertionError):
@@ -59,10 +57,8 @@ class Gpu(TorchDispatchMode):
         """Tensors that were created while ``watched``."""
         self.copied: list[Tensor] = []
         """Tensors that were copied to the GPU while ``watched``."""
-        self.waited_for: list[str] = []
-        """Names of the streams that the host waited for explicitly."""
-        self.gave_back = False
-        """Whether ``torch.cuda.empty_cache`` was called."""
+        self.empty_cache = mock.Mock()
+        """Replaces ``torch.cuda.empty_cache``."""
         self._watches = False
         self.is_current = False
         """Whether this thread has made it the current GPU."""
@@ -120,10 +116,6 @@ class Gpu(TorchDispatchMode):
                 raise HostWait(f"{name} of tensors on the host and on the GPU")
         return out
 
-    def give_back(self) -> None:
-        """Replace ``torch.cuda.empty_cache``."""
-        self.gave_back = True
-
     def _really(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Run an operation on host tensors only, and remember pinned memory."""
         pinned = kwargs.pop("pin_memory", False)
@@ -167,33 +159,25 @@ class Gpu(TorchDispatchMode):
 
 
 class Stream:
-    """Replaces a CUDA stream. It runs nothing and records the host's waits."""
+    """Replaces a CUDA stream. It runs nothing."""
 
-    def __init__(self, gpu: Gpu, name: str) -> None:
-        self.gpu, self.name, self.cuda_stream = gpu, name, 0
+    def __init__(self, *, is_current: bool = False) -> None:
+        self._is_current = is_current
 
     def synchronize(self) -> None:
-        self.gpu.waited_for.append(self.name)
+        """Raise unless this is a side stream: a loader may wait until its buffer is copied."""
+        if self._is_current:
+            raise HostWait("synchronize of the current stream")
 
-    def record_event(self, event: Any = None) -> Any:
-        return Event(self)
+    def record_event(self) -> object:
+        return object()
 
-    def wait_event(self, event: Event) -> None:
-        """The GPU waits, not the host."""
-
-    def wait_stream(self, stream: Stream) -> None:
+    def wait_event(self, event: object) -> None:
         """The GPU waits, not the host."""
 
     def __enter__(self) -> None: ...
 
     def __exit__(self, *_: object) -> None: ...
-
-
-class Event:
-    """Replaces a CUDA event."""
-
-    def __init__(self, stream: Stream | None = None, **_: Any) -> None:
-        self.stream = stream
 
 
 def _fused_sgd(
@@ -256,26 +240,18 @@ class TritonDriver:
 @contextlib.contextmanager
 def fake_gpu() -> Iterator[Gpu]:
     """Give this thread one fake GPU, and yield it."""
-    gpu = Gpu()
-    current = Stream(gpu, "current")
+    gpu, current = Gpu(), Stream(is_current=True)
     cuda: dict[str, Any] = {
         "is_available": lambda: True,
         "device_count": lambda: 1,
         "current_device": lambda: 0,
-        "set_device": lambda device: None,
         "is_bf16_supported": lambda including_emulation=True: True,
-        "get_device_capability": lambda device=None: (9, 0),
-        "get_device_properties": lambda device=None: HOPPER,
         "mem_get_info": lambda device=None: (140 * 2**30, 141 * 2**30),
-        "get_rng_state": lambda device=None: torch.get_rng_state(),
-        "set_rng_state": lambda state, device=None: None,
-        "empty_cache": gpu.give_back,
+        "empty_cache": gpu.empty_cache,
         "is_current_stream_capturing": lambda: False,
-        "synchronize": lambda device=None: current.synchronize(),
         "current_stream": lambda device=None: current,
         "stream": gpu.stream,
-        "Stream": lambda device=None, priority=0: Stream(gpu, "side"),
-        "Event": Event,
+        "Stream": lambda device=None: Stream(),
         "device_of": lambda tensor: contextlib.nullcontext(),
         "device": gpu.current,
     }

@@ -17,7 +17,6 @@ from torch.utils.data import DataLoader
 from fastsiam.config import AugmentConfig, DataConfig
 from fastsiam.errors import BackendError
 from fastsiam.pipelines import build_eval_loader, build_loader, engine
-from fastsiam.views.batch import Batch
 from tests.pipelines.cases import make_readable
 from tests.views.cases import UNEQUAL
 
@@ -33,17 +32,6 @@ def native_without_threads(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         engine, "prefetch_map", lambda make, tasks, *, count: (make(task) for task in tasks)
     )
-
-
-def assert_valid_batch(batch: Batch, augment: AugmentConfig, images: int, dtype: Any) -> None:
-    """Check the guarantees of ``Batch``."""
-    assert len(batch.views) == len(augment.views)
-    for view, settings in zip(batch.views, augment.views, strict=True):
-        assert view.shape == (images, 3, settings.crop, settings.crop)
-        assert view.is_cuda and view.dtype == dtype
-        assert view.is_contiguous(memory_format=torch.channels_last)
-    for numbers in (batch.index, batch.label):
-        assert numbers.shape == (images,) and numbers.is_cuda and numbers.dtype == torch.int64
 
 
 def watched(batches: Iterator[Any], gpu: Gpu) -> Iterator[Any]:
@@ -78,13 +66,19 @@ def test_loaders_return_valid_gpu_batches(
         seen = 0
         for epoch in range(2):
             for batch in watched(loader.epoch(epoch), gpu):
-                assert_valid_batch(batch, augment, 4, dtype)
+                for view, settings in zip(batch.views, augment.views, strict=True):
+                    assert view.shape == (4, 3, settings.crop, settings.crop)
+                    assert view.is_cuda and view.dtype == dtype
+                    assert view.is_contiguous(memory_format=torch.channels_last)
+                for numbers in (batch.index, batch.label):
+                    assert numbers.shape == (4,) and numbers.is_cuda
+                    assert numbers.dtype == torch.int64
                 seen += 1
         assert seen == 2 * loader.steps == 12
         assert bool(launches) == (pipeline != "torchvision")  # here PIL computes the views
     finally:
         loader.close()
-    assert gpu.gave_back == (pipeline == "memory")
+    assert gpu.empty_cache.called == (pipeline == "memory")
 
 
 def test_dataloader_starts_with_loader_gpu_current(

@@ -109,21 +109,18 @@ def test_method_steps_compute_similarities_in_float32(name: str, gpu: Gpu) -> No
 
 
 @pytest.mark.skipif(torch.version.cuda is None, reason="needs a torch built with CUDA")
-@pytest.mark.parametrize(
-    ("channels_last", "backbone", "stem", "convolutions"),
-    [(True, "resnet18", "imagenet", 20), (False, "resnet18", "cifar", 20)],
-)
+@pytest.mark.parametrize(("channels_last", "stem"), [(True, "imagenet"), (False, "cifar")])
 def test_activations_have_configured_memory_format(
-    channels_last: bool, backbone: str, stem: str, convolutions: int, gpu: Gpu
+    channels_last: bool, stem: str, gpu: Gpu
 ) -> None:
     """Check activations, weights and their gradients: cuDNN copies tensors of another layout."""
-    model = with_model_settings(CONFIG.model, backbone=backbone, stem=stem)
+    model = with_model_settings(CONFIG.model, backbone="resnet18", stem=stem)
     config = replace(CONFIG, augment=AugmentConfig.alike(crop=64), model=model)
     config = with_settings(config, precision="bf16", channels_last=channels_last)
     take_steps(config, gpu, steps=1)
     counts = gpu.images_in(torch.channels_last if channels_last else torch.contiguous_format)
-    assert counts["convolution", True] == 2 * convolutions
-    assert counts["convolution_backward", True] > 2 * convolutions
+    assert counts["convolution", True] == 40  # 20 for each view
+    assert counts["convolution_backward", True] > 40
     wrong = {by: count for (by, right), count in counts.items() if not right and by != "expand"}
     # The gradient of torch's pooling is always contiguous; loaders' views are always channels-last.
     assert wrong == ({"div": 2} if channels_last else {"split": 2})
@@ -136,6 +133,7 @@ BLUNDERS: dict[str, Callable[[Output], Any]] = {
     "copied in": lambda output: torch.zeros(3).to(CUDA, non_blocking=True),
     "copied into": lambda output: torch.zeros(3, device=CUDA).copy_(torch.zeros(3)),
     "places": lambda output: output.embedding[output.embedding > 0],
+    "the current stream": lambda output: torch.cuda.current_stream().synchronize(),
     "left on the host": lambda output: output.embedding + torch.zeros(16),
 }
 

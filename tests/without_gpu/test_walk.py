@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
@@ -28,13 +26,13 @@ def gradients(*, recompute: bool, leaves: bool) -> list[Tensor]:
     return list(torch.autograd.grad(loss, parameters, allow_unused=True))
 
 
-@pytest.mark.parametrize("settings", [{"leaves": True}, {"leaves": False}], ids=str)
+@pytest.mark.parametrize("leaves", [True, False])
 @pytest.mark.parametrize("recompute", [False, True])
 def test_run_backward_equals_autograd(
-    recompute: bool, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    recompute: bool, leaves: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected = gradients(recompute=recompute, **settings)
+    expected = gradients(recompute=recompute, leaves=leaves)
     monkeypatch.setattr(torch.autograd, "_engine_run_backward", run_backward)
-    actual = gradients(recompute=recompute, **settings)
+    actual = gradients(recompute=recompute, leaves=leaves)
     assert len(actual) == len(expected) > 30
     assert all(map(torch.equal, actual, expected))
