@@ -35,12 +35,6 @@ class DecodedImage(ctypes.Structure):
         ("end", ctypes.c_void_p),
     ]
 
-    pixels: int
-    pitch: int
-    top: int
-    left: int
-    end: int
-
 
 DECODE = ctypes.CFUNCTYPE(
     ctypes.c_int,
@@ -83,9 +77,8 @@ def decode(
 
 def job_of_jpeg(height: int, width: int, decode: Any) -> Job:
     """Return a job for one pixel of a JPEG, decoded by a Python function."""
-    tall, wide = np.array([height], np.int32), np.array([width], np.int32)
-    nothing, form = np.zeros(1, np.int64), np.array([JPEG], np.uint8)
-    images = Images(nothing, nothing, tall, wide, form)
+    images = Images.of_pixels(np.zeros(1, np.int64), np.array([(height, width)]))
+    images.form[:] = JPEG
     corner = np.zeros((1, 1, 2), np.int32)
     cuts = Cuts(np.array([[[0, 0, 1, 1]]], "i4"), np.zeros((1, 1), "?"), corner + 1, corner)
     crops = (torch.zeros(1, 1, 1, 1, 3, dtype=torch.uint8),)
