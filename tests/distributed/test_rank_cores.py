@@ -9,6 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock, call
 
 import pytest
 import torch
@@ -191,14 +192,9 @@ def test_ranks_share_compile_threads(
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_rank_timeout_applies_to_all_groups(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The timeout applies to the default, BN and stop-vote groups; NCCL's are a minute longer."""
-    groups: list[dict[str, Any]] = []
-
-    def note(*backend: Any, **settings: Any) -> None:
-        groups.append({"given": next(iter(backend), settings.pop("backend", None)), **settings})
-
-    monkeypatch.setattr(dist, "init_process_group", note)
-    monkeypatch.setattr(dist, "new_group", note)
-    store = HashStore()
+    init_process_group, new_group, store = Mock(), Mock(), HashStore()
+    monkeypatch.setattr(dist, "init_process_group", init_process_group)
+    monkeypatch.setattr(dist, "new_group", new_group)
     monkeypatch.setattr(place, "rendezvous", lambda *_, **__: iter([(store, 1, 4)]))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: device == "cuda")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
@@ -211,16 +207,18 @@ def test_rank_timeout_applies_to_all_groups(device: Any, monkeypatch: pytest.Mon
     StopSignals(here)
     bn_group(here, NumericsConfig(sync_bn_ranks=2))
     host, chip = timedelta(seconds=5), timedelta(seconds=5 if device == "cpu" else 65)
-    assert groups[0].pop("store") is store
     assert store.timeout == host
-    first: dict[str, Any] = {"rank": 1, "world_size": 4, "timeout": chip}
-    if device == "cpu":
-        first |= {"given": "gloo", "device_id": None}
-    else:
-        first |= {"given": "cuda:nccl,cpu:gloo", "device_id": torch.device("cuda", 1)}
-    assert groups == [
-        first,
-        {"given": "gloo", "timeout": host},
-        {"given": [0, 1], "timeout": chip},
-        {"given": [2, 3], "timeout": chip},
+    on_gpu = device == "cuda"
+    init_process_group.assert_called_once_with(
+        "cuda:nccl,cpu:gloo" if on_gpu else "gloo",
+        store=store,
+        rank=1,
+        world_size=4,
+        timeout=chip,
+        device_id=torch.device("cuda", 1) if on_gpu else None,
+    )
+    assert new_group.call_args_list == [
+        call(backend="gloo", timeout=host),
+        call([0, 1], timeout=chip),
+        call([2, 3], timeout=chip),
     ]
