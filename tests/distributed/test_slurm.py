@@ -108,8 +108,7 @@ def test_requeued_branch_resumes_itself(small: TrainConfig, tmp_path: Path) -> N
     config = with_settings(small, resume="a b/run", out=tmp_path / "run")
     script = slurm_script("imagenet", config, SlurmConfig(), resumed=small.to_flags())
     for start in ("a b/run", str(tmp_path / "run")):
-        calls = run_script(script, tmp_path)[1].splitlines()
-        (call,) = [line for line in calls if line.startswith("srun")]
+        (call,) = re.findall(r"^srun .*", run_script(script, tmp_path)[1], re.M)
         assert call.endswith(f"--resume {start} --out {tmp_path}/run")
         put(tmp_path / "run" / "checkpoints" / "last.pt", "")
 
@@ -195,8 +194,7 @@ def test_job_sets_folder_seed_and_rendezvous(small: TrainConfig, tmp_path: Path)
         (never, SlurmConfig(), again, f"--out {tmp_path}/run --resume auto"),
     ):
         script = slurm_script("imagenet", with_settings(small, **run), job)
-        calls = run_script(script, tmp_path, **variables)[1].splitlines()
-        (call,) = [line for line in calls if line.startswith("srun")]
+        (call,) = re.findall(r"^srun .*", run_script(script, tmp_path, **variables)[1], re.M)
         assert call.endswith(end) and ("--resume never" in call) == (run is never)
 
 
