@@ -15,7 +15,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -73,17 +73,16 @@ def train_undisturbed(config: TrainConfig, out: Path) -> list[tuple[object, ...]
     return history(out)
 
 
-def run_on_two_machines(
-    *arguments: str, **environment: str
-) -> list[subprocess.CompletedProcess[str]]:
+def run_on_two_machines(*arguments: str, codes: Sequence[int] = (0, 0), **environment: str) -> str:
+    """Run a command with two launchers; check their sorted exit codes and return their stderr."""
     launchers = [command(*arguments, environment=environment) for _ in range(2)]
-    return [one.wait(300) for one in launchers]
+    results = [one.wait(300) for one in launchers]
+    assert sorted(one.returncode for one in results) == [*codes], results
+    return "".join(one.stderr for one in results)
 
 
 def test_two_machines_match_one(config: TrainConfig, tmp_path: Path) -> None:
-    results = run_on_two_machines("train", *flags(config))
-    assert [one.returncode for one in results] == [0, 0], results
-    assert any("on 2 x CPU" in one.stderr for one in results)
+    assert "on 2 x CPU" in run_on_two_machines("train", *flags(config))
     assert history(tmp_path / "run") == train_undisturbed(config, tmp_path / "whole")
     assert len(history(tmp_path / "run")) == 12
 
@@ -95,19 +94,15 @@ def test_knn_evaluation_on_two_machines_matches_one(config: TrainConfig, tmp_pat
     alone, together = tmp_path / "alone.json", tmp_path / "together.json"
     fastsiam("eval", "knn", str(run), "--device", "cpu", "--json", str(alone))
     where = ["--nodes", "2", "--rendezvous", config.run.rendezvous, "--json", str(together)]
-    results = run_on_two_machines("eval", "knn", str(run), "--device", "cpu", *where)
-    assert [one.returncode for one in results] == [0, 0], results
+    run_on_two_machines("eval", "knn", str(run), "--device", "cpu", *where)
     one, other = (json.loads(path.read_text()) for path in (alone, together))
     assert [x["top1"] for x in one["results"]] == [x["top1"] for x in other["results"]]
     assert one["results"]
 
 
 def test_error_on_one_machine_ends_run(config: TrainConfig) -> None:
-    results = run_on_two_machines(
-        "train", *flags(config), **fault_environment(FAULT="error", FAULT_RANK="1")
-    )
-    assert sorted(one.returncode for one in results) == [1, RANK_LOST], results
-    stderr = "".join(one.stderr for one in results)
+    fault = fault_environment(FAULT="error", FAULT_RANK="1")
+    stderr = run_on_two_machines("train", *flags(config), codes=[1, RANK_LOST], **fault)
     assert stderr.count("ZeroDivisionError") == 1 and "ChildFailedError" not in stderr
 
 
@@ -211,9 +206,8 @@ def test_invalid_settings_for_several_machines_are_rejected(
 def test_same_command_resumes_after_machine_is_killed(config: TrainConfig, tmp_path: Path) -> None:
     """Without restarts the other launcher exits with 75, and the next start resumes exactly."""
     lost = fault_environment(FAULT="machine", FAULT_RANK="1", FAULT_AT="5")
-    codes = [one.returncode for one in run_on_two_machines("train", *flags(config), **lost)]
-    assert sorted(codes) == [-signal.SIGKILL, RANK_LOST]
-    assert [one.returncode for one in run_on_two_machines("train", *flags(config))] == [0, 0]
+    run_on_two_machines("train", *flags(config), codes=[-signal.SIGKILL, RANK_LOST], **lost)
+    run_on_two_machines("train", *flags(config))
     assert history(tmp_path / "run") == train_undisturbed(config, tmp_path / "whole")
 
 
