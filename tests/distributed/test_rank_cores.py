@@ -192,7 +192,8 @@ def test_ranks_share_compile_threads(
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_rank_timeout_applies_to_all_groups(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The timeout applies to the default, BN and stop-vote groups; NCCL's are a minute longer."""
-    init_process_group, new_group, store = Mock(), Mock(), HashStore()
+    init_process_group, new_group = Mock(), Mock()
+    store: Any = HashStore()
     monkeypatch.setattr(dist, "init_process_group", init_process_group)
     monkeypatch.setattr(dist, "new_group", new_group)
     monkeypatch.setattr(place, "rendezvous", lambda *_, **__: iter([(store, 1, 4)]))
