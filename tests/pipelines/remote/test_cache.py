@@ -6,17 +6,24 @@ import asyncio
 import logging
 import os
 import pickle
+import shutil
 import signal
+import tempfile
 import time
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from filelock import FileLock
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from fastsiam.config import DataConfig
+from fastsiam.config.urls import Url
 from fastsiam.errors import FileLostError
 from fastsiam.pipelines import open_split
 from fastsiam.pipelines.remote import RemoteFile, RemotePath, cache, file, storage
@@ -27,28 +34,71 @@ from tests.disks import fill, read_only, small_disk
 from tests.object_storage import read_all, reconnect, web_server
 from tests.pipelines.cases import batches, same
 from tests.pipelines.conftest import Loaders
-from tests.pipelines.remote.cached_objects import (
-    CHUNK,
-    SIZE,
-    Server,
-    bytes_of,
-    cache_of,
-    content,
-    files,
-    remote,
-    serve,
-    wait_for_fetches,
-)
 from tests.processes import Forked
 from tests.sources import folder_members, tar
+
+pytest.importorskip("obstore", reason="needs obstore: pip install 'fastsiam[cloud]'")
+
+CHUNK = 1 << 14
+"""Bytes of a chunk in these tests."""
+SIZE = 20 * CHUNK + 1000
+"""Bytes of each test object, whose last chunk is short."""
+
+
+@lru_cache
+def content(key: str) -> bytes:
+    """Return an object's bytes, which depend on its key."""
+    seed = np.frombuffer(key.encode().ljust(8, b"_")[:8], np.uint8)
+    return np.random.default_rng(seed.tolist()).integers(0, 256, SIZE, np.uint8).tobytes()
+
+
+class Server:
+    """A fake server that records the requested ranges; this process reads from it in small chunks.
+
+    Args:
+        patch: Undoes this; a process that ends with the test needs none.
+    """
+
+    def __init__(self, patch: pytest.MonkeyPatch | None = None) -> None:
+        self.asked: list[tuple[int, int]] = []
+        self.is_down = False
+        patch = patch or pytest.MonkeyPatch()
+        patch.setattr(storage, "get", self.get)
+        patch.setattr(cache, "CHUNK", CHUNK)
+
+    async def get(self, url: Url, facts: Facts, start: int, stop: int) -> memoryview:
+        self.asked.append((start, stop))
+        if self.is_down:
+            raise FileLostError(f"{url} was deleted")
+        return memoryview(content(url.key))[start:stop]
 
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Server:
-    pytest.importorskip("obstore", reason="needs obstore: pip install 'fastsiam[cloud]'")
-    for module, name in ((storage, "get"), (cache, "CHUNK")):
-        monkeypatch.setattr(module, name, getattr(module, name))
-    return serve()
+    return Server(monkeypatch)
+
+
+def cache_of(folder: Path, most: int) -> Cache:
+    return Cache(folder, gigabytes=most * CHUNK / 1e9)
+
+
+def remote(disk_cache: Cache, key: str = "a", etag: str = "x") -> RemoteFile:
+    return RemoteFile(RemotePath("s3", "bucket", key, cache=disk_cache), Facts(SIZE, 0, etag))
+
+
+def files(folder: Path) -> list[Path]:
+    """Return the chunk files, and the incomplete ones that a killed process left."""
+    return sorted(path for path in (folder / "chunks-1").iterdir() if path.name != "lock")
+
+
+def bytes_of(folder: Path) -> int:
+    return sum(path.stat().st_size for path in files(folder) if not path.suffix)
+
+
+def wait_for_fetches() -> None:
+    """Wait until this process fetches no chunk."""
+    while file._fetching:
+        time.sleep(0.001)
 
 
 def read(
@@ -161,7 +211,7 @@ def test_read_only_cache_is_read_with_one_warning(
 def work(folder: Path, most: int, seed: int, rounds: int) -> None:
     """Read random chunks like a loader process; fail if a byte is wrong."""
     logging.basicConfig()
-    disk_cache, server, generator = cache_of(folder, most), serve(), np.random.default_rng(seed)
+    disk_cache, server, generator = cache_of(folder, most), Server(), np.random.default_rng(seed)
     for _ in range(rounds):
         read(
             disk_cache,
@@ -184,7 +234,7 @@ def test_processes_share_cache(tmp_path: Path) -> None:
 def fetch_all(folder: Path) -> None:
     """Fetch all chunks one at a time, for longer than other processes respect a chunk's claim."""
     storage.PARALLEL, cache._LONGEST_WAIT = 1, 1.0
-    disk_cache, server = cache_of(folder, 100), serve()
+    disk_cache, server = cache_of(folder, 100), Server()
     get = server.get
 
     async def slow(*arguments: object) -> memoryview:
@@ -219,7 +269,7 @@ def test_chunk_that_another_process_just_cached_is_not_fetched(
 
 
 def killed_writing(folder: Path) -> None:
-    disk_cache, server = cache_of(folder, 4), serve()
+    disk_cache, server = cache_of(folder, 4), Server()
 
     def write_half(path: Path, data: memoryview) -> None:
         with path.open("wb") as file:
@@ -275,6 +325,73 @@ def test_memory_is_bounded_if_disk_is_slower_than_network(
     assert len(server.asked) == 21 * len(keys) and max(in_memory) <= storage.PARALLEL
 
 
+class CachedReads(RuleBasedStateMachine):
+    """Reads return the object's bytes while the cache's limit changes and its files are damaged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patch = pytest.MonkeyPatch()
+        self.server, self.folder = Server(self.patch), Path(tempfile.mkdtemp())
+        self.reopen(8)
+
+    @rule(most=st.integers(1, 30))
+    def reopen(self, most: int) -> None:
+        self.most, self.cache = most, cache_of(self.folder, most)
+
+    @rule(is_down=st.booleans())
+    def switch_server(self, is_down: bool) -> None:
+        self.server.is_down = is_down
+
+    @rule(
+        key=st.sampled_from("ab"),
+        start=st.integers(0, SIZE - 1),
+        length=st.integers(1, 3 * CHUNK),
+        ahead=st.booleans(),
+    )
+    def read(self, key: str, start: int, length: int, ahead: bool) -> None:
+        stop, asked = min(start + length, SIZE), len(self.server.asked)
+        one = remote(self.cache, key)
+        if ahead:
+            one.prefetch([(start, stop)])
+        try:
+            data = one.read(start, stop)
+        except FileLostError:
+            assert self.server.is_down
+            return
+        finally:
+            wait_for_fetches()  # so that the next rule always finds the same files
+        assert data == content(key)[start:stop]
+        if len(self.server.asked) == asked:
+            return  # nothing was added
+        assert bytes_of(self.folder) <= max(self.most * CHUNK, CHUNK)
+
+    @rule(share=st.floats(0, 1, exclude_max=True), keep=st.floats(0, 1, exclude_max=True))
+    def truncate_file(self, share: float, keep: float) -> None:
+        if paths := files(self.folder):
+            path = paths[int(share * len(paths))]
+            path.write_bytes(path.read_bytes()[: int(keep * path.stat().st_size)])
+
+    @rule(share=st.floats(0, 1, exclude_max=True))
+    def delete_file(self, share: float) -> None:
+        if paths := files(self.folder):
+            paths[int(share * len(paths))].unlink()
+
+    @rule(name=st.sampled_from(["0-000001.ab.part", "note.txt"]))
+    def leave_other_file(self, name: str) -> None:
+        (self.folder / "chunks-1" / name).write_bytes(b"left")
+
+    def teardown(self) -> None:
+        self.server.is_down = False
+        for key in "ab":
+            assert remote(self.cache, key).read(0, SIZE) == content(key)
+        self.patch.undo()
+        shutil.rmtree(self.folder)
+
+
+TestCachedReads: Any = CachedReads.TestCase
+TestCachedReads.settings = settings(max_examples=25, stateful_step_count=25)
+
+
 # Ranges that the cache does not keep.
 
 
@@ -325,7 +442,6 @@ def test_prefetched_range_of_older_version_is_not_read(server: Server) -> None:
 @pytest.fixture
 def web(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The folder for a web server that tests stop. Requests then give up quickly."""
-    pytest.importorskip("obstore", reason="needs obstore: pip install 'fastsiam[cloud]'")
     monkeypatch.setenv("FASTSIAM_CLOUD_PATIENCE", "0.5")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     reconnect()
