@@ -73,9 +73,18 @@ def write_hub_splits(folder: Path, splits: dict[str, Any], *, shards: int = 2) -
 def write_parquet(
     path: Path, rows: Sequence[Row], classes: Sequence[str], *, compression: str = "snappy"
 ) -> Path:
-    """Write a parquet file with pyarrow's defaults; ``datasets`` would not compress images."""
+    """Write images as parquet with pyarrow's defaults; ``datasets`` would not compress images."""
     from pyarrow import parquet as pq
 
     table = dataset(rows, classes).data.table
     pq.write_table(table, put(path), row_group_size=4, compression=compression)
+    return path
+
+
+def write_table(path: Path, columns: dict[str, Any], **options: Any) -> Path:
+    """Write columns as parquet with pyarrow, whose ``write_table`` gets the options."""
+    import pyarrow as pa
+    from pyarrow import parquet as pq
+
+    pq.write_table(pa.table(columns), put(path), **options)
     return path

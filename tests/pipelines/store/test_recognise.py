@@ -11,8 +11,10 @@ import pytest
 
 from fastsiam.errors import DataError, NoSplitError
 from fastsiam.pipelines.store import open_store
+from fastsiam.train.image_list import names_of
 from tests.conversions import run
 from tests.sources import WNIDS, jpeg, put, tar
+from tests.tables import write_parquet
 
 DEEP = ["a/aa.jpg", "a/z.jpg", "a/sub/a.jpg", "a/sub/b.jpg", "a-b/c.jpg", "b/x/y/z.jpg"]
 KAGGLE = [f"ILSVRC/Data/CLS-LOC/train/{wnid}/0.JPEG" for wnid in WNIDS]
@@ -62,7 +64,7 @@ def test_layouts(case: str, tmp_path: Path) -> None:
             put(tmp_path / name, name.encode())
     for split, names in splits.items():
         store: Any = open_store(tmp_path, split)  # type: ignore[arg-type]
-        assert [store.name(i) for i in range(len(store))] == names
+        assert names_of(store) == names
         assert store.classes == tuple(sorted({name.split("/")[0] for name in names}))
         assert [store.classes[i] for i in store.labels] == [name.split("/")[0] for name in names]
         for i, name in enumerate(names):
@@ -77,7 +79,7 @@ def test_file_has_validation_images_of_same_data(tmp_path: Path) -> None:
         tar(tmp_path / f"{name}.tar", [(f"a/{name}.jpg", jpeg(i))])
     for training, validation in (("cats-train-0", "cats_val"), ("dogs-train", "dogs-test")):
         store = open_store(tmp_path / f"{training}.tar", "val")
-        assert [store.name(i) for i in range(len(store))] == [f"a/{validation}.jpg"]
+        assert names_of(store) == [f"a/{validation}.jpg"]
     with pytest.raises(NoSplitError, match="no file of this kind with 'val' in its name"):
         open_store(tmp_path / "mice-train.tar", "val")
 
@@ -144,10 +146,8 @@ def test_folders_beside_tars_or_tables_cause_warning(
     if kind == "tar":
         tar(folder / "dogs-train.tar", [("a/0.jpg", jpeg(0))])
     else:
-        pyarrow = pytest.importorskip("pyarrow")
-        parquet = pytest.importorskip("pyarrow.parquet")
-        table = pyarrow.table({"image": [{"bytes": jpeg(0), "path": "0.jpg"}]})
-        parquet.write_table(table, folder / "dogs-train.parquet", compression="none")
+        rows = [(jpeg(0), "0.jpg", 0)]
+        write_parquet(folder / "dogs-train.parquet", rows, ["a"], compression="none")
     assert len(open_store(tmp_path, "train")) == 1
     assert caplog.messages == [
         f"{folder} is read from its tars or parquet files, so the images in 1 folder, such as "

@@ -5,15 +5,18 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from fastsiam.errors import DataError, NoSplitError
 from fastsiam.pipelines.store import BetonStore, open_store
+from fastsiam.train.image_list import names_of
 from tests.conversions import run
 from tests.data_formats import write_hub_dataset
 from tests.processes import python
 from tests.sources import jpeg, put, tar
-from tests.tables import Row, dataset
+from tests.tables import Row, dataset, write_table
 
 
 def test_file_without_labels_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -51,21 +54,15 @@ def test_folders_named_like_parquet_files(tmp_path: Path) -> None:
 
 def test_dictionary_encoded_images_are_read(tmp_path: Path) -> None:
     """A dictionary stores identical images once."""
-    import pyarrow as pa
-    from pyarrow import parquet as pq
-
     data = [jpeg(i % 3) for i in range(12)] + [jpeg(50 + i, quality=95) for i in range(9)]
-    table = pa.table({"jpg": data, "label": [0] * 21})
-    pq.write_table(table, tmp_path / "x.parquet", compression="none", row_group_size=8)
+    columns = {"jpg": data, "label": [0] * 21}
+    write_table(tmp_path / "x.parquet", columns, compression="none", row_group_size=8)
     store = open_store(tmp_path, "train")
     assert [bytes(store.read(i)) for i in range(21)] == data
 
 
 @pytest.mark.parametrize("first", [[], [None, None]])
 def test_row_groups_without_images_are_read(first: list[None], tmp_path: Path) -> None:
-    import pyarrow as pa
-    from pyarrow import parquet as pq
-
     data = [jpeg(i) for i in range(6)]
     with pq.ParquetWriter(
         tmp_path / "train.parquet", pa.schema([("content", pa.binary())]), compression="none"
@@ -94,13 +91,9 @@ def test_image_column_is_found_by_type(tmp_path: Path) -> None:
 
 def test_row_group_is_never_fully_in_memory(tmp_path: Path) -> None:
     """Neither when its images are located, nor when they are read in order."""
-    import pyarrow as pa
-    from pyarrow import parquet as pq
-
     data = [os.urandom(50_000) for _ in range(2400)]
-    table = pa.table({"image": pa.array(data, pa.binary())})
-    pq.write_table(
-        table, tmp_path / "x.parquet", compression="none", data_page_size=2**16,
+    write_table(
+        tmp_path / "x.parquet", {"image": data}, compression="none", data_page_size=2**16,
         write_batch_size=1, use_dictionary=False,
     )  # fmt: skip
     code = (
@@ -124,14 +117,6 @@ def test_row_group_is_never_fully_in_memory(tmp_path: Path) -> None:
 # Parquet that a conversion reads in order.
 
 
-def write_table(path: Path, **columns: object) -> None:
-    import pyarrow as pa
-    from pyarrow import parquet as pq
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(pa.table(columns), path)
-
-
 @pytest.mark.parametrize(
     "beside", ["features.parquet", "bytes.parquet", "emb/x.parquet", "notes.tar"]
 )
@@ -149,9 +134,9 @@ def test_image_files_are_read_if_tables_and_tars_have_none(
         other = datasets.Dataset.from_dict({"feature": [b"no", b"image"]})
         other.to_parquet(tmp_path / where / beside)
     else:
-        write_table(tmp_path / where / beside, feature=[0.5, 1.0])
+        write_table(tmp_path / where / beside, {"feature": [0.5, 1.0]})
     store = open_store(tmp_path, "train")
-    assert [store.name(i) for i in range(len(store))] == ["cat/0.jpg", "dog/deep/1.jpg"]
+    assert names_of(store) == ["cat/0.jpg", "dog/deep/1.jpg"]
     assert store.classes == ("cat", "dog")
     if (where, beside) != ("train", "emb/x.parquet"):  # tables are not searched as deep as this
         assert beside in caplog.text
@@ -164,8 +149,6 @@ def test_image_files_are_read_if_tables_and_tars_have_none(
 
 
 def test_label_columns_of_every_type(tmp_path: Path) -> None:
-    import pyarrow as pa
-
     images = [{"bytes": jpeg(i), "path": None} for i in range(3)]
     for number, (labels, classes, expected) in enumerate(
         [
@@ -175,20 +158,18 @@ def test_label_columns_of_every_type(tmp_path: Path) -> None:
             (pa.array([1, None, 0], pa.int32()), ("0", "1"), [1, -1, 0]),
         ]
     ):
-        write_table(tmp_path / str(number) / "train.parquet", image=images, label=labels)
+        columns = {"image": images, "label": labels}
+        write_table(tmp_path / str(number) / "train.parquet", columns)
         store = open_store(tmp_path / str(number), "train", sources=True)
         assert store.classes == classes and store.labels.tolist() == expected
         assert store.name(0) == f"{classes[expected[0]]}/row 0"
-    write_table(tmp_path / "x" / "train.parquet", image=images, label=[0.5, 1.0, 2.0])
+    write_table(tmp_path / "x" / "train.parquet", {"image": images, "label": [0.5, 1.0, 2.0]})
     assert open_store(tmp_path / "x", "train", sources=True).labels.tolist() == [-1, -1, -1]
 
 
 def test_row_group_is_read_on_after_another_is_damaged(tmp_path: Path) -> None:
-    import pyarrow as pa
-    from pyarrow import parquet as pq
-
     data, path = [jpeg(i) for i in range(6)], tmp_path / "train.parquet"
-    pq.write_table(pa.table({"jpg": data}), path, row_group_size=3)
+    write_table(path, {"jpg": data}, row_group_size=3)
     start = pq.ParquetFile(path).metadata.row_group(1).column(0).data_page_offset
     content = bytearray(path.read_bytes())
     content[start : start + 30] = bytes(30)
@@ -203,7 +184,7 @@ def test_row_group_is_read_on_after_another_is_damaged(tmp_path: Path) -> None:
 def test_binary_column_and_corruption_in_parquet(tmp_path: Path) -> None:
     data = [jpeg(i, quality=95) for i in range(200)]
     path = tmp_path / "a" / "x.parquet"
-    write_table(path, jpg=data)
+    write_table(path, {"jpg": data})
     (conversion,) = run("parquet", tmp_path / "a", tmp_path / "out")
     store = BetonStore(conversion.path)
     assert [bytes(store.read(i)) for i in range(200)] == data and store.name(7) == "row 7"
