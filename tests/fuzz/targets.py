@@ -31,6 +31,7 @@ from tests import sources, tables
 from tests.configs import TINY
 from tests.conftest import write_images
 from tests.conversions import run
+from tests.data_formats import without_checksums
 from tests.fuzz import encoded_images
 from tests.interchange.networks import untrained
 from tests.kernels.decoders import decode
@@ -69,8 +70,7 @@ def _convert(folder: Path) -> list[bytes]:
     source = write_images(folder.parent / "images", classes=2, each=3)
     (conversion,) = run("folder", source, folder)
     content = conversion.path.read_bytes()
-    marked = content.index(b"fastsiam")
-    return [content, content[:marked] + bytes(1024) + content[marked + 1024 :]]
+    return [content, without_checksums(content)]
 
 
 def _tars(folder: Path) -> list[bytes]:

@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
-import builtins
 import errno
 import functools
 import gzip
 import json
 import os
+import sys
 import tarfile
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from fastsiam.errors import DataError, NoSplitError
 from fastsiam.pipelines.store import ArchiveStore, BetonStore, FolderStore, open_store
 from fastsiam.pipelines.store.index import ROW, file_facts, keep, pack_texts
+from fastsiam.train.image_list import names_of
 from tests.conftest import write_images
 from tests.conversions import assert_same_images, run, stub_raising
 from tests.data_formats import (
     FORMS,
     rows_of,
+    without_checksums,
     write_converted,
     write_hub_dataset,
     write_list,
@@ -32,7 +35,7 @@ from tests.data_formats import (
 )
 from tests.sources import cifar, folder_members, huge_tar, jpeg, put, tar
 from tests.sources import tar_bytes as tarred
-from tests.tables import dataset, write_parquet
+from tests.tables import dataset, write_parquet, write_table
 
 Build = Callable[[Path], Path]
 """Writes unreadable data below a folder; returns the path to open."""
@@ -42,8 +45,8 @@ def images(root: Path) -> Path:
     return write_images(root / "images", each=2)
 
 
-def tar_of(*names: str, more: Iterable[tuple[str, bytes]] = ()) -> Build:
-    members = [*((name, jpeg(i)) for i, name in enumerate(names)), *more]
+def tar_of(*names: str) -> Build:
+    members = [(name, jpeg(i)) for i, name in enumerate(names)]
     return lambda root: tar(root / "train.tar", members)
 
 
@@ -53,29 +56,23 @@ def tar_damaged(change: Callable[[bytes], bytes]) -> Build:
     return lambda root: put(root / "train.tar", change(tarred(members)))
 
 
-def sparse_tar(name: str) -> Build:
-    """Build a tar of a sparse file, as stored by ``tar --sparse``."""
+def tar_with_member(name: str, **header: object) -> Build:
+    """Build a tar of an image and a member without content; ``header``: fields of its header."""
+    member = tarfile.TarInfo(name)
+    for field, value in header.items():
+        setattr(member, field, value)
 
-    def build(root: Path) -> Path:
-        member = tarfile.TarInfo(name)
-        member.pax_headers = {"GNU.sparse.map": "0,1", "GNU.sparse.size": "900", "size": "1"}
-        with tarfile.open(root / "t.tar", "w") as archive:
-            archive.addfile(member)
-        return root / "t.tar"
-
-    return build
-
-
-def link_in_tar(kind: bytes) -> Build:
     def build(root: Path) -> Path:
         path = tar(root / "t.tar", [("a/0.jpg", jpeg(0))])
-        with tarfile.open(path, "a") as file:
-            link = tarfile.TarInfo("a/1.jpg")
-            link.type, link.linkname = kind, "0.jpg"
-            file.addfile(link)
+        with tarfile.open(path, "a") as archive:
+            archive.addfile(member)
         return path
 
     return build
+
+
+SPARSE = {"GNU.sparse.map": "0,1", "GNU.sparse.size": "900", "size": "1"}
+"""POSIX headers of a sparse file, as stored by ``tar --sparse``."""
 
 
 def tar_with_a_huge_header(kind: bytes) -> Build:
@@ -128,13 +125,6 @@ def classes(*names: str) -> Build:
     return build
 
 
-def no_image_column(root: Path) -> Path:
-    one = dataset([(jpeg(i), None, 0) for i in range(2)], ["a"])
-    one = one.remove_columns("image").rename_column("label", "la\nbel")
-    one.to_parquet(root / "none.parquet")
-    return root / "none.parquet"
-
-
 @functools.cache
 def converted() -> bytes:
     with tempfile.TemporaryDirectory() as name:
@@ -147,12 +137,7 @@ def beton(change: Callable[[bytes], bytes]) -> Build:
 
 def foreign(change: Callable[[bytes], bytes]) -> Build:
     """Build a changed .beton file without checksums, as written by FFCV."""
-
-    def without(data: bytes) -> bytes:
-        mark = data.index(b"fastsiam")
-        return change(data[:mark] + bytes(1024) + data[mark + 1024 :])
-
-    return beton(without)
+    return beton(lambda data: change(without_checksums(data)))
 
 
 def with_images(data: bytes, count: int) -> bytes:
@@ -188,14 +173,15 @@ CASES: dict[str, tuple[Build, str]] = {
     ),
     "a compressed tar": (lambda root: put(root / "t.tar.gz"), "is compressed: unpack it"),
     # tars
-    "a sparse image": (sparse_tar("a.jpg"), "a sparse file; create the tar without --sparse"),
-    "another sparse file": (sparse_tar("a.bin"), "a sparse file; create the tar without"),
+    "a sparse image": (
+        tar_with_member("a.jpg", pax_headers=SPARSE),
+        "a sparse file; create the tar without --sparse",
+    ),
+    "another sparse file": (
+        tar_with_member("a.bin", pax_headers=SPARSE), "a sparse file; create the tar without"
+    ),
     "an empty tar": (lambda root: put(root / "t.tar"), "is empty"),
     "a gzip named tar": (lambda root: put(root / "t.tar", gzip.compress(b"x")), "is compressed"),
-    "two splits in a tar": (
-        tar_of("data/train/a/0.jpg", "data/train/b/1.jpg", "data/val/a/2.jpg"),
-        "holds folders train/, val/, which are splits: unpack it, or create one tar per",
-    ),
     "a damaged header": (
         tar_damaged(lambda d: d.replace(b"1/5.jpg", b"1/5?jpg")), f"{WHOLE_TAR}.*or truncated"
     ),
@@ -209,8 +195,14 @@ CASES: dict[str, tuple[Build, str]] = {
     ),
     "a huge long name": (tar_with_a_huge_header(tarfile.GNUTYPE_LONGNAME), WHOLE_TAR),
     "a huge POSIX header": (tar_with_a_huge_header(tarfile.XHDTYPE), WHOLE_TAR),
-    "a link to an image": (link_in_tar(tarfile.SYMTYPE), "a link to 0.jpg; .* tar --dereference$"),
-    "an image's second name": (link_in_tar(tarfile.LNKTYPE), "0.jpg; .* tar --hard-dereference$"),
+    "a link to an image": (
+        tar_with_member("a/1.jpg", type=tarfile.SYMTYPE, linkname="0.jpg"),
+        "a link to 0.jpg; .* tar --dereference$",
+    ),
+    "an image's second name": (
+        tar_with_member("a/1.jpg", type=tarfile.LNKTYPE, linkname="0.jpg"),
+        "0.jpg; .* tar --hard-dereference$",
+    ),
     "two splits": (
         tar_of("x/Training/a/0.jpg", "x/Val/a/1.jpg"),
         "t.*tar holds folders Training/, Val/, which are splits: unpack it, or create one tar per",
@@ -254,7 +246,10 @@ CASES: dict[str, tuple[Build, str]] = {
     "not a parquet file": (
         lambda root: put(root / "a.parquet", b"PAR1 and no more"), "is not a complete parquet file"
     ),
-    "no image column": (no_image_column, r"no column that can hold images .*, only 'la\\nbel'"),
+    "no image column": (
+        lambda root: write_table(root / "none.parquet", {"la\nbel": [0]}),
+        r"no column that can hold images .*, only 'la\\nbel'",
+    ),
     "other classes in a second file": (
         classes("ab", "bc"), r"train-1.* and .*train-0.* have different classes: .* each"
     ),
@@ -315,14 +310,11 @@ def test_missing_split_is_rejected(build: Build, expected: str, tmp_path: Path) 
 
 def test_tables_with_paths_instead_of_bytes_are_rejected(tmp_path: Path) -> None:
     """If only some images lack bytes, the data set opens, and reading such an image fails."""
-    import pyarrow as pa
-    from pyarrow import parquet as pq
-
     kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
     one, two = (tmp_path / name for name in ("one.parquet", "two.parquet"))
     for path, data in ((one, None), (two, jpeg(0))):
         rows = [{"bytes": data, "path": "0.jpg"}, {"bytes": None, "path": "1.jpg"}]
-        pq.write_table(pa.table({"image": pa.array(rows, kind)}), path, compression="none")
+        write_table(path, {"image": pa.array(rows, kind)}, compression="none")
     refused(one, r"paths of images \(such as 0\.jpg\), .* save_to_disk")
     store = open_store(two, "train")
     assert bytes(store.read(0)) == jpeg(0)
@@ -341,18 +333,12 @@ def test_compressed_parquet_must_be_converted(tmp_path: Path) -> None:
 
 
 def test_missing_pyarrow_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder, real = images(tmp_path), builtins.__import__
+    folder = images(tmp_path)
     roots = [
         write_saved_dataset(folder, tmp_path / "saved"),
         write_hub_dataset(folder, tmp_path / "hub"),
     ]
-
-    def without(name: str, *arguments: Any, **named: Any) -> Any:
-        if name.split(".")[0] == "pyarrow":
-            raise ModuleNotFoundError("No module named 'pyarrow'")
-        return real(name, *arguments, **named)
-
-    monkeypatch.setattr(builtins, "__import__", without)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
     for root in roots:
         refused(root, r"needs pyarrow: pip install 'fastsiam\[convert\]'$")
 
@@ -402,9 +388,7 @@ def test_member_names_cannot_escape_folder(tmp_path: Path) -> None:
     tar(source / "train.tar", [(name, jpeg(i)) for i, name in enumerate(names)])
     before = set(tmp_path.rglob("*"))
     store = open_store(source / "train.tar", "train")
-    assert [store.name(i) for i in range(len(store))] == [
-        "c/evil/2.jpg", "evil/0.jpg", "tmp/fastsiam-evil/1.jpg"
-    ]  # fmt: skip
+    assert names_of(store) == ["c/evil/2.jpg", "evil/0.jpg", "tmp/fastsiam-evil/1.jpg"]
     run("folder", source, out)
     assert not Path("/tmp/fastsiam-evil").exists()
     new = set(tmp_path.rglob("*")) - before
