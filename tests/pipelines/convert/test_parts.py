@@ -24,6 +24,7 @@ from fastsiam.pipelines.convert import parts, writer
 from fastsiam.pipelines.store import open_store
 from tests.conftest import write_images
 from tests.conversions import run
+from tests.data_formats import write_converted_parts
 from tests.processes import command, fastsiam, wait_until
 from tests.sources import folder_members
 from tests.tiers import rest_slow
@@ -74,8 +75,7 @@ def test_scheduler_option_uses_running_workers(images: Path, tmp_path: Path) -> 
     import distributed
 
     by_hand, out = tmp_path / "by-hand", tmp_path / "out"
-    for number in (1, 2):
-        run("folder", images, by_hand, part=f"{number}/2", workers=1)
+    write_converted_parts(images, by_hand)
     start_cluster: Any = distributed.LocalCluster  # it has no types
     options = {"dashboard_address": None, "silence_logs": logging.CRITICAL}
     with start_cluster(n_workers=2, threads_per_worker=1, **options) as cluster:

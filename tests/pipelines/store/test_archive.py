@@ -18,6 +18,7 @@ from fastsiam.errors import NoImagesError
 from fastsiam.pipelines.store import ArchiveStore, archive, index, open_store
 from fastsiam.pipelines.store.index import ROW
 from fastsiam.pipelines.store.mapped_files import File, Mapped
+from fastsiam.train.image_list import names_of
 from tests.pipelines.cases import batches
 from tests.processes import Forked
 from tests.sources import encoded, huge_tar, imagenet_train_tar, jpeg, picture, tar, tar_bytes
@@ -40,9 +41,7 @@ def count_with_few_files(folder: Path, limit: int) -> None:
     print(len(store) * len(set(more)) // 60)
 
 
-def test_index_is_built_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_index_is_built_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tar(tmp_path / "t.tar", [(f"a/{i}.jpg", jpeg(i)) for i in range(3)])
     with caplog.at_level(logging.INFO):
         first = ArchiveStore([path])
@@ -171,7 +170,7 @@ def test_hidden_members_are_skipped(tmp_path: Path) -> None:
         link.type, link.linkname = tarfile.SYMTYPE, "x"
         file.addfile(link)
     store = ArchiveStore([path])
-    assert [store.name(i) for i in range(len(store))] == ["2/2.jpg"]
+    assert names_of(store) == ["2/2.jpg"]
 
 
 def test_other_members_may_exceed_4_gib(tmp_path: Path) -> None:
