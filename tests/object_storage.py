@@ -12,11 +12,13 @@ import socket
 import socketserver
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote
+
+import pytest
 
 from fastsiam.pipelines import Store
 from fastsiam.pipelines.remote import storage
@@ -32,6 +34,19 @@ def reconnect() -> None:
     if storage._process_client is not None:
         storage._process_client.close()
     storage._process_client = None
+
+
+@contextlib.contextmanager
+def connected(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables inside the context, with new connections that read them."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in variables.items():
+            patch.setenv(name, value)
+        reconnect()
+        try:
+            yield
+        finally:
+            reconnect()
 
 
 def wait_for(port: int) -> None:

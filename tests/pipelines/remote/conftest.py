@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import write_images
+from tests.conftest import write_data
 from tests.data_formats import write_shards
-from tests.object_storage import environment, reconnect, s3_server, upload
+from tests.object_storage import connected, environment, s3_server, upload
 
 
 @pytest.fixture(scope="session")
@@ -25,20 +25,17 @@ def s3() -> Iterator[str]:
 def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """WebDataset shards: three with 24 training images, and one with 12 validation images."""
     folder = tmp_path_factory.mktemp("shards")
-    for split, each, seed, count in (("train", 8, 0, 3), ("val", 4, 1, 1)):
-        images = write_images(folder / "images" / split, each=each, seed=seed)
-        write_shards(images, folder / "tars", split=split, count=count)
+    images = write_data(folder / "images")
+    for split, count in (("train", 3), ("val", 1)):
+        write_shards(images / split, folder / "tars", split=split, count=count)
     return folder / "tars"
 
 
 @pytest.fixture
-def cloud(s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def cloud(s3: str, tmp_path: Path) -> Iterator[str]:
     """The address of the S3 server, which this process's environment points to."""
-    for name, value in environment(s3, tmp_path / "cache").items():
-        monkeypatch.setenv(name, value)
-    reconnect()
-    yield s3
-    reconnect()
+    with connected(environment(s3, tmp_path / "cache")):
+        yield s3
 
 
 @pytest.fixture

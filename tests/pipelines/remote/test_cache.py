@@ -31,7 +31,7 @@ from fastsiam.pipelines.remote.cache import Cache, Chunk
 from fastsiam.pipelines.remote.storage import Facts
 from tests.conftest import write_images
 from tests.disks import fill, read_only, small_disk
-from tests.object_storage import read_all, reconnect, web_server
+from tests.object_storage import connected, read_all, web_server
 from tests.pipelines.cases import batches, same
 from tests.pipelines.conftest import Loaders
 from tests.processes import Forked
@@ -440,14 +440,11 @@ def test_prefetched_range_of_older_version_is_not_read(server: Server) -> None:
 
 
 @pytest.fixture
-def web(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def web(tmp_path: Path) -> Iterator[Path]:
     """The folder for a web server that tests stop. Requests then give up quickly."""
-    monkeypatch.setenv("FASTSIAM_CLOUD_PATIENCE", "0.5")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
-    reconnect()
     tar(tmp_path / "web" / "train.tar", folder_members(write_images(tmp_path / "images")))
-    yield tmp_path / "web"
-    reconnect()
+    with connected({"FASTSIAM_CLOUD_PATIENCE": "0.5", "XDG_CACHE_HOME": str(tmp_path / "home")}):
+        yield tmp_path / "web"
 
 
 def test_second_epoch_needs_no_server(web: Path, loaders: Loaders) -> None:

@@ -11,7 +11,7 @@ from fastsiam.config import TrainConfig
 from fastsiam.pipelines.remote import cache
 from fastsiam.run import checkpoint as checkpoints
 from tests.configs import flags, with_settings
-from tests.object_storage import KEY, SECRET, environment, faulty_proxy, reconnect, upload
+from tests.object_storage import KEY, SECRET, connected, environment, faulty_proxy, upload
 from tests.processes import fastsiam
 from tests.tiers import rest_slow
 from tests.train.runs import (
@@ -36,15 +36,13 @@ def assert_no_secret(*folders: Path) -> None:
 
 
 @pytest.fixture
-def bad_line(s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
-    """Environment variables for S3 behind a faulty proxy, also set in this process."""
-    with faulty_proxy(s3, tmp_path / "log", delay=(0.02, 0.06), **BAD_LINE) as address:
-        variables = environment(address, tmp_path / "cache")
-        for name, value in variables.items():
-            monkeypatch.setenv(name, value)
-        reconnect()
-        yield variables
-        reconnect()
+def bad_line(s3: str, tmp_path: Path) -> Iterator[None]:
+    """S3 behind a faulty proxy, to which this process's environment points."""
+    with (
+        faulty_proxy(s3, tmp_path / "log", delay=(0.02, 0.06), **BAD_LINE) as address,
+        connected(environment(address, tmp_path / "cache")),
+    ):
+        yield
 
 
 def faults_in(log: Path) -> set[str]:
@@ -55,13 +53,13 @@ LOADERS = [("native", 2, 70), ("torchvision", 2, 0), ("native", 2, 0), ("torchvi
 """Pipeline, workers and kB of the cache, which is smaller than the data; 0 means no cache."""
 
 
+@pytest.mark.usefixtures("bad_line")
 @pytest.mark.parametrize(("pipeline", "workers", "kilobytes"), rest_slow(LOADERS))
 def test_run_over_faulty_connection_equals_local_run(
     pipeline: str,
     workers: int,
     kilobytes: int,
     s3: str,
-    bad_line: dict[str, str],
     shards: Path,
     small: TrainConfig,
     tmp_path: Path,
@@ -82,11 +80,11 @@ def test_run_over_faulty_connection_equals_local_run(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("bad_line")
 @pytest.mark.parametrize("pipeline", ["torchvision", "memory"])
 def test_commands_over_faulty_connection(
     pipeline: str,
     s3: str,
-    bad_line: dict[str, str],
     shards: Path,
     small: TrainConfig,
     tmp_path: Path,

@@ -16,7 +16,7 @@ from fastsiam.errors import DataError, FastSiamError, FileLostError, NoSplitErro
 from fastsiam.pipelines import open_store
 from fastsiam.pipelines.remote import storage
 from fastsiam.pipelines.remote.storage import Facts
-from tests.object_storage import KEY, SECRET, faulty_proxy, read_all, reconnect, upload, web_server
+from tests.object_storage import KEY, SECRET, connected, faulty_proxy, read_all, upload, web_server
 from tests.processes import Forked, python, wait_until
 from tests.sources import folder_members, tar
 from tests.tables import write_parquet
@@ -49,9 +49,7 @@ def test_permanent_errors_are_not_retried(
     assert "SIGNATURE" not in str(caught.value) and requested_keys == ["a.tar"]
 
 
-def test_truncated_answers_are_retried(
-    data: str, cloud: str, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_truncated_answers_are_retried(data: str, cloud: str, shards: Path, tmp_path: Path) -> None:
     """Half of the listings, and of the objects of a server without ETags, are truncated."""
     with (
         web_server(shards, etags=False) as web,
@@ -65,9 +63,10 @@ def test_truncated_answers_are_retried(
             content = storage.read(place(f"{at}/train-0000.tar"), facts, *byte_range)  # type: ignore[arg-type]
             assert content == original[slice(*byte_range)]
     expected = storage.level(place(data))  # type: ignore[arg-type]
-    with faulty_proxy(cloud, tmp_path / "lists", cuts=0.5) as address:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", address)
-        reconnect()
+    with (
+        faulty_proxy(cloud, tmp_path / "lists", cuts=0.5) as address,
+        connected({"AWS_ENDPOINT_URL": address}),
+    ):
         assert [storage.level(place(data)) for _ in range(8)] == [expected] * 8  # type: ignore[arg-type]
     assert len(expected[0]) == 4
     for log in ("log", "lists"):
@@ -181,13 +180,14 @@ def test_retries_end_after_time_limit(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """With a server that always fails. A warning says what a run waits for at startup."""
+    limits = {"FASTSIAM_CLOUD_PATIENCE": "0.5", "FASTSIAM_CLOUD_STALL": "0.3"}
     with web_server(web) as address:
         store = open_store(place(f"{address}/photos.tar"), "train")
-        with faulty_proxy(address, tmp_path / "log", **{what: 1.0}) as broken:  # type: ignore[arg-type]
+        with (
+            faulty_proxy(address, tmp_path / "log", **{what: 1.0}) as broken,  # type: ignore[arg-type]
+            connected(limits),
+        ):
             monkeypatch.setattr(storage, "_SECONDS_TO_REPORT", 0.1)
-            monkeypatch.setenv("FASTSIAM_CLOUD_PATIENCE", "0.5")
-            monkeypatch.setenv("FASTSIAM_CLOUD_STALL", "0.3")
-            reconnect()
             there = store.files[0]
             url = place(f"{broken}/photos.tar")
             with pytest.raises(DataError, match=r"for 0\.5 s \(\$FASTSIAM_CLOUD") as caught:
@@ -219,7 +219,6 @@ def test_formats_read_only_from_local_disks_are_rejected(
     cloud: str, images: Path, tmp_path: Path
 ) -> None:
     message = "the only remote data that are read in place: copy it to a local disk"
-    pytest.importorskip("pyarrow", reason="needs pyarrow: pip install 'fastsiam[convert]'")
     assert message in error_of(upload(cloud, images, "loose"))
     rows = [(data, name, 0) for name, data in folder_members(images / "train")]
     write_parquet(tmp_path / "table" / "train.parquet", rows, ["a"])
@@ -228,9 +227,9 @@ def test_formats_read_only_from_local_disks_are_rejected(
 
 
 def test_missing_obstore_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    reconnect()
     monkeypatch.setattr(storage, "find_spec", lambda name: None)
-    assert "pip install 'fastsiam[cloud]'" in error_of("s3://bucket/photos")
+    with connected({}):
+        assert "pip install 'fastsiam[cloud]'" in error_of("s3://bucket/photos")
 
 
 def test_aws_profiles_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
