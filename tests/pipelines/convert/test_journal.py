@@ -39,12 +39,7 @@ from tests.sources import jpeg
 from tests.tiers import rest_slow
 
 
-def start_slowly(source: Path, out: Path, *extra: str) -> Forked:
-    arguments = ("convert", "folder", "--source", str(source), "--out", str(out), *extra)
-    return Forked(convert_slowly, arguments, session=True)
-
-
-def convert_slowly(arguments: tuple[str, ...]) -> None:
+def convert_slowly(source: Path, out: Path, workers: int) -> None:
     writer.BLOCK_BYTES = 20_000
     write = writer.Job.write_block
 
@@ -54,7 +49,8 @@ def convert_slowly(arguments: tuple[str, ...]) -> None:
         return block
 
     writer.Job.write_block = slow  # type: ignore[assignment, method-assign]
-    sys.argv = ["fastsiam", *arguments]
+    sys.argv = ["fastsiam", "convert", "folder", "--source", str(source), "--out", str(out)]
+    sys.argv += ["--workers", str(workers)]
     cli.main()
 
 
@@ -68,7 +64,7 @@ def test_interrupted_conversion_resumes_with_same_bytes(
     """
     write_images(tmp_path / "images", classes=3, each=60, side=60)
     out = tmp_path / "out"
-    process = start_slowly(tmp_path / "images", out, "--workers", "2")
+    process = Forked(convert_slowly, tmp_path / "images", out, 2, session=True)
     journal = out / "train.beton.journal"
     wait_until(process, lambda: journal.exists() and journal.read_bytes().count(b"\n") > 5)
     if number == signal.SIGKILL:
@@ -84,7 +80,7 @@ def test_interrupted_conversion_resumes_with_same_bytes(
         assert errors.splitlines()[-1] == "stopped; run the same command again to resume"
     assert "Traceback" not in errors and not (out / "train.beton").exists()
     assert (out / "train.beton.partial").exists()
-    process = start_slowly(tmp_path / "images", out, "--workers", "3")
+    process = Forked(convert_slowly, tmp_path / "images", out, 3, session=True)
     result = process.wait(120)
     errors = result.stderr
     assert result.returncode == 0, errors
