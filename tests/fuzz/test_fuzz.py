@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -46,14 +47,6 @@ def hang(folder: Path) -> None:
     time.sleep(60)
 
 
-def raise_two_line_error(folder: Path) -> None:
-    raise FastSiamError("one\ntwo")
-
-
-def raise_value_error(folder: Path) -> None:
-    raise ValueError("of nobody's contract")
-
-
 @pytest.mark.parametrize(
     ("reader", "message"),
     [
@@ -63,8 +56,8 @@ def raise_value_error(folder: Path) -> None:
         (lambda _: mmap.mmap(-1, 1 << 30), "takes more than 768 MB"),
         (lambda folder: (folder.parent / "elsewhere").write_text("x"), "Forbidden at"),
         (lambda _: os.system("true"), "Forbidden at"),
-        (raise_two_line_error, "is not one line"),
-        (raise_value_error, "ValueError at"),
+        (Mock(side_effect=FastSiamError("one\ntwo")), "is not one line"),
+        (Mock(side_effect=ValueError("of nobody's contract")), "ValueError at"),
         (lambda folder: (folder / "kept").write_text("x"), ""),
     ],
 )
