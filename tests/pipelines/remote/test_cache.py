@@ -101,6 +101,12 @@ def wait_for_fetches() -> None:
         time.sleep(0.001)
 
 
+def check(there: RemoteFile, *ranges: tuple[int, int]) -> None:
+    """Read ranges and compare them with the object's bytes."""
+    for start, stop in ranges:
+        assert there.read(start, stop) == content(there.path.key)[start:stop]
+
+
 def read(
     disk_cache: Cache,
     server: Server,
@@ -114,8 +120,7 @@ def read(
     ranges = [(n * CHUNK + 5, min((n + 1) * CHUNK - 5, SIZE)) for n in numbers]
     if ahead:
         remote_file.prefetch(ranges)
-    for start, stop in ranges:
-        assert remote_file.read(start, stop) == content(key)[start:stop]
+    check(remote_file, *ranges)
     wait_for_fetches()
     fetched = [start // CHUNK for start, stop in server.asked if stop - start in (CHUNK, 1000)]
     server.asked.clear()
@@ -125,9 +130,8 @@ def read(
 def test_cached_ranges_need_no_server(tmp_path: Path, server: Server) -> None:
     disk_cache = cache_of(tmp_path, 100)
     ranges = [(0, 10), (CHUNK - 5, CHUNK + 5), (SIZE - 3, SIZE), (7, 7), (3 * CHUNK, SIZE + 9)]
-    expected = [content("a")[start:stop] for start, stop in ranges]
     for one in (disk_cache, cache_of(tmp_path, 100), pickle.loads(pickle.dumps(disk_cache))):
-        assert [remote(one).read(*byte_range) for byte_range in ranges] == expected
+        check(remote(one), *ranges)
         server.is_down = True
     assert sorted(server.asked) == [(n * CHUNK, min((n + 1) * CHUNK, SIZE)) for n in range(21)
                                     if n != 2]  # fmt: skip
@@ -199,12 +203,12 @@ def test_read_only_cache_is_read_with_one_warning(
     read(cache_of(tmp_path / "cache", 100), server, 1)
     with read_only(tmp_path / "cache"):
         disk_cache = cache_of(tmp_path / "cache", 100)
-        assert remote(disk_cache).read(CHUNK, CHUNK + 9) == content("a")[CHUNK : CHUNK + 9]
+        check(remote(disk_cache), (CHUNK, CHUNK + 9))
         assert not server.asked
         for _ in range(2):
             read(disk_cache, server, 1, 2)
         assert len(caplog.records) == 1 and "cannot write to the cache" in caplog.text
-        assert remote(disk_cache).read(CHUNK, CHUNK + 9) == content("a")[CHUNK : CHUNK + 9]
+        check(remote(disk_cache), (CHUNK, CHUNK + 9))
         assert not server.asked
 
 
@@ -213,12 +217,8 @@ def work(folder: Path, most: int, seed: int, rounds: int) -> None:
     logging.basicConfig()
     disk_cache, server, generator = cache_of(folder, most), Server(), np.random.default_rng(seed)
     for _ in range(rounds):
-        read(
-            disk_cache,
-            server,
-            *sorted(set(generator.integers(0, 21, 4).tolist())),
-            key="ab"[seed % 2],
-        )
+        numbers = sorted(set(generator.integers(0, 21, 4).tolist()))
+        read(disk_cache, server, *numbers, key="ab"[seed % 2])
 
 
 def test_processes_share_cache(tmp_path: Path) -> None:
@@ -321,7 +321,7 @@ def test_memory_is_bounded_if_disk_is_slower_than_network(
     for key in keys:
         remote(disk_cache, key).prefetch([(0, SIZE)])
     for key in keys:
-        assert remote(disk_cache, key).read(0, SIZE) == content(key)
+        check(remote(disk_cache, key), (0, SIZE))
     assert len(server.asked) == 21 * len(keys) and max(in_memory) <= storage.PARALLEL
 
 
@@ -383,7 +383,7 @@ class CachedReads(RuleBasedStateMachine):
     def teardown(self) -> None:
         self.server.is_down = False
         for key in "ab":
-            assert remote(self.cache, key).read(0, SIZE) == content(key)
+            check(remote(self.cache, key), (0, SIZE))
         self.patch.undo()
         shutil.rmtree(self.folder)
 
@@ -406,9 +406,7 @@ def test_failed_prefetch_is_requested_again(server: Server) -> None:
     assert failed.exception()  # it stays until it is read
     server.is_down = False
     there.prefetch(ranges)
-    assert [there.read(*byte_range) for byte_range in ranges] == [
-        content("a")[slice(*byte_range)] for byte_range in ranges
-    ]
+    check(there, *ranges)
     assert not file._ahead.bytes
 
 
@@ -420,10 +418,8 @@ def test_uncached_prefetched_range_is_fetched_once(tmp_path: Path, server: Serve
     ranges = [(n * CHUNK - 9, n * CHUNK + 9) for n in (1, 2, 4, 5)]
     there = remote(disk_cache)
     there.prefetch(ranges)
-    assert [there.read(*byte_range) for byte_range in ranges] == [
-        content("a")[slice(*byte_range)] for byte_range in ranges
-    ]
-    assert there.read(4 * CHUNK, 4 * CHUNK + 9) == content("a")[4 * CHUNK : 4 * CHUNK + 9]
+    check(there, *ranges)
+    check(there, (4 * CHUNK, 4 * CHUNK + 9))
     assert sorted(server.asked) == ranges and not file._ahead.bytes
 
 
@@ -431,8 +427,10 @@ def test_prefetched_range_of_older_version_is_not_read(server: Server) -> None:
     """A later loader of the same process must not get bytes that an earlier one prefetched."""
     older, newer = (RemoteFile(RemotePath("s3", "bucket", "a"), Facts(SIZE, 0, x)) for x in "xy")
     older.prefetch([(0, 9)])
-    assert newer.read(0, 9) == content("a")[:9] and file._ahead.bytes == 9
-    assert older.read(0, 9) == content("a")[:9] and not file._ahead.bytes
+    check(newer, (0, 9))
+    assert file._ahead.bytes == 9
+    check(older, (0, 9))
+    assert not file._ahead.bytes
     assert server.asked == [(0, 9)] * 2
 
 
