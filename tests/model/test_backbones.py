@@ -93,7 +93,7 @@ def test_networks_have_names_and_outputs_of_torchvision(name: str) -> None:
     assert ours(x).shape == (2, ours.features)
 
 
-@pytest.mark.parametrize("name", ["test_efficientnet", "test_convnext"])
+@pytest.mark.parametrize("name", ["test_efficientnet", "test_convnext", "test_mambaout"])
 def test_timm_networks_keep_parameter_names(name: str) -> None:
     timm = pytest.importorskip("timm")
     ours = build_backbone(ModelConfig(backbone=f"timm/{name}")).eval()

@@ -342,6 +342,9 @@ def test_run_and_evaluations_use_named_columns(small: TrainConfig, tmp_path: Pat
     other = evaluate_knn(run, replace(knn, image_column="mask", label_column="genus"), CPU)
     assert other.data.classes == 2 and other.identity != run_record.identity
     assert "log lines agree" in verify_run(run)
+    moved = str(shutil.copytree(root, tmp_path / "moved"))
+    named = {"image_column": "photo", "label_column": "species"}
+    assert "log lines agree" in verify_run(run, data=moved, **named)
     elsewhere = str(saved(tmp_path / "elsewhere", {"train": two_image_columns()}))
     which = r"2 columns .* --image-column photo"
     with pytest.raises(DataError, match=which):
