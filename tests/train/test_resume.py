@@ -112,12 +112,14 @@ def run_out_of_memory(config: TrainConfig, error: Exception, kind: str) -> None:
 
 def run_out_of_memory_at_startup(config: TrainConfig) -> None:
     """Compilation runs before the first step and needs as much memory as a step."""
-    train_run(config, max_steps=4)
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(TrainingError) as caught:
-        patch.setattr(TrainingStep, "prepare", Mock(side_effect=GPU_ERROR))
-        train_run(config)
-    assert str(caught.value).startswith("out of GPU memory at step 5 with --batch 8; to resume")
-    assert str(caught.value).endswith("; no step was taken")
+    for step in (1, 5):
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(TrainingError) as caught:
+            patch.setattr(TrainingStep, "prepare", Mock(side_effect=GPU_ERROR))
+            train_run(config)
+        message = str(caught.value)
+        assert message.startswith(f"out of GPU memory at step {step} with --batch 8; to resume")
+        assert message.endswith("; no step was taken")
+        train_run(config, max_steps=4)
 
 
 def corrupt_checkpoint(config: TrainConfig) -> None:

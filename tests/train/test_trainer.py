@@ -153,7 +153,8 @@ def test_non_finite_loss_stops_run(
         return None
 
     good = rf"the last good checkpoint is .*last\.pt \(step {kept}\)"
-    with pytest.raises(TrainingError, match=f"not finite at step {at + 1}; {good}"):
+    advice = "try a lower --lr or --precision fp32$"
+    with pytest.raises(TrainingError, match=f"not finite at step {at + 1}; {good}; {advice}"):
         train_run(config, poison)
     assert checkpoints.load(tmp_path / "run").step == kept
 
