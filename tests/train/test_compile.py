@@ -246,3 +246,4 @@ def test_compile_auto_depends_on_step_count_and_is_kept(
     assert resolved(config, "off", 1000) == "off"
     assert resolved(with_settings(config, cuda_graphs=True), "off", 1000) == "on"
     assert resolved(with_settings(config, cuda_graphs=True), "off", 0) == "off"  # nothing to do
+    assert resolved(with_settings(config, compile="off"), "on", 0) == "on"
