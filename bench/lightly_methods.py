@@ -273,13 +273,14 @@ class Step:
         channels_last = config.numerics.channels_last and not config.numerics.bn_images
         self.layout = torch.channels_last if channels_last else torch.contiguous_format
         self.device, self._optim, self._steps_per_epoch = device, config.optim, steps_per_epoch
-        model = compose(config, steps_per_epoch=steps_per_epoch).to(device)
-        self.model = model.to(memory_format=self.layout).train()
-        constant = list[nn.Parameter]()
-        if getattr(config.model.method, "predictor_lr", "") == "constant":
-            constant += model.get_submodule("predictor").parameters()
-        trained = (one for one in model.parameters() if one.requires_grad)
-        decaying = [one for one in trained if one not in {*constant}]
+        model = compose(config, steps_per_epoch=steps_per_epoch)
+        self.model = model.to(device).to(memory_format=self.layout).train()
+        has_constant_rate = getattr(config.model.method, "predictor_lr", "") == "constant"
+        decaying, constant = list[nn.Parameter](), list[nn.Parameter]()
+        for name, parameter in self.model.named_parameters():
+            if parameter.requires_grad:
+                is_constant = has_constant_rate and name.startswith("predictor.")
+                (constant if is_constant else decaying).append(parameter)
         self._optimizer = torch.optim.SGD(
             [{"params": decaying}, {"params": constant}],
             lr=peak_lr(config.optim),
