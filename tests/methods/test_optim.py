@@ -111,6 +111,10 @@ def test_lars_equals_its_formula(adapt_all: bool) -> None:
         for weight, value in zip(weights, values, strict=True):
             torch.testing.assert_close(weight.detach().double(), value, atol=1e-5, rtol=1e-5)
     assert torch.equal(weights[-1].detach(), torch.ones(2))  # has no gradient
+    alone, (bias,) = lars(torch.ones(2), weight_decay=0.5)
+    bias.grad = torch.ones(2)
+    alone.step()
+    assert torch.equal(bias.detach(), torch.zeros(2))
     alone, (single,) = lars(torch.ones(1, 1))
     single.grad = torch.full((1, 1), 4e-43)
     alone.step()

@@ -63,7 +63,9 @@ DAMAGES: dict[str, Change] = {
     "truncated": lambda data: data[:-20],
     "no end marker": lambda data: data[:-2],
 }
-FILE_CHANGES = DAMAGES["truncated"], DAMAGES["noise"], DAMAGES["empty"]
+FILE_CHANGES: tuple[Change, ...] = (
+    lambda data: data[: len(data) * 2 // 3], lambda _: b"no image" * 50, DAMAGES["empty"]
+)  # fmt: skip
 RECORD_CHANGES: tuple[Change, ...] = (
     lambda data: b"\xff\x05" * (len(data) // 2),
     lambda data: data[: len(data) // 2] + b"\xff\x05" * (len(data) // 4),

@@ -138,6 +138,8 @@ def test_generator_and_draws_equal_pinned_values() -> None:
     gamma = np.uint64(0x9E3779B97F4A7C15)
     steps = np.arange(1, 5, dtype=np.uint64)
     assert rng.mix(state + steps * gamma).tolist() == expected
+    params = draw_views(AugmentConfig(), seed=7, epoch=1, index=[42], size=[(375, 500)])
+    assert params.box.tolist() == PINNED_BOX
     # Include strips and tiny images, whose boxes come from a first or later try or the fallback.
     sides = 1 + np.arange(600) * 37 % 211
     sizes = np.stack([sides, np.roll(sides, 1)], 1)
@@ -145,4 +147,5 @@ def test_generator_and_draws_equal_pinned_values() -> None:
     assert hashlib.sha256(box.astype("<i4").tobytes()).hexdigest()[:16] == PINNED_BOXES
 
 
+PINNED_BOX = [[[76, 2, 240, 289]], [[6, 104, 320, 334]]]
 PINNED_BOXES = "15e9d1e9bf5f347a"

@@ -46,6 +46,8 @@ def test_thumbnail_end_marker_is_ignored() -> None:
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
+        (b"", "it is empty"),
+        (b"this is no image", "it is not an image"),
         (jpeg(0)[:100], "truncated within its header"),
         (b"\xff\xd8" + b"\x00" * 50, "header is damaged"),
         (b"\xff\xd8\xff\xc0\x00\x02", "header is damaged"),  # ends where the channels would be

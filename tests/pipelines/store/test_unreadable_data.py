@@ -182,6 +182,10 @@ CASES: dict[str, tuple[Build, str]] = {
     ),
     "an empty tar": (lambda root: put(root / "t.tar"), "is empty"),
     "a gzip named tar": (lambda root: put(root / "t.tar", gzip.compress(b"x")), "is compressed"),
+    "two splits in a tar": (
+        tar_of("data/train/a/0.jpg", "data/train/b/1.jpg", "data/val/a/2.jpg"),
+        "holds folders train/, val/, which are splits: unpack it, or create one tar per",
+    ),
     "a damaged header": (
         tar_damaged(lambda d: d.replace(b"1/5.jpg", b"1/5?jpg")), f"{WHOLE_TAR}.*or truncated"
     ),
