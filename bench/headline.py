@@ -24,6 +24,7 @@ from fastsiam.config import DataConfig
 from fastsiam.config.recipes import RECIPES
 from fastsiam.config.settings_files import RunSettings
 from fastsiam.console import Console, duration, format_count
+from fastsiam.environment import environment
 from fastsiam.errors import SIGNALLED, FastSiamError
 from fastsiam.files import atomic_write_for_user, write_json
 from fastsiam.report import drawing
@@ -72,8 +73,13 @@ class Training:
             "tracker": "none", "width": config.width or None, "epochs": config.epochs or None,
         }  # fmt: skip
         arguments = [f"--{name}={value}" for name, value in options.items() if value is not None]
-        arguments += ["--cuda-graphs"] * (config.cuda_graphs and _has_gpu(config.device))
+        arguments += ["--cuda-graphs"] * self._uses_graphs
         return [*FASTSIAM, "train", *arguments, *_PROTOCOL]
+
+    @property
+    def _uses_graphs(self) -> bool:
+        """Whether steps are replayed as CUDA graphs."""
+        return self.config.cuda_graphs and _has_gpu(self.config.device)
 
     @property
     def curve(self) -> list[dict[str, float]]:
@@ -106,21 +112,27 @@ class Training:
         """
         if not (self.folder / "config.json").exists():
             return
-        old, config = RunSettings.read(self.folder).config, self.config
-        default = RECIPES[_RECIPES[self.method]]()
-        options: dict[str, tuple[Any, Any]] = {
-            "seed": (old.numerics.seed, config.seed),
-            "epochs": (old.optim.epochs, config.epochs or default.optim.epochs),
-            "width": (old.model.width, config.width or default.model.width),
-        }
+        settings, config = RunSettings.read(self.folder), self.config
+        old, default = settings.config, RECIPES[_RECIPES[self.method]]()
+        options: list[tuple[str, Any, Any]] = [
+            ("--seed", old.numerics.seed, config.seed),
+            ("--epochs", old.optim.epochs, config.epochs or default.optim.epochs),
+            ("--width", old.model.width, config.width or default.model.width),
+        ]
         if self.is_done:  # otherwise train compares the images, which may have moved
             old_root, new_root = (DataConfig(data=x).root for x in (old.data.data, config.data))
-            options["data"] = os.path.abspath(str(old_root)), os.path.abspath(str(new_root))
-        for name, (old_value, new_value) in options.items():
+            options += [("--data", os.path.abspath(str(old_root)), os.path.abspath(str(new_root)))]
+        elif self._progress_lines:  # the minutes of all calls are added up
+            old_gpus, new_gpus = settings.environment["gpus"], environment()["gpus"]
+            options += [
+                ("--cuda-graphs", old.step.cuda_graphs, self._uses_graphs),
+                ("GPU", *(gpus[0] if gpus else "none" for gpus in (old_gpus, new_gpus))),
+            ]
+        for name, old_value, new_value in options:
             if old_value != new_value:
                 raise FastSiamError(
-                    f"{self.folder} was trained with --{name} {old_value}, not {new_value}: pass "
-                    "the same value, or another --out"
+                    f"{self.folder} was trained with {name} {old_value}, not {new_value}: use "
+                    "the same, or another --out"
                 )
 
     def train(self, until: float, signals: Sequence[int]) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from fastsiam.bench import headline
 from fastsiam.bench.config import HeadlineConfig
 from fastsiam.bench.headline import PICTURE, RECORD, Training, run
 from fastsiam.config.recipes import RECIPES
@@ -77,8 +78,28 @@ def test_run_with_other_settings_is_rejected(change: dict[str, Any], tmp_path: P
     assert training.is_done
     training.check_continues()
     ((name, value),) = change.items()
-    with pytest.raises(FastSiamError, match=f"was trained with --{name} .*{value}: pass the same"):
+    with pytest.raises(FastSiamError, match=f"was trained with --{name} .*{value}: use the same"):
         run(replace(config, **change))
+
+
+@pytest.mark.parametrize(
+    ("graphs", "gpus", "message"),
+    [(True, [], "--cuda-graphs True, not False"), (False, ["a GPU"], "GPU a GPU, not none")],
+)
+def test_unfinished_run_on_other_terms_is_rejected(
+    graphs: bool, gpus: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its record would add minutes that cannot be compared."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(headline, "environment", lambda: environment() | {"gpus": []})
+    config = _finished_run(tmp_path)
+    log, file = tmp_path / "simsiam/metrics.jsonl", tmp_path / "simsiam/config.json"
+    log.write_text(log.read_text().replace('"epoch": 2', '"epoch": 1'))
+    settings = json.loads(file.read_text())
+    settings["config"]["step"]["cuda_graphs"], settings["environment"]["gpus"] = graphs, gpus
+    file.write_text(json.dumps(settings))
+    with pytest.raises(FastSiamError, match=f"was trained with {message}: use the same"):
+        run(config)
 
 
 def _finished_run(out: Path) -> HeadlineConfig:
