@@ -110,11 +110,12 @@ dist: $(VENV)/installed        ## build an sdist and a manylinux wheel with comp
 
 gpu:                           ## test and measure a GPU for MINUTES; run again to continue
 	$(GPU_PY) -m fastsiam bench gpu --minutes $(MINUTES) \
-	    $(if $(filter command line,$(origin OUT)),--out $(OUT)) $(if $(DATA),--data $(DATA)) $(if $(CIFAR10),--cifar10 $(CIFAR10)) $(if $(DEVICE),--device $(DEVICE)) \
+	    $(if $(filter command line,$(origin OUT)),--out "$(OUT)") $(if $(DATA),--data "$(DATA)") $(if $(CIFAR10),--cifar10 "$(CIFAR10)") $(if $(DEVICE),--device $(DEVICE)) \
 	    $(if $(AGAIN),--again $(AGAIN))
 
 soak: $(VENV)/installed        ## kill and damage runs repeatedly and compare them with undisturbed ones
-	$(PY) -m fastsiam bench soak --minutes $(MINUTES) --seed $(SEED)
+	$(PY) -m fastsiam bench soak --minutes $(MINUTES) --seed $(SEED) \
+	    $(if $(filter command line,$(origin OUT)),--out "$(OUT)")
 
 lint: $(VENV)/installed        ## check style, types, security (bandit) and dependencies (pip-audit)
 	$(PY) -m ruff check

@@ -165,8 +165,8 @@ class BenchConfig(Config):
                 check_name(f"name in {option}", name, known_names)
         largest = max(self.values, default=0)
         require(
-            self.over != "jpeg-engine" or largest <= 100,
-            f"values of jpeg-engine are percentages, 0 to 100, not {largest}",
+            self.over not in ("jpeg-engine", "quality") or largest <= 100,
+            f"values of {self.over} are at most 100, not {largest}",
         )
         require(
             self.over == "jpeg-engine" or 0 not in self.values, "values must be at least 1, not 0"
@@ -274,7 +274,7 @@ class SoakConfig(Config):
     )
     seconds: float = setting(120.0, "Approximate seconds of an undisturbed run.", above=0)
     every: float = setting(25.0, "Mean seconds between two faults.", above=0)
-    out: str = setting("bench/results/soak/soak.json", "File for the record.")
+    out: str = setting("runs/soak.json", "File for the record.")
 
     @property
     def names(self) -> tuple[Pipeline, ...]:

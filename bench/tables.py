@@ -48,8 +48,9 @@ def caption(records: Sequence[Record]) -> str:
     images_text = f"{images.pop():,} images per repeat, " if len(images) == 1 else ""
     repeats = sorted({one.n for one in records})
     order = "consecutive" if any("apart" in one.facts for one in records) else "interleaved"
+    counted = f"medians of {' or '.join(map(str, repeats))} {order} repeats"
     return (
-        f"{images_text}medians of {' or '.join(map(str, repeats))} {order} repeats; "
+        f"{images_text}{counted if repeats != [1] else 'one repeat'}; "
         f"{format_count(machine['cores'], 'core')} of {machine['cpu']}, "
         f"{', '.join(machine['gpus']) or 'no GPU'}; "
         f"{versions}; {first.date}"

@@ -94,10 +94,11 @@ def test_bars_show_ceiling_and_shares() -> None:
     assert "dashed: bare decoding" in axes.get_xlabel().replace("\n", " ")
 
 
-def test_caption_names_only_common_number_of_images() -> None:
-    records = [build_record(images=8), build_record("b", images=16)]
-    assert caption(records[:1]).startswith("8 images per repeat, ")
-    assert "images per repeat" not in caption(records)
+def test_caption_names_common_number_of_images_and_repeats() -> None:
+    once, twice = build_record(images=8), build_record("b", "loader", 1.0, 2.0, images=16)
+    assert caption([once]).startswith("8 images per repeat, one repeat;")
+    assert caption([twice]).startswith("16 images per repeat, medians of 2 interleaved repeats;")
+    assert caption([once, twice]).startswith("medians of 1 or 2 interleaved repeats;")
 
 
 def test_only_tables_in_page_are_updated(tmp_path: Path) -> None:

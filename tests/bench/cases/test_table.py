@@ -123,5 +123,6 @@ def test_jpeg_engine_sweep_measures_only_dali(
     assert [one.name for one in rows] == ["dali, jpeg-engine 0", "dali, jpeg-engine 90"]
     assert rows[1].build.args[0].data.dali_hw_decoder_load == 0.9
     assert rows[1].config["jpeg-engine"] == 90 and rows[1].baseline[0] == "jpeg-engine 0"
-    with pytest.raises(ValueError, match="percentages, 0 to 100"):
-        replace(config, values=(0, 101))
+    for over in ("jpeg-engine", "quality"):
+        with pytest.raises(ValueError, match=f"values of {over} are at most 100, not 101"):
+            replace(config, over=over, values=(1, 101))
