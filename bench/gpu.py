@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
 import re
 import sys
 import time
@@ -27,7 +28,7 @@ from fastsiam.bench.measurements import read
 from fastsiam.bench.report import records_block
 from fastsiam.bench.session import NOT_MEASURED
 from fastsiam.child_process import Child
-from fastsiam.config import RunConfig
+from fastsiam.config import DataConfig, RunConfig
 from fastsiam.console import Console, duration
 from fastsiam.distributed import check_devices
 from fastsiam.errors import DataError, FastSiamError
@@ -111,7 +112,8 @@ def stages(config: GpuConfig, *, gpu_bytes: float, device: str = "cpu") -> list[
             name, seconds, (*words, *device_option, "--json", str(out / f"records/{name}.json"))
         )
 
-    own_data = {"data": str(Path(config.data).absolute())} if config.data else {}
+    named = config.data or os.environ.get("FASTSIAM_DATA")  # a stage starts in the checkout
+    own_data = {"data": DataConfig(data=config.data).full_root} if named else {}
     loaders = [name for name in ("dali", "native") if BACKENDS[name].installed]
     feeder, pipelines = [*loaders, "torchvision"][0], ",".join(loaders) or "memory"
     step = {"recipe": "imagenet", "batch": 512, "repeats": 3}
@@ -145,7 +147,7 @@ def stages(config: GpuConfig, *, gpu_bytes: float, device: str = "cpu") -> list[
     table = [stage for stage in table if stage.name not in missing]
     small = "--recipe demo --epochs 2 --max-steps 4 --log-every 2 --knn-every 0"
     run = "--recipe cifar10 --knn-every 25" if gpu else small
-    data = str(Path(config.cifar10).absolute() if config.cifar10 else out / "demo")
+    data = DataConfig(data=config.cifar10 or str(out / "demo")).full_root
     if not config.cifar10:
         convert = ("-m", "fastsiam", "convert", "demo", "--out", data)
         table.append(Stage("images", 15, convert))
@@ -250,7 +252,8 @@ def perform(stage: Stage, out: Path, *, seconds: float) -> Outcome:
         variables |= {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
     else:
         variables |= {"FASTSIAM_DEBUG": "1"}  # runners print into the log
-    log.write_text(f"$ python {' '.join(stage.arguments)}\n")
+    with os_errors_as(FastSiamError, f"cannot write {log}"):
+        log.write_text(f"$ python {' '.join(stage.arguments)}\n")
     child = Child([sys.executable, *stage.arguments], log, ROOT, **variables)
     try:
         is_over = child.wait(max(1.0, min(left, stage.limit))) is None and left < stage.limit

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,7 +15,7 @@ from fastsiam.bench import gpu as campaign
 from fastsiam.bench.config import GpuConfig
 from fastsiam.bench.gpu import Outcome, Stage, perform, read_outcomes, stages
 from fastsiam.bench.measurements import read, write
-from fastsiam.errors import DataError
+from fastsiam.errors import DataError, FastSiamError
 from tests.bench.sample_records import build_record
 from tests.commands import check_usage
 from tests.conftest import ROOT
@@ -33,6 +34,11 @@ def test_stage_is_stopped_at_time_limit(tmp_path: Path, monkeypatch: pytest.Monk
     assert perform(sleeps, tmp_path, seconds=2).status == "stopped"
     monkeypatch.setattr(Stage, "limit", 1.0)
     assert perform(sleeps, tmp_path, seconds=100).status == "failed"
+
+
+def test_log_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
+    with pytest.raises(FastSiamError, match=r"cannot write .*logs/sleeps\.txt: No such file"):
+        perform(build_stage("sleeps", ""), tmp_path, seconds=2)
 
 
 def test_stage_with_skipped_tests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,7 +143,7 @@ def test_order_of_stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         assert after == dict.fromkeys(before, gpu or "cpu")
 
 
-def test_command_of_every_stage_parses(tmp_path: Path) -> None:
+def test_command_of_every_stage_parses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every option parses, and every stage of tests has all files of GPU tests."""
     bare = GpuConfig(out=str(tmp_path))
     with_data = GpuConfig(out=str(tmp_path), cifar10="c", data="d")
@@ -152,6 +158,12 @@ def test_command_of_every_stage_parses(tmp_path: Path) -> None:
         tests = [one.arguments for one in table if "pytest" in one.arguments]
         files = {str(path.relative_to(ROOT)) for path in (ROOT / "tests/gpu").glob("test_*.py")}
         assert len(tests) == 3 and all(files < set(arguments) for arguments in tests)
+    monkeypatch.setenv("FASTSIAM_DATA", "d")  # relative to this folder, not to the checkout
+    table = stages(replace(bare, cifar10="s3://bucket/c"), gpu_bytes=80e9)
+    arguments = {one.name: one.arguments for one in table}
+    assert (
+        str(Path("d").absolute()) in arguments["loader"] and "s3://bucket/c" in arguments["cifar10"]
+    )
     gpus = ("NVIDIA H100 80GB HBM3", "NVIDIA H200")
     folders = {stages(with_data, gpu_bytes=80e9, device=x)[-1].arguments[6] for x in gpus}
     assert folders == {f"{tmp_path}/cifar10-{x.replace(' ', '-')}" for x in gpus}
