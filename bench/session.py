@@ -15,7 +15,7 @@ import torch
 
 from fastsiam.bench.bench_images import Images, take_images
 from fastsiam.bench.cases import CASES
-from fastsiam.bench.config import CONTAINERS, ORIGINAL, BenchConfig, Stored
+from fastsiam.bench.config import CONTAINERS, ORIGINAL, BenchConfig, Stored, with_form
 from fastsiam.bench.finding import finding
 from fastsiam.bench.libraries import Peer
 from fastsiam.bench.measurements import UNSTEADY, Record, write
@@ -131,13 +131,17 @@ class Session:
     def forms(self, pipeline: Pipeline) -> list[Stored]:
         """Return the forms in which a pipeline reads images; the baseline reads originals only.
 
-        Containers are skipped for pipelines that read the original images from a .beton file anyway
-        and for those that keep all images in memory, which read them once.
+        Containers are skipped, with a log line, for pipelines that read the original images from a
+        .beton file anyway and for those that keep all images in memory, which read them once.
         """
         if pipeline == BASELINE:
             return [ORIGINAL]
         backend = BACKENDS[pipeline]
         skipped = CONTAINERS if backend.needs_beton or backend.resident else ()
+        for form in self.config.stored:
+            if form in skipped:
+                again = "a .beton file anyway" if backend.needs_beton else "images only once"
+                self.skip(with_form(pipeline, form), f"it reads {again}")
         return [form for form in self.config.stored if form not in skipped]
 
     def installed(self, libraries: Mapping[str, Peer]) -> list[str]:

@@ -17,7 +17,7 @@ from fastsiam.bench.cases.decode import OUR_PART, OURS, TURBO, TURBO_PART
 from fastsiam.bench.config import BenchConfig
 from fastsiam.bench.measurements import read
 from fastsiam.bench.session import _how, run, session
-from fastsiam.config import METHOD_CONFIGS, SimSiamConfig
+from fastsiam.config import METHOD_CONFIGS, Pipeline, SimSiamConfig
 from fastsiam.errors import BackendError, FastSiamError
 from fastsiam.pipelines.backends import BACKENDS
 from tests.bench.sample_records import bench, build_record
@@ -43,6 +43,17 @@ def test_error_if_nothing_could_be_measured(
     stderr = capsys.readouterr().err
     assert "fp16: not measured: needs a GPU" in stderr
     assert "jpeg-engine does not affect torchvision, native, dali on a CPU\n" in stderr
+
+
+def test_skipped_form_is_logged(
+    bench_config: BenchConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    skipped: dict[Pipeline, str] = {"memory": "images only once", "ffcv": "a .beton file anyway"}
+    with session(replace(bench_config, stored=("tar", "pixels256"))) as bench_session:
+        assert bench_session.forms("native") == ["tar", "pixels256"]
+        for pipeline, reads in skipped.items():
+            assert bench_session.forms(pipeline) == ["pixels256"]
+            assert capsys.readouterr().err == f"{pipeline}, tar: not measured: it reads {reads}\n"
 
 
 @pytest.mark.parametrize(
