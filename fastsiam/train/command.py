@@ -17,11 +17,12 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fastsiam import distributed
 from fastsiam.bad_image_list import FILE, read_bad_images
 from fastsiam.config import TrainConfig
+from fastsiam.config.settings_files import RunSettings
 from fastsiam.config.train import changes_text, differences
 from fastsiam.console import Console, format_count
 from fastsiam.distributed import Place, check_same_images, from_all
 from fastsiam.environment import environment
-from fastsiam.errors import DeviceError, FastSiamError
+from fastsiam.errors import DataError, DeviceError, FastSiamError
 from fastsiam.files import os_errors_as
 from fastsiam.methods import Method, build_method, method_skeleton
 from fastsiam.methods.optim import peak_lr
@@ -382,7 +383,11 @@ def _begin_folder(resolved: ResolvedConfig, recipe: str, folder: RunFolder) -> N
                 ids.unlink()
     if start is not None and not last_checkpoint.is_file():
         checkpoints.save(last_checkpoint, start)
-    settings = {"recipe": recipe, **resolved.record(), "environment": environment()}
+    machine = environment()
+    if resolved.is_done:  # the run may have been trained elsewhere
+        with contextlib.suppress(DataError):  # a branch, or its file was lost
+            machine = RunSettings.read(folder.path).environment
+    settings = {"recipe": recipe, **resolved.record(), "environment": machine}
     text = json.dumps(settings, indent=2, allow_nan=False) + "\n"
     folder.keep("config.json", text.encode())
 

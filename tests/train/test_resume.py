@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 import signal
@@ -296,9 +297,13 @@ def test_finished_run_only_repeats_missing_evaluation(
 ) -> None:
     """A finished run only repeats the last evaluation, if it was killed before logging that.
 
-    It evaluates before it reports that nothing is left to do.
+    It evaluates before it reports that nothing is left to do. Its settings still name the machine
+    that trained it.
     """
     run = train_run(small)
+    settings = json.loads((run / "config.json").read_text())
+    settings["environment"]["cpu"] = "another machine"
+    (run / "config.json").write_text(json.dumps(settings))
     before, state = read_metrics(run), checkpoints.load(run)
     *other_lines, last = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
     (run / "metrics.jsonl").write_text("".join(other_lines))
@@ -311,3 +316,4 @@ def test_finished_run_only_repeats_missing_evaluation(
     train_run(small)
     assert read_metrics(run) == before
     assert same_state(checkpoints.load(run).model, state.model)
+    assert json.loads((run / "config.json").read_text()) == settings
