@@ -148,8 +148,9 @@ class RunConfig(NodesConfig):
     )
 
     def check(self) -> None:
-        """Check the machines and the trackers."""
+        """Check the machines, the trackers and that ``resume`` is not empty."""
         NodesConfig.check(self)
+        require(bool(self.resume), "resume must be auto, never or a path, not empty")
         for name in self.trackers:
             check_name("tracker", name, TRACKERS)
 

@@ -369,6 +369,7 @@ def test_invalid_resume_path_is_one_line_error(tmp_path: Path) -> None:
         f"error: {tmp_path / 'photos'} is not a run folder: it has neither config.json nor "
         "checkpoints/last.pt\n"
     )
+    assert "resume must be auto, never or a path, not empty" in usage_error("--resume", "")
 
 
 def test_views_command_uses_run_settings(stopped_copy: TrainConfig, tmp_path: Path) -> None:
