@@ -123,10 +123,10 @@ class Training:
             old_root, new_root = (DataConfig(data=x).root for x in (old.data.data, config.data))
             options += [("--data", os.path.abspath(str(old_root)), os.path.abspath(str(new_root)))]
         elif self._progress_lines:  # the minutes of all calls are added up
-            old_gpus, new_gpus = settings.environment["gpus"], environment()["gpus"]
+            old_gpu, gpu = ((*x["gpus"], "none")[0] for x in (settings.environment, environment()))
             options += [
                 ("--cuda-graphs", old.step.cuda_graphs, self._uses_graphs),
-                ("GPU", *(gpus[0] if gpus else "none" for gpus in (old_gpus, new_gpus))),
+                ("GPU", old_gpu, gpu),
             ]
         for name, old_value, new_value in options:
             if old_value != new_value:
