@@ -69,7 +69,7 @@ def test_ranks_and_subsets_share_one_order(
 
 
 def test_epoch_is_shuffled_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Even if several loaders take turns, or epochs alternate."""
+    """Even if several loaders take turns, or epochs alternate. Callers cannot change it."""
     shuffle = Mock(wraps=full_shuffle)
     monkeypatch.setattr("fastsiam.pipelines.order.full_shuffle", shuffle)
     turns = [Order(images=20, batch=5, seed=seed) for seed in range(3)]
@@ -77,6 +77,8 @@ def test_epoch_is_shuffled_once(monkeypatch: pytest.MonkeyPatch) -> None:
         for order in turns:
             order.indices(epoch, step)
     assert shuffle.call_count == 3 * len(turns)
+    with pytest.raises(ValueError, match="read-only"):
+        turns[0].draw_numbers(2, 0)[0] = 0
 
 
 def test_bad_images_of_mixture_are_replaced() -> None:
