@@ -363,8 +363,9 @@ def as_markdown(record: Mapping[str, Any]) -> str:
     """Format a record as a caption, tables of runs and faults, and the problems found."""
     machine, runs = record["environment"], record["runs"]
     caption = (
-        f"{len(runs)} runs of {record['ranks']} gloo ranks in {record['minutes']:.0f} minutes, "
-        f"seed {record['seed']}; {format_count(machine['cores'], 'core')} of {machine['cpu']}; "
+        f"{format_count(len(runs), 'run')} of {record['ranks']} gloo ranks "
+        f"in {record['minutes']:.0f} minutes, seed {record['seed']}; "
+        f"{format_count(machine['cores'], 'core')} of {machine['cpu']}; "
         f"torch {machine['packages']['torch']}; {record['date']}; `{record['command']}`"
     )
     rows = []
