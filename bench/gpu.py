@@ -113,7 +113,7 @@ def stages(config: GpuConfig, *, gpu_bytes: float, device: str = "cpu") -> list[
         )
 
     named = config.data or os.environ.get("FASTSIAM_DATA")  # a stage starts in the checkout
-    own_data = {"data": DataConfig(data=config.data).full_root} if named else {}
+    own_data = {"data": _absolute(config.data)} if named else {}
     loaders = [name for name in ("dali", "native") if BACKENDS[name].installed]
     feeder, pipelines = [*loaders, "torchvision"][0], ",".join(loaders) or "memory"
     step = {"recipe": "imagenet", "batch": 512, "repeats": 3}
@@ -147,13 +147,19 @@ def stages(config: GpuConfig, *, gpu_bytes: float, device: str = "cpu") -> list[
     table = [stage for stage in table if stage.name not in missing]
     small = "--recipe demo --epochs 2 --max-steps 4 --log-every 2 --knn-every 0"
     run = "--recipe cifar10 --knn-every 25" if gpu else small
-    data = DataConfig(data=config.cifar10 or str(out / "demo")).full_root
+    data = _absolute(config.cifar10 or str(out / "demo"))
     if not config.cifar10:
         convert = ("-m", "fastsiam", "convert", "demo", "--out", data)
         table.append(Stage("images", 15, convert))
     folder = out / plain_name(f"{'cifar10' if config.cifar10 else 'made'}-{device}")
     train = ["--data", data, "--out", str(folder), "--save-every", "2000", *device_option]
     return [*table, Stage("cifar10", 0, ("-m", "fastsiam", "train", *train, *run.split()))]
+
+
+def _absolute(data: str) -> str:
+    """Return the absolute path, with its symlinks, or the URL of data named as for train."""
+    root = DataConfig(data=data).root
+    return str(root.absolute() if isinstance(root, Path) else root)
 
 
 def _tests(name: str, seconds: int, files: Sequence[str], marks: str, processes: int) -> Stage:
