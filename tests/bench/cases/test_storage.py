@@ -136,12 +136,11 @@ def test_runners_of_one_latency_are_interleaved(
 @pytest.mark.slow
 def test_remote_storage_is_compared_with_local_disk(bench_config: BenchConfig) -> None:
     pytest.importorskip("obstore", reason="needs obstore: pip install 'fastsiam[cloud]'")
-    config = replace(bench_config, latencies=(0, 3), recipe="imagenet", crop=32)  # slipstream blurs
+    config = replace(bench_config, latencies=(3,), recipe="imagenet", crop=32)  # slipstream blurs
     with session(config) as bench_session:
         records = CASES["storage"].measure(bench_session)
     by_name = {one.name: one for one in records}
-    places = ["local disk", *(f"S3, {ms} ms, {state} cache" for ms in (0, 3)
-                              for state in ("cold", "warm"))]  # fmt: skip
+    places = ["local disk", "S3, 3 ms, cold cache", "S3, 3 ms, warm cache"]
     titles = ["fastsiam --pipeline torchvision", "fastsiam --pipeline native"]
     titles += [library.title for library in STREAMING.values() if library.missing is None]
     assert set(by_name) == {f"{title}, {place}" for title in titles for place in places}
