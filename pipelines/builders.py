@@ -66,9 +66,10 @@ def build_loader(
             if ``data.bad_images`` is "replace".
         shuffle: how epochs are shuffled; by default derived from ``data`` and the current files.
         crop_transform: function that is called with the uint8 crops of each batch on the device,
-            one tensor (V, N, S, S, 3) for each view size. It returns tensors of the same shapes
-            and dtype, to which the colour operations are then applied. Later batches overwrite the
-            crops, so clone what you keep. ``torchvision`` and ``synthetic`` do not support it.
+            one tensor (V, N, S, S, 3) for each view size. It returns tensors of the same shapes,
+            dtype and device, to which the colour operations are then applied. Later batches
+            overwrite the crops, so clone what you keep. ``torchvision`` and ``synthetic`` do not
+            support it.
 
     Raises:
         BackendError: the pipeline's package is missing.

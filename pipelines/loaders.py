@@ -236,18 +236,18 @@ def _transform_crops(crops: Crops, transform: CropTransform) -> Crops:
     """Apply the user's transform to the crops.
 
     Raises:
-        ValueError: it returns other shapes or another dtype.
+        ValueError: it returns other shapes, another dtype or tensors on another device.
     """
     result = transform(crops)
     if result is None:
         raise ValueError("crop_transform must return the crops, not None")
     result = tuple(result)
-    result_specs = [(tuple(tensor.shape), tensor.dtype) for tensor in result]
-    if result_specs != [(tensor.shape, torch.uint8) for tensor in crops]:
+    result_specs = [(tuple(tensor.shape), tensor.dtype, tensor.device) for tensor in result]
+    if result_specs != [(tensor.shape, torch.uint8, tensor.device) for tensor in crops]:
         shapes = [tuple(tensor.shape) for tensor in crops]
         raise ValueError(
-            f"crop_transform must return uint8 tensors of shapes {shapes}, but returned "
-            f"{result_specs}"
+            f"crop_transform must return uint8 tensors of shapes {shapes} on {crops[0].device}, "
+            f"but returned {result_specs}"
         )
     return result
 

@@ -117,6 +117,7 @@ DTYPE_ERROR = "dtype must be a floating type of two bytes or more, not torch"
         ({"augment": print}, "augment must be an AugmentConfig, not a builtin_function"),
         ({"crop_transform": lambda crops: None}, "must return the crops, not None"),
         ({"crop_transform": lambda crops: [crops[0].float()]}, "must return uint8 .*float32"),
+        ({"crop_transform": lambda crops: [crops[0].to("meta")]}, "on cpu, but .*'meta'"),
     ],
 )
 def test_invalid_arguments_are_rejected(how: dict[str, Any], error: str, root: Path) -> None:
