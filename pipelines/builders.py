@@ -122,8 +122,12 @@ def _view_type(dtype: torch.dtype | None) -> torch.dtype:
     import torch
 
     dtype = dtype or torch.float32
-    if not dtype.is_floating_point or dtype.itemsize == 1:
-        raise ValueError(f"dtype must be a floating type of two bytes or more, not {dtype}")
+    is_dtype = isinstance(dtype, torch.dtype)  # not a name such as "bfloat16"
+    if not is_dtype or not dtype.is_floating_point or dtype.itemsize == 1:
+        raise ValueError(
+            "dtype must be a floating type of two bytes or more, such as torch.bfloat16, "
+            f"not {dtype!r}"
+        )
     return dtype
 
 

@@ -103,16 +103,18 @@ def test_state_resumes_mid_epoch(root: Path, taken: int) -> None:
         assert same([*taken_batches, *batches], load_epoch(root, 4))
 
 
-DTYPE_ERROR = "dtype must be a floating type of two bytes or more, not torch"
+DTYPE_ERROR = "dtype must be a floating type of two bytes or more, such as torch.bfloat16, not "
 
 
 @pytest.mark.parametrize(
     ("how", "error"),
     [
         ({"device": "meta"}, "device must be cpu or cuda, not meta"),
-        ({"dtype": torch.uint8}, DTYPE_ERROR),  # a compiled kernel would write floats into bytes
-        ({"dtype": torch.int64}, DTYPE_ERROR),
-        ({"dtype": torch.float8_e4m3fn}, DTYPE_ERROR),
+        # A compiled kernel would write floats into bytes.
+        ({"dtype": torch.uint8}, f"{DTYPE_ERROR}torch.uint8"),
+        ({"dtype": torch.int64}, f"{DTYPE_ERROR}torch.int64"),
+        ({"dtype": torch.float8_e4m3fn}, f"{DTYPE_ERROR}torch.float8"),
+        ({"dtype": "bfloat16"}, f"{DTYPE_ERROR}'bfloat16'"),
         ({"data": [1, 2]}, r"data must be a path .* not a list: the loader reads the"),
         ({"augment": print}, "augment must be an AugmentConfig, not a builtin_function"),
         ({"crop_transform": lambda crops: None}, "must return the crops, not None"),
