@@ -116,7 +116,8 @@ class ViewLoader:
     def set_epoch(self, epoch: int) -> None:
         """Choose the next epoch, counted from 0. A loaded position within that epoch is kept."""
         if epoch != self._next[0]:
-            self._next = self._position = operator.index(epoch), 0
+            self._next = operator.index(epoch), 0
+        self._position = self._next  # after ``break``, it was in the epoch before
 
     @property
     def sampler(self) -> Self:

@@ -69,6 +69,8 @@ def test_each_iteration_is_next_epoch(root: Path) -> None:
     with make_loader(root) as loader:
         assert same(list(loader), load_epoch(root, 0)) and len(loader) == len(load_epoch(root, 0))
         next(iter(loader))  # an iteration that is abandoned counts
+        loader.set_epoch(2)
+        assert (loader.state_dict()["epoch"], loader.state_dict()["step"]) == (2, 0)
         assert same(list(loader), load_epoch(root, 2))
         loader.set_epoch(1)
         assert same(list(loader), load_epoch(root, 1))
