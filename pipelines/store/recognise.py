@@ -184,7 +184,7 @@ def _open_unconverted(root: Place, split: Split, columns: ColumnNames, in_order:
             f"{root} has a folder {val[0]}/ but no train/, so the images in {val[0]}/ are also "
             "training images; move the others into a folder train/"
         )
-    return FolderStore(require_local_path(root))
+    return _open_files(require_local_path(root))
 
 
 def _folders(root: Place) -> list[Place]:
@@ -238,7 +238,21 @@ def _open_images(folder: Place, columns: ColumnNames, in_order: bool) -> Store:
         if tables := _tables(folder):
             store = ParquetStore(folder, tables, columns, in_order=in_order)
             return _beside_folders(store, folder)
-    return FolderStore(require_local_path(folder))
+    return _open_files(require_local_path(folder))
+
+
+def _open_files(folder: Path) -> Store:
+    """Open a folder's image files; if it has none, the error names a folder with tars or tables."""
+    try:
+        return FolderStore(folder)
+    except NoImagesError as error:
+        paths = [path for path in _folders(folder) if isinstance(path, Path)]
+        if others := [path for path in paths if _has_image(path)]:
+            raise NoImagesError(
+                f"{error}; to read tars, parquet files or a saved data set, pass their folder, "
+                f"such as {others[0]}"
+            ) from error
+        raise
 
 
 def _beside_folders(store: Store, folder: Place) -> Store:

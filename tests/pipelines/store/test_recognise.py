@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fastsiam.errors import DataError, NoSplitError
+from fastsiam.errors import DataError, NoImagesError, NoSplitError
 from fastsiam.pipelines.store import open_store
 from fastsiam.train.image_list import names_of
 from tests.conversions import run
@@ -164,6 +164,14 @@ def test_files_of_no_split_cause_warning(tmp_path: Path, caplog: pytest.LogCaptu
         f"{tmp_path} has 2 files of no split, such as extra.tar, which are not used; to train on "
         "them too, pass them with another --data"
     ]
+
+
+@pytest.mark.parametrize("below", ["", "train"])
+def test_folder_with_tars_is_named_if_nothing_is_read(below: str, tmp_path: Path) -> None:
+    shards = tar(tmp_path / below / "shards" / "0.tar", [("a/0.jpg", jpeg(0))]).parent
+    with pytest.raises(NoImagesError, match=f"holds no images .* their folder, such as {shards}$"):
+        open_store(tmp_path, "train")
+    assert len(open_store(shards, "train")) == 1
 
 
 def test_listing_folder_does_not_stat_each_image(
