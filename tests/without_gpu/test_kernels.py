@@ -40,7 +40,7 @@ def test_kernel_launches_have_dense_aligned_tensors(
     size, start = np.full((images, 2), (height, width)), np.arange(images) * height * width * 3
     params = draw_views(config, seed=0, epoch=0, index=np.arange(images), size=size)
     pixels = torch.empty(images * height * width * 3, dtype=torch.uint8, device=CUDA)
-    with gpu.watched():
+    with gpu.watched(), CUDA:  # as after torch.set_default_device("cuda")
         crops = crop_views(pixels, start, size, params, config)
         views = photometric(crops, params, config, dtype=dtype)
     assert not gpu.on_the_host()

@@ -209,7 +209,7 @@ def _lookup(config: AugmentConfig, dtype: torch.dtype, thresholds: tuple[int, ..
         .view(1, 1, 1, 256)
         .expand(len(thresholds), 3, 1, 256)
     )
-    levels = solarise(levels, torch.tensor(thresholds))
+    levels = solarise(levels, torch.tensor(thresholds, device="cpu"))
     return normalize(levels, config).view(-1, 3, 256).to(dtype)
 
 
