@@ -30,7 +30,12 @@ _GONE_MESSAGES = (
     "remote process exit",
     "ncclremoteerror",
 )
-_LATE_MESSAGES = ("timed out waiting", "timed out after", "wait timeout after")
+_LATE_MESSAGES = (
+    "timed out waiting",
+    "timed out after",
+    "wait timeout after",
+    "operation timed out",  # NCCL since torch 2.15
+)
 """Parts of error messages of gloo, NCCL and torch's store, in lower case."""
 
 

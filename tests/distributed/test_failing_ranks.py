@@ -80,8 +80,11 @@ def test_unrelated_errors_do_not_count_as_lost_peer(
     monkeypatch.setenv("LOCAL_RANK", "0")
     for text in ("DataLoader timed out after 5 seconds", "a file: broken pipe", "anything"):
         assert not peer_is_gone(RuntimeError(text)) and not peer_is_late(RuntimeError(text))
-    late = dist.DistStoreError("Timed out after 4 seconds waiting for clients. 1/2 clients joined.")
-    assert peer_is_late(late) and not peer_is_gone(late)
+    for late in (
+        dist.DistStoreError("Timed out after 4 seconds waiting for clients. 1/2 clients joined."),
+        dist.DistBackendError("NCCL operation timed out"),
+    ):
+        assert peer_is_late(late) and not peer_is_gone(late)
     monkeypatch.delenv("LOCAL_RANK")
     assert not peer_is_late(late)
 
