@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from fastsiam.config.evaluate import FeaturesConfig, NeighboursConfig
+from fastsiam.console import format_count
 from fastsiam.contact_sheets import Captioned, check_outside, picture_grid, save_picture
 from fastsiam.distributed import Place, gather_uneven
 from fastsiam.errors import BackendError, DataError, FastSiamError, NoSplitError
@@ -125,14 +126,14 @@ def _rows(subject: Subject, loader: EvalLoader, splits: NDArray[np.str_] | None)
     ]
     place, batches = subject.place, subject.extract(loader, "images")
     empty = no_features(subject.network.features, place.device)
-    part, has_rows = next(batches, empty), False
+    part, count = next(batches, empty), 0
     for first in range(0, loader.images, subject.batch * place.world):
         batch_number = first // subject.batch + place.rank
         has_turn = len(part[2]) > 0 and int(part[2][0]) // subject.batch == batch_number
         features, *tensors = (gather_uneven(x) for x in (part if has_turn else empty))
         labels, indices = (x.tolist() for x in tensors)
         if indices:
-            has_rows = True
+            count += len(indices)
             columns: dict[str, list[Any]] = {
                 "name": [names[image] for image in indices],
                 "label": labels,
@@ -142,8 +143,10 @@ def _rows(subject: Subject, loader: EvalLoader, splits: NDArray[np.str_] | None)
                 columns["split"] = splits[indices].tolist()
             yield features.cpu().numpy(), columns
         part = next(batches, empty) if has_turn else part
-    if not has_rows:
+    if not count:
         raise DataError(f"no image of {subject.data.root} can be decoded: check the data")
+    images = format_count(loader.images, "image")
+    subject.console.say(f"{format_count(count, 'row')} of {images}, features: {features.shape[1]}")
 
 
 def _write_npy(rows: Iterator[Rows], out: Path, table_of_rows: Path) -> None:

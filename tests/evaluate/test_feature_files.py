@@ -75,9 +75,11 @@ def test_ranks_write_same_file_as_one_process(run: Path, tmp_path: Path) -> None
     flags = ["--data", str(folder), "--device", "cpu", "--workers", "0", "--feature-batch", "2"]
     flags += ["--bad-images", "replace", "--gpus"]
     one, several = tmp_path / "one.npy", tmp_path / "several.npy"
-    fastsiam("features", str(run), "--out", str(one), *flags, "1")
+    result = fastsiam("features", str(run), "--out", str(one), *flags, "1")
     results = fastsiam_on_ranks(2, "features", str(run), "--out", str(several), *flags, "2")
     assert f"wrote {several}" in results[0].stdout and not results[1].stdout
+    for stderr in (result.stderr, results[0].stderr):
+        assert "33 rows of 40 images, features: 32\n" in stderr
     assert several.read_bytes() == one.read_bytes() and np.load(one).shape == (33, 32)
     assert table_of(several) == table_of(one)
     assert "class0/008.jpg" not in {row["name"] for row in table_of(one)}
