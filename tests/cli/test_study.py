@@ -39,6 +39,7 @@ def test_missing_images_are_rejected_before_run_starts(images: Path, tmp_path: P
         where = ["--data", str(data), "--out", str(tmp_path / "out")]
         err = fastsiam("study", "run", "cifar10", "--scale", "cifar", *where, code=1).stderr
         assert err.startswith("error: ") and str(data) in err and err.count("\n") == 1
+        assert "--holdout" not in err
         assert not (tmp_path / "out").exists()
 
 
