@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -232,6 +233,8 @@ def _epochs(content: Any, layout: str) -> float | None:
         epoch = meta.get("epoch")
     elif "pytorch-lightning_version" in content:
         epoch = epoch + 1 if isinstance(epoch, int) else None  # it counts from 0
+        with contextlib.suppress(LookupError, TypeError):  # but from 1 after the end of ``fit``
+            epoch = content["loops"]["fit_loop"]["epoch_progress"]["current"]["ready"]
     elif layout not in AUTHORS:  # torchvision's and timm's trainers count from 0, others vary
         epoch = None
     return float(epoch) if isinstance(epoch, int | float) and 0 <= epoch < 1e9 else None
