@@ -59,7 +59,8 @@ class NetworkConfig(NodesConfig):
         "run", "Autocast dtype, as for train. run: the run's (for weights files: auto)."
     )
     json: str = setting(
-        "", "Also write the record to this file; it is always written to the run's eval folder."
+        "",
+        "Write the record to this file. Evaluations of a run also write theirs to its eval folder.",
     )
 
 
@@ -126,7 +127,11 @@ class KnnConfig(EvalConfig):
         "run's, else 0.2.",
         above=0,
     )
-    baselines: bool = setting(False, "Also evaluate the untrained network and the raw pixels.")
+    baselines: bool = setting(
+        False,
+        "Also evaluate the untrained network and the raw pixels. The pixels of all validation "
+        "images are held in memory: 60 GB for ImageNet.",
+    )
     per_class: bool = setting(
         False, "Print the accuracy of each class; it is always in the record."
     )
