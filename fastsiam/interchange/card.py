@@ -140,7 +140,7 @@ def describe_images(data: DataFacts, *, full_paths: bool) -> str:
     if isinstance(data, TrainingDataFacts) and data.subset:
         parts.append(f"listed in {name(data.subset)}")
     elif isinstance(data, TrainingDataFacts) and data.percent != 100:
-        parts.append(f"{data.percent:g}%")
+        parts.append(f"{data.percent:g}% of each class, at least one")
     if data.holdout:
         parts.append(f"without {data.holdout} held out")
     part = f" ({', '.join(parts)})" if parts else ""

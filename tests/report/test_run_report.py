@@ -114,7 +114,8 @@ def test_sweep_runs_are_compared(small: TrainConfig, tmp_path: Path, one_chart: 
     (row,) = (dict(zip(of_linear.heads, cells, strict=True)) for cells in of_linear.rows)
     expected = {"epoch": "0.67", "base rate": "0.1", "optimizer": "lars", "epochs": "2"}
     assert expected.items() <= row.items()
-    assert of_linear.facts.startswith("12 images for training (50%), 12 for validation, from ")
+    images = "12 images for training (50% of each class, at least one), 12 for validation, from "
+    assert of_linear.facts.startswith(images)
     page = write_report(runs[1:], tmp_path / "page.html").read_text()
     assert f'<h3>kNN</h3><p class="facts">{of_knn.facts}</p>' in page
     halved = replace(unusual, images=replace(unusual.images, crop=8))
