@@ -23,7 +23,7 @@ from fastsiam.run.log import read_metrics
 from fastsiam.run.records import Record, read_records
 
 _CURVES = {
-    "loss": ("Loss", "negative cosine similarity; -1 is the minimum"),
+    "loss": ("Loss", "SimSiam and FastSiam: negative cosine similarity; -1 is the minimum"),
     "z_std": (
         "Std of the l2-normalised projections, times sqrt(d)",
         "1: spread over the sphere; 0: collapsed",
