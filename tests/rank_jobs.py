@@ -10,17 +10,20 @@ import copy
 import os
 import signal
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 import fastsiam.evaluate.knn
+from fastsiam import cli
 from fastsiam.config import (
     AugmentConfig,
     ModelConfig,
@@ -41,7 +44,7 @@ from fastsiam.distributed import (
     parallel,
     share_buffers,
 )
-from fastsiam.errors import DataError, FastSiamError
+from fastsiam.errors import DataError, FastSiamError, OtherRankError
 from fastsiam.evaluate.knn import knn_accuracy
 from fastsiam.evaluate.subject import autocast_of
 from fastsiam.methods import Method, build_method
@@ -319,8 +322,12 @@ def stop(rank: int, world: int) -> list[int]:
     return items_taken
 
 
-def fail(rank: int, world: int) -> tuple[list[int], str]:
-    """Raise at item 3 of the last rank; return the items taken and the error."""
+def fail(rank: int, world: int) -> tuple[list[int], str, float]:
+    """Raise at item 3 of the last rank, which takes a second to close.
+
+    Returns:
+        The items taken, the error, and the seconds after it until this rank exits.
+    """
     items_taken: list[int] = []
     with StopSignals(here(rank, world)) as signals:
         try:
@@ -329,8 +336,14 @@ def fail(rank: int, world: int) -> tuple[list[int], str]:
         except FastSiamError as error:
             assert signals.is_known_to_all(error)
             signals.meet()
-            return items_taken, f"{type(error).__name__}: {error}"
-    return items_taken, ""
+            start, message = time.monotonic(), f"{type(error).__name__}: {error}"
+            if not isinstance(error, OtherRankError):
+                time.sleep(1)
+                return items_taken, message, 1.0
+            with patch.object(cli, "app", side_effect=error), suppress(SystemExit):
+                cli._run()
+            return items_taken, message, time.monotonic() - start
+    return items_taken, "", 0.0
 
 
 def shares(rank: int, world: int) -> list[int]:

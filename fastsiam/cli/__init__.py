@@ -131,6 +131,9 @@ def _run() -> None:
             _say(error)
         sys.exit(error.exit_code)
     except OtherRankError:
+        from fastsiam.distributed import wait_for_failed_rank
+
+        wait_for_failed_rank()
         sys.exit(RANK_LOST)
     except FastSiamError as error:
         if os.environ.get("FASTSIAM_DEBUG"):

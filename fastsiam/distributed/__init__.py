@@ -31,5 +31,6 @@ from .place import check_devices as check_devices
 from .place import finish as finish
 from .place import meet as meet
 from .place import start as start
+from .place import wait_for_failed_rank as wait_for_failed_rank
 from .stop_signals import Signalled as Signalled
 from .stop_signals import StopSignals as StopSignals

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import dataclass
 from datetime import timedelta
@@ -12,6 +13,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from fastsiam.child_process import is_worker
+from fastsiam.collectives import sum_across_ranks
 from fastsiam.config.run import NodesConfig
 from fastsiam.environment import gpu_count
 from fastsiam.errors import DeviceError
@@ -139,6 +141,16 @@ def meet(place: Place) -> None:
         timeout=place.device_timeout,
         device_id=place.device if on_gpu else None,
     )
+
+
+def wait_for_failed_rank() -> None:
+    """Wait until a rank that failed has printed its error and exited.
+
+    If this rank exited first, a launcher would kill the other one, which may still close its
+    trackers.
+    """
+    with contextlib.suppress(RuntimeError):  # raised when the connection to that rank closes
+        sum_across_ranks(torch.zeros(1))
 
 
 def finish() -> None:
