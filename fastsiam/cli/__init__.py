@@ -29,8 +29,9 @@ from fastsiam.errors import ERROR, RANK_LOST, SIGNALLED, FastSiamError, Interrup
 from fastsiam.files import reason
 
 _EXIT_DELAY = 0.5
-"""Seconds that a rank waits before it exits because another rank is gone. The launcher polls ten
-times a second and reports the rank that it sees exit first."""
+"""Seconds that a rank waits before it exits because another rank is gone, or, except for the first
+rank of a machine, before it prints its error. The launcher polls ten times a second, reports the
+rank that it sees exit first and ends the others."""
 
 _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 """Line breaks and other control characters, which file names may contain."""
@@ -138,6 +139,8 @@ def _run() -> None:
     except FastSiamError as error:
         if os.environ.get("FASTSIAM_DEBUG"):
             raise
+        if os.environ.get("LOCAL_RANK", "0") != "0":
+            time.sleep(_EXIT_DELAY)  # if the first rank fails too, the launcher ends this one
         _say(error, "error: ")
         sys.exit(ERROR)
     except RuntimeError as error:
