@@ -13,7 +13,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from fastsiam.child_process import is_worker
-from fastsiam.collectives import sum_across_ranks
+from fastsiam.collectives import peer_is_gone, peer_is_late, sum_across_ranks
 from fastsiam.config.run import NodesConfig
 from fastsiam.environment import gpu_count
 from fastsiam.errors import DeviceError
@@ -101,7 +101,8 @@ def start(config: NodesConfig, *, numa_binding: bool = True) -> Place:
         numa_binding: with several ranks, whether each uses the cores of its GPU's NUMA node.
 
     Raises:
-        DeviceError: a requested device or a variable of the launcher is missing.
+        DeviceError: a requested device or a variable of the launcher is missing, or the ranks
+            cannot connect.
     """
     check_devices(config)
     rank, world = assigned_rank_and_world()
@@ -120,7 +121,15 @@ def start(config: NodesConfig, *, numa_binding: bool = True) -> Place:
     take_cores(device, beside_gpu=numa_binding)
     place = Place(rank, world, device, timedelta(seconds=config.rank_timeout))
     if world > 1 and not dist.is_initialized():
-        meet(place)
+        try:
+            meet(place)
+        except RuntimeError as error:
+            if peer_is_gone(error) or peer_is_late(error):
+                raise
+            raise DeviceError(
+                f"the ranks cannot connect: {' '.join(str(error).split())}; check the launcher and "
+                "the network (MASTER_PORT, GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME)"
+            ) from error
     return place
 
 

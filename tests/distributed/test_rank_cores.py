@@ -223,3 +223,10 @@ def test_rank_timeout_applies_to_all_groups(device: Any, monkeypatch: pytest.Mon
         call([0, 1], timeout=chip),
         call([2, 3], timeout=chip),
     ]
+    for text, kind, message in (
+        ("NCCL error in: x.cpp:1\nLast error:\nDuplicate GPU", DeviceError, "error: Duplicate"),
+        ("wait timeout after 5000ms", dist.DistError, "^wait timeout"),  # another rank is late
+    ):
+        init_process_group.side_effect = dist.DistBackendError(text)
+        with pytest.raises(kind, match=message):
+            start(RunConfig(gpus=4, device=device, rank_timeout=5))
