@@ -81,7 +81,7 @@ def assigned_rank_and_world() -> tuple[int, int]:
         if not (value := os.environ.get(name, "0")).isdecimal():
             raise DeviceError(f"{name} must be a number, not {value!r}: run `unset {name}` first")
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    required = ("RANK", "MASTER_ADDR", "MASTER_PORT") if world > 1 else ()
+    required = ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT") if world > 1 else ()
     if rank or is_worker():
         required = ("WORLD_SIZE", *required)
     if missing := [name for name in required if name not in os.environ]:

@@ -217,7 +217,11 @@ def test_url_as_output_is_rejected(scheme: str) -> None:
     [
         ({"LOCAL_RANK": "0"}, "LOCAL_RANK set without WORLD_SIZE: start ranks with --gpus or "),
         ({"RANK": "1"}, "RANK set without WORLD_SIZE: "),
-        ({"WORLD_SIZE": "2"}, "WORLD_SIZE set without RANK, MASTER_ADDR, MASTER_PORT: "),
+        (
+            {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"},
+            "RANK, WORLD_SIZE set without LOCAL_RANK: ",
+        ),
+        ({"WORLD_SIZE": "2"}, "WORLD_SIZE set without RANK, LOCAL_RANK, MASTER_ADDR, MASTER_PORT"),
         ({"RANK": "x"}, "RANK must be a number, not 'x': run `unset RANK` first"),
         ({"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": ""}, "LOCAL_WORLD_SIZE must be a number, not ''"),
     ],
