@@ -11,6 +11,7 @@ from typing import Any, NoReturn, TypeVar
 import torch
 import torch.distributed as dist
 
+from fastsiam.child_process import is_worker
 from fastsiam.distributed.place import Place
 from fastsiam.errors import FastSiamError, OtherRankError
 from fastsiam.signals import ECHO, STOPS, exit_immediately, handle_stop_signals
@@ -23,7 +24,7 @@ _STOPS = (*STOPS, signal.SIGUSR1)
 
 _LONG_ECHO = 3.0
 """Seconds during which further signals count as repeats of the first, because a scheduler and a
-launcher may both send it. For Ctrl-C to a single process, ``ECHO`` is used instead."""
+launcher may both send it. For Ctrl-C to a process without a launcher, ``ECHO`` is used instead."""
 _FAILED = 1000
 """Vote of a rank that cannot continue: this value plus its rank."""
 
@@ -58,7 +59,7 @@ class StopSignals:
             self._note,
             again=exit_immediately,
             numbers=_STOPS,
-            echo=lambda number: ECHO if self._is_alone and number == signal.SIGINT else _LONG_ECHO,
+            echo=lambda number: _LONG_ECHO if is_worker() or number != signal.SIGINT else ECHO,
         )
 
     @property

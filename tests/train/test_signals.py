@@ -14,10 +14,11 @@ from typing import Any
 from unittest.mock import Mock, patch
 
 import pytest
+import torch
 from PIL import Image
 
 from fastsiam.config import TrainConfig
-from fastsiam.distributed import Signalled
+from fastsiam.distributed import Place, Signalled, StopSignals, stop_signals
 from fastsiam.errors import Interrupted, TrainingError
 from fastsiam.evaluate.features import feature_batches
 from fastsiam.run import checkpoint as checkpoints
@@ -176,6 +177,25 @@ def test_trackers_receive_outcome_of_run(
         with contextlib.suppress(Interrupted, TrainingError):
             train_run(small, epochs=1, tracker="tensorboard", knn_every=1)
     assert outcomes == ["KILLED", "FAILED", "FINISHED"]
+
+
+@pytest.mark.parametrize("launcher", [False, True])
+def test_second_sigint_is_repetition_under_launcher(
+    launcher: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A launcher forwards Ctrl-C, also to the only rank of a run, which has it already."""
+    if launcher:
+        monkeypatch.setenv("LOCAL_RANK", "0")
+    monkeypatch.setattr(stop_signals, "exit_immediately", exits := Mock())
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with StopSignals(Place(0, 1, torch.device("cpu"))):
+            signal.raise_signal(signal.SIGINT)
+            time.sleep(2 * ECHO)
+            signal.raise_signal(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    assert exits.called is not launcher
 
 
 @pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])
