@@ -190,7 +190,8 @@ def check_no_existing_run(run: Path) -> None:
     """
     if checkpoints.exists(run):
         raise CheckpointError(
-            f"--resume never: {run} already contains a run; choose another --out or delete it"
+            f"--resume never: {run} already contains a run; pass --resume auto to resume it or to "
+            "join its machines, or choose another --out"
         )
 
 

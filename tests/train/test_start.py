@@ -164,7 +164,7 @@ INVALID_CHANGES: list[tuple[dict[str, Any], str]] = [
     ({"lr": 0.1}, rf"\(lr: 0.5 -> 0.1\); {WAY}"),
     ({"crop": 14}, "crop: 16 -> 14"),
     ({"mixed_with": ("more",)}, "mixed-with: none -> more"),
-    ({"resume": "never"}, "already contains a run"),
+    ({"resume": "never"}, "already contains a run; pass --resume auto"),
     ({"epochs": 6}, r"epochs: 4 -> 6.*train longer \(--extend EPOCHS\)"),
     ({"extend": 3}, "--extend 3 is less than the run.s 4 epochs"),
     ({"extend": 6, "lr": 0.1}, "lr: 0.5 -> 0.1"),
