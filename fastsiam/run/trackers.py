@@ -49,9 +49,7 @@ class _Wandb:
 
         variables = os.environ
         console: Any = variables.get("WANDB_CONSOLE") or "off"  # else it logs the progress bar
-        run_id = (
-            _known_id(run, "wandb", step) or variables.get("WANDB_RUN_ID") or secrets.token_hex(4)
-        )
+        run_id = _known_id(run, "wandb") or variables.get("WANDB_RUN_ID") or secrets.token_hex(4)
         self._run = wandb.init(
             id=run_id,
             resume="allow",
@@ -84,7 +82,7 @@ class _MLflow:
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
         self._mlflow = mlflow
         self._last: Any = None  # the figures that an MLflow thread is sending
-        if run_id := _known_id(run, "mlflow", step):
+        if run_id := _known_id(run, "mlflow"):
             try:
                 mlflow.start_run(run_id=run_id)
                 return
@@ -121,14 +119,14 @@ class _MLflow:
 
 
 TRACKERS: dict[str, Any] = {"tensorboard": _TensorBoard, "wandb": _Wandb, "mlflow": _MLflow}
-"""Class for each value of ``--tracker``. If ``step`` is not 0, it continues the tracker's run.
+"""Class for each value of ``--tracker``. It continues the tracker's run whose id is in the folder.
 Figures have names such as ``train/loss``."""
 
 
-def _known_id(run: Path, tracker: str, step: int) -> str:
+def _known_id(run: Path, tracker: str) -> str:
     """Return the tracker's id of a resumed run; "" for a new run."""
     path = run / "trackers" / f"{tracker}.txt"
-    return path.read_text().strip() if step and path.is_file() else ""
+    return path.read_text().strip() if path.is_file() else ""
 
 
 def _keep_id(run: Path, tracker: str, run_id: str) -> None:

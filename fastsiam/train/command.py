@@ -375,8 +375,8 @@ def _begin_folder(resolved: ResolvedConfig, recipe: str, folder: RunFolder) -> N
     last_checkpoint, start = checkpoints.last(folder.path), resolved.start
     if (listing := resolved.images.image_list) is not None:
         folder.keep(image_list.FILE, listing.to_bytes())
-    if resolved.beginning.is_branch(folder.path):
-        # A run that failed before its first checkpoint may have left log lines and tracker ids.
+    if start is None or resolved.beginning.is_branch(folder.path):
+        # A start that failed before its first checkpoint may have left log lines and tracker ids.
         with os_errors_as(FastSiamError, f"cannot remove old files in {folder.path}"):
             (folder.path / "metrics.jsonl").unlink(missing_ok=True)
             for ids in (folder.path / "trackers").glob("*.txt"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import signal
 import struct
 import sys
 from concurrent.futures import Future
@@ -16,7 +17,8 @@ import pytest
 from fastsiam.config import TrainConfig
 from fastsiam.config.run import TRACKERS as NAMES
 from fastsiam.console import Console
-from fastsiam.errors import BackendError
+from fastsiam.distributed import Signalled, StopSignals
+from fastsiam.errors import BackendError, Interrupted
 from fastsiam.run.log import read_metrics
 from fastsiam.run.trackers import TRACKERS, Trackers, check_trackers
 from fastsiam.train.command import train_here
@@ -110,7 +112,10 @@ def test_wandb_logs_repeated_evaluation(tmp_path: Path, monkeypatch: pytest.Monk
 def test_mlflow_store_has_settings_and_metrics(
     small: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The store contains the settings and metrics. A resumed run continues the same MLflow run."""
+    """The store contains the settings and metrics. A resumed run continues the same MLflow run.
+
+    So does one that was stopped before its first step.
+    """
     mlflow = import_or_skip("mlflow")
     for name, value in {
         "MLFLOW_TRACKING_URI": f"file:{tmp_path / 'store'}",
@@ -127,6 +132,9 @@ def test_mlflow_store_has_settings_and_metrics(
         (tracked_run,) = client.search_runs([experiment.experiment_id])
         return tracked_run
 
+    with monkeypatch.context() as patch, pytest.raises(Interrupted, match="after step 0"):
+        patch.setattr(StopSignals, "over", Mock(side_effect=Signalled(signal.SIGTERM)))
+        train_here(with_settings(config, max_steps=4), "imagenet")
     train_here(with_settings(config, max_steps=4), "imagenet")
     train_here(with_settings(config, workers=1, log_every=2), "imagenet")
     tracked_run = only()
