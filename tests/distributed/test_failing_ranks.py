@@ -9,6 +9,7 @@ import errno
 import os
 import signal
 import sys
+import time
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +22,7 @@ from fastsiam import cli
 from fastsiam.config import TrainConfig
 from fastsiam.distributed import closing_unless_lost, peer_is_gone, peer_is_late
 from fastsiam.distributed.launch import _exit_code
-from fastsiam.errors import RANK_LOST
+from fastsiam.errors import RANK_LOST, DataError
 from tests.conversions import stub_raising
 from tests.ranks import FAULTS, check_failing_run
 from tests.tiers import rest_slow
@@ -72,6 +73,23 @@ def test_failed_rank_calls_os_exit(
     with pytest.raises(SystemExit):
         cli.main()
     leave.assert_called_once()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_first_rank_of_machine_prints_error_before_others(
+    rank: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Meanwhile the launcher ends the others, so an error of all ranks is printed once."""
+    printed_before_wait = []
+    monkeypatch.setenv("LOCAL_RANK", str(rank))
+    monkeypatch.setattr(cli, "app", Mock(side_effect=DataError("a broken image")))
+    monkeypatch.setattr(
+        time, "sleep", lambda _: printed_before_wait.append(capsys.readouterr().err)
+    )
+    with pytest.raises(SystemExit):
+        cli._run()
+    assert printed_before_wait == [""] * rank
+    assert capsys.readouterr().err == "error: a broken image\n"
 
 
 def test_unrelated_errors_do_not_count_as_lost_peer(

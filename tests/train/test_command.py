@@ -66,7 +66,7 @@ def test_rejected_run_leaves_no_folder(small: TrainConfig, tmp_path: Path) -> No
     two = ["--gpus", "2", "--out", str(out)]
     for config, message in (cases[0], cases[-1]):
         stderr = fastsiam("train", *flags(config), *two, code=1).stderr
-        assert stderr.count("error: ") == 1 and message in stderr and not out.parent.exists()
+        assert "error: " in stderr and message in stderr and not out.parent.exists()
     ranks = fastsiam_on_ranks(2, "train", *flags(config), *two, code=1)
     assert message in ranks[0].stderr and not out.parent.exists()
 
