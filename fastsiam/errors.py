@@ -87,8 +87,13 @@ class Interrupted(FastSiamError):
         self.exit_code = SIGNALLED + number
 
 
-_NO_GPU_MEMORY = ("CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED", "bytes on device")
-"""Substrings of messages of CUDA's libraries and DALI that GPU memory ran out."""
+_NO_GPU_MEMORY = (
+    "CUDA out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "bytes on device",
+)
+"""Substrings of messages of torch's compiler, CUDA's libraries and DALI that GPU memory ran out."""
 _NO_MEMORY = (
     "out of memory",
     "can't allocate memory",

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from fastsiam.config import TrainConfig
 from fastsiam.distributed import Place, bn_group, data_parallel, peer_is_gone
-from fastsiam.errors import BackendError, CheckpointError
+from fastsiam.errors import BackendError, CheckpointError, lacks_gpu_memory
 from fastsiam.methods import Method, Moment, Output, image_rows
 from fastsiam.methods.optim import SETTINGS, build_optimizer, rates_at
 from fastsiam.model.batch_norm import use_view_batch_norm
@@ -212,7 +212,7 @@ class TrainingStep:
         except (torch.OutOfMemoryError, torch.AcceleratorError, dist.DistError):
             raise  # not caused by the compiler
         except Exception as error:  # the compiler may raise anything
-            if peer_is_gone(error):
+            if peer_is_gone(error) or lacks_gpu_memory(error):
                 raise
             graphs = self.config.step.cuda_graphs
             if graphs or self.place.world > 1:

@@ -15,6 +15,7 @@ from unittest.mock import Mock, patch
 
 import pytest
 import torch
+from torch._inductor.exc import InductorError
 
 from fastsiam.config import TrainConfig
 from fastsiam.config.settings_files import RunSettings
@@ -23,6 +24,7 @@ from fastsiam.evaluate.features import frozen_output
 from fastsiam.methods import build_method
 from fastsiam.run import checkpoint as checkpoints
 from fastsiam.train.compile import cache_folder, cause_line, compile_settings
+from fastsiam.train.memory import oom_error
 from fastsiam.train.resolve import with_compilation
 from fastsiam.train.step import TrainingStep
 from tests import rank_jobs
@@ -137,12 +139,15 @@ def test_inductor_cache_is_outside_tmp(tmp_path: Path, monkeypatch: pytest.Monke
 def test_failed_cuda_graph_capture_is_reported(
     small: TrainConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Compilation itself works here. An error of the device is passed on unchanged."""
+    """Compilation itself works here. Errors of the device are passed on, also inductor's."""
     config = with_settings(small, compile="on", cuda_graphs=True)
+    memory = InductorError(torch.OutOfMemoryError("CUDA out of memory."), first_useful_frame=None)
+    assert "out of GPU memory" in str(oom_error(memory, config, at=1, saved=""))
     no_graphs = r"model \(RuntimeError: not these\); pass --no-cuda-graphs"
     for error, kind, message in (
         (RuntimeError("not these"), BackendError, no_graphs),
         (torch.AcceleratorError("CUDA error"), torch.AcceleratorError, "CUDA error"),
+        (memory, InductorError, "CUDA out of memory"),
     ):
         monkeypatch.setattr(TrainingStep, "_warm_up", Mock(side_effect=error))
         monkeypatch.setattr("fastsiam.train.step.compile_failure", lambda _: "")
