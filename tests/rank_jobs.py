@@ -326,9 +326,10 @@ def fail(rank: int, world: int) -> tuple[list[int], str, float]:
     """Raise at item 3 of the last rank, which takes a second to close.
 
     Returns:
-        The items taken, the error, and the seconds after it until this rank exits.
+        The items taken, the error, and the time at which this rank exits.
     """
     items_taken: list[int] = []
+    message = ""
     with StopSignals(here(rank, world)) as signals:
         try:
             for item in signals.over(items(rank, world, error=DataError("a broken image"))):
@@ -336,14 +337,13 @@ def fail(rank: int, world: int) -> tuple[list[int], str, float]:
         except FastSiamError as error:
             assert signals.is_known_to_all(error)
             signals.meet()
-            start, message = time.monotonic(), f"{type(error).__name__}: {error}"
-            if not isinstance(error, OtherRankError):
+            message = f"{type(error).__name__}: {error}"
+            if isinstance(error, OtherRankError):
+                with patch.object(cli, "app", side_effect=error), suppress(SystemExit):
+                    cli._run()
+            else:
                 time.sleep(1)
-                return items_taken, message, 1.0
-            with patch.object(cli, "app", side_effect=error), suppress(SystemExit):
-                cli._run()
-            return items_taken, message, time.monotonic() - start
-    return items_taken, "", 0.0
+    return items_taken, message, time.monotonic()
 
 
 def shares(rank: int, world: int) -> list[int]:
