@@ -22,7 +22,8 @@ from .labels import LABELS
 _IMAGES = ("image", "img", "jpg")
 """Preferred names if several columns can hold images; the first one that exists is used."""
 
-_BYTES, _TEXTS = ("binary", "large_binary"), ("string", "large_string")
+_BYTES = ("binary", "large_binary")
+_TEXTS = ("string", "large_string", "string_view")
 _INTEGERS = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
 """Names of Arrow types."""
 

@@ -155,6 +155,7 @@ def test_label_columns_of_every_type(tmp_path: Path) -> None:
             (pa.array([2, 0, 1], pa.uint8()), ("0", "1", "2"), [2, 0, 1]),
             (pa.array(["cat", "ant", "cat"]), ("ant", "cat"), [1, 0, 1]),
             (pa.array(["cat", "ant", None]).dictionary_encode(), ("ant", "cat"), [1, 0, -1]),
+            (pa.array(["cat", "ant", None], pa.string_view()), ("ant", "cat"), [1, 0, -1]),
             (pa.array([1, None, 0], pa.int32()), ("0", "1"), [1, -1, 0]),
         ]
     ):
