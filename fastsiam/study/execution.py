@@ -44,7 +44,6 @@ def check(runs: Sequence[Run]) -> None:
 
     from fastsiam.distributed import Place
     from fastsiam.evaluate.subject import EvalImages
-    from fastsiam.pipelines import open_split
     from fastsiam.train.command import preflight
     from fastsiam.train.image_list import fingerprint
     from fastsiam.train.run_images import run_images
@@ -55,7 +54,7 @@ def check(runs: Sequence[Run]) -> None:
     images = EvalImages(
         data=config.data, augment=config.augment, resize=config.eval_resize, place=place
     )
-    open_split(config.data, "val")  # its error does not suggest --holdout, which studies lack
+    images.loader("val")  # its error does not suggest --holdout, which studies lack
     bank, _ = images.loaders()
     actual = f"{config.data.root} has {bank.images:,} training images of {len(bank.classes):,}"
     expected = f"--scale {scale.name} expects {scale.images:,} of {scale.classes:,}, {scale.title}"
