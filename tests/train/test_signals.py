@@ -187,11 +187,13 @@ def test_second_sigint_is_repetition_under_launcher(
     if launcher:
         monkeypatch.setenv("LOCAL_RANK", "0")
     monkeypatch.setattr(stop_signals, "exit_immediately", exits := Mock())
+    clock = Mock(monotonic=Mock(return_value=0.0))
+    monkeypatch.setattr("fastsiam.signals.time", clock)
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with StopSignals(Place(0, 1, torch.device("cpu"))):
             signal.raise_signal(signal.SIGINT)
-            time.sleep(2 * ECHO)
+            clock.monotonic.return_value += 2 * ECHO
             signal.raise_signal(signal.SIGINT)
     finally:
         signal.signal(signal.SIGINT, handler)
