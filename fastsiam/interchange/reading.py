@@ -232,9 +232,9 @@ def _epochs(content: Any, layout: str) -> float | None:
     if isinstance(meta, Mapping):  # OpenMMLab's
         epoch = meta.get("epoch")
     elif "pytorch-lightning_version" in content:
-        # Before 1.6 "epoch" is the number of epochs. Later it is one less until ``fit`` has ended.
-        with contextlib.suppress(AttributeError, LookupError, TypeError, ValueError):
-            epoch = max(content["loops"]["fit_loop"]["epoch_progress"]["current"].values())
+        epoch = epoch + 1 if isinstance(epoch, int) else None  # it counts from 0
+        with contextlib.suppress(LookupError, TypeError):  # unless ``fit`` has ended
+            epoch = content["loops"]["fit_loop"]["epoch_progress"]["current"]["ready"]
     elif layout not in AUTHORS:  # torchvision's and timm's trainers count from 0, others vary
         epoch = None
     return float(epoch) if isinstance(epoch, int | float) and 0 <= epoch < 1e9 else None

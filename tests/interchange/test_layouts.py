@@ -73,11 +73,7 @@ LIGHTLYS_COPIES = tuple(
 )
 SOLOS_COPIES = "momentum_backbone.", "momentum_projector."
 QUEUE = {"queue": torch.zeros(16, 32), "queue_ptr": torch.zeros(1, dtype=torch.int64)}
-LIGHTNING = {
-    "epoch": 4,
-    "pytorch-lightning_version": "2.6.6",
-    "loops": {"fit_loop": {"epoch_progress": {"current": {"ready": 5, "completed": 4}}}},
-}
+LIGHTNING = {"epoch": 4, "pytorch-lightning_version": "2.6.6"}
 
 
 def small(layout: str, prefixes: tuple[str, ...], *heads: nn.Module, **more: Any) -> File:

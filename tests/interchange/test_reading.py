@@ -100,14 +100,12 @@ def test_stem_option_resolves_ambiguous_weights(tmp_path: Path) -> None:
 def test_epoch_is_read_by_convention_of_layout(tmp_path: Path) -> None:
     """BN counters missing in old files start at 0; weight averages are listed as left out."""
     state = {k: v for k, v in resnets().items() if not k.endswith("num_batches_tracked")}
-    old = {"epoch": 90, "pytorch-lightning_version": "1.5"}
-    saving = {"epoch_progress": {"current": {"ready": 90, "completed": 89}}}  # in the 90th epoch
-    after = {"epoch_progress": {"current": {"ready": 90, "completed": 90}}}
+    lightning = {"epoch": 89, "pytorch-lightning_version": "2.0"}
+    progress = {"epoch_progress": {"current": {"ready": 89, "completed": 89}}}  # after ``fit``
     for entries, epochs in (
-        (old, 90),
-        (old | {"epoch": 89, "loops": {"fit_loop": saving}}, 90),
-        (old | {"loops": {"fit_loop": after}}, 90),
-        (old | {"loops": {"fit_loop": {"epoch_progress": {"current": {}}}}}, 90),
+        (lightning, 90),
+        (lightning | {"loops": {"fit_loop": progress}}, 89),
+        (lightning | {"loops": {"fit_loop": {}}}, 90),
         ({"meta": {"epoch": -1}}, None),
         ({"meta": {"epoch": "last"}}, None),
     ):
