@@ -110,15 +110,13 @@ def test_card_names_images_of_evaluations(tmp_path: Path) -> None:
     data, first = full_record.data, next(iter(full_record.protocol))
     assert isinstance(part, TrainingDataFacts)
     listed = replace(part, percent=100.0, subset="/home/me/mine.txt")
+    share = "1% of each class, at least one"
     cases = (
         (data, "10,000 images for training, 10,000 for validation, from cifar10-10k, "),
-        (part, "100 images for training (1% of each class, at least one), 10,000 for validation, "),
+        (part, f"100 images for training ({share}), 10,000 for validation, from cifar10-10k, "),
         (listed, "100 images for training (listed in mine.txt), 10,000 for validation, from "),
         (replace(data, holdout="10%"), "10,000 images for training (without 10% held out), "),
-        (
-            replace(part, root="/home/me/photos"),
-            "at least one), 10,000 for validation, from photos, ",
-        ),
+        (replace(part, root="/home/me/photos"), f"({share}), 10,000 for validation, from photos, "),
     )
     other = replace(full_record.images, crop=40, resize=48, mean=(0.5, 0.5, 0.25), exif="apply")
     results = [replace(full_record, data=facts) for facts, _ in cases]
