@@ -246,8 +246,8 @@ def _open_files(folder: Path) -> Store:
     try:
         return FolderStore(folder)
     except NoImagesError as error:
-        paths = [path for path in _folders(folder) if isinstance(path, Path)]
-        if others := [path for path in paths if _has_image(path)]:
+        others = [x for x in _folders(folder) if isinstance(x, Path) and _has_image(x)]
+        if others:
             raise NoImagesError(
                 f"{error}; to read tars, parquet files or a saved data set, pass their folder, "
                 f"such as {others[0]}"
