@@ -102,17 +102,17 @@ def _control_groups() -> list[tuple[int, int]]:
     The inactive file cache counts as free, because the kernel reclaims it when memory is needed.
     """
     limits = []
-    for home, marker, limit, used, cached in (
-        ("sys/fs/cgroup", "0::", "memory.max", "memory.current", "inactive_file"),
+    for home, controller, limit, used, cached in (
+        ("sys/fs/cgroup", "", "memory.max", "memory.current", "inactive_file"),
         (
             "sys/fs/cgroup/memory",
-            ":memory:",
+            "memory",
             "memory.limit_in_bytes",
             "memory.usage_in_bytes",
             "total_inactive_file",
         ),
     ):
-        for group in cores.control_groups(home, marker):
+        for group in cores.control_groups(home, controller):
             with contextlib.suppress(OSError, ValueError, KeyError):  # "max": no limit
                 limit_bytes, used_bytes = (
                     int((group / name).read_text()) for name in (limit, used)

@@ -37,11 +37,11 @@ def cpu_info(field: str) -> str:
 def _quotas() -> list[int]:
     """Return the CPU quota, in cores, of each of this process's control groups that has one."""
     quotas = []
-    for group in control_groups("sys/fs/cgroup", "0::"):
+    for group in control_groups("sys/fs/cgroup", ""):
         with contextlib.suppress(OSError, ValueError):  # "max": no limit
             quota, period = map(int, (group / "cpu.max").read_text().split())
             quotas.append(ceil(quota / period))
-    for group in control_groups("sys/fs/cgroup/cpu", ":cpu"):
+    for group in control_groups("sys/fs/cgroup/cpu", "cpu"):
         with contextlib.suppress(OSError, ValueError):
             files = (group / f"cpu.cfs_{name}_us" for name in ("quota", "period"))
             quota, period = (int(file.read_text()) for file in files)
@@ -49,25 +49,26 @@ def _quotas() -> list[int]:
     return quotas
 
 
-def control_groups(home: str, own: str) -> list[Path]:
+def control_groups(home: str, controller: str) -> list[Path]:
     """Return the folders of this process's control group and its ancestors.
 
     Args:
         home: mount point of the groups, relative to the root folder.
-        own: substring of the line in /proc/self/cgroup that names this process's group.
+        controller: "cpu" or "memory", or "" for the groups of cgroup v2.
     """
     groups = [_ROOT / home]  # inside a container this is the only one
     with contextlib.suppress(OSError):
         for line in (_ROOT / "proc/self/cgroup").read_text().splitlines():
-            if own in line:
-                for part in Path(line.rpartition(":")[2]).parts[1:]:
+            _, controllers, path = line.split(":", 2)
+            if controller in controllers.split(","):
+                for part in Path(path).parts[1:]:
                     groups.append(groups[-1] / part)
     return groups
 
 
 def local_ranks() -> int:
     """Return the number of ranks on this machine."""
-    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return int(os.environ.get("LOCAL_WORLD_SIZE") or "1")
 
 
 def share(ranks: int) -> int:

@@ -67,6 +67,11 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[set[int
          "sys/fs/cgroup/cpu.max": "max 100000\n"},
         {"sys/fs/cgroup/cpu/cpu.cfs_quota_us": "300000\n",
          "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n"},
+        {"proc/self/cgroup": "5:cpuset:/one\n4:cpu,cpuacct:/job:cri:1\n",
+         "sys/fs/cgroup/cpu/job:cri:1/cpu.cfs_quota_us": "300000\n",
+         "sys/fs/cgroup/cpu/job:cri:1/cpu.cfs_period_us": "100000\n",
+         "sys/fs/cgroup/cpu/one/cpu.cfs_quota_us": "100000\n",
+         "sys/fs/cgroup/cpu/one/cpu.cfs_period_us": "100000\n"},
     ],
 )  # fmt: skip
 @pytest.mark.usefixtures("machine")
