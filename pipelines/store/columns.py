@@ -22,7 +22,7 @@ from .labels import LABELS
 _IMAGES = ("image", "img", "jpg")
 """Preferred names if several columns can hold images; the first one that exists is used."""
 
-_BYTES = ("binary", "large_binary")
+_BYTES = ("binary", "large_binary", "binary_view")
 _TEXTS = ("string", "large_string", "string_view")
 _INTEGERS = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
 """Names of Arrow types."""
@@ -114,13 +114,16 @@ def columns_of(path: Place, schema: Any, names: ColumnNames) -> Columns:
             f"({as_one_line(', '.join(images))}): name one with --image-column, such as "
             f"--image-column {as_one_line(images[0])}"
         )
-    is_struct = schema.field(image).type.num_fields > 0
-    is_declared = image in (names.image, *_IMAGES) or kinds.get(image) == "Image"
-    named_labels = [name for name in LABELS if name in labels]
     class_labels = [name for name in labels if kinds.get(name) == "ClassLabel"]
+    named_labels = [name for name in LABELS if name in labels]
     if len(class_labels) == 1:
         named_labels += class_labels
     label = names.label or next(iter(named_labels), None)
+    for name in (image, label):
+        if schema.names.count(name) > 1:
+            raise DataError(f"{path} has several columns named {name}: rename all but one")
+    is_struct = schema.field(image).type.num_fields > 0
+    is_declared = image in (names.image, *_IMAGES) or kinds.get(image) == "Image"
     classes = features.get(label or "", {}).get("names")
     return Columns(
         path,

@@ -221,6 +221,8 @@ def _read(file: Mapped) -> Any:
 
 def _places(file: Mapped, data: Any) -> NDArray[np.int64]:
     """Return the offsets of a binary Arrow array's values in the file, and their sizes: (2, N)."""
+    if str(data.type) == "binary_view":
+        raise DataError(f"{file.path} has images of type binary_view: save them as binary")
     _, offsets, content = data.buffers()
     if not len(data) or content is None or not content.size:
         return np.zeros((2, len(data)), np.int64)

@@ -89,6 +89,34 @@ def test_image_column_is_found_by_type(tmp_path: Path) -> None:
     assert bytes(open_store(tmp_path / "two", "train").read(1)) == jpeg(1)
 
 
+def test_images_of_type_binary_view(tmp_path: Path) -> None:
+    import datasets
+
+    data = [jpeg(i) for i in range(3)]
+    table = pa.table({"jpg": pa.array(data, pa.binary_view())})
+    pq.write_table(table, tmp_path / "train.parquet", compression="none")
+    for sources in (False, True):
+        store = open_store(tmp_path, "train", sources=sources)
+        assert [bytes(store.read(i)) for i in range(3)] == data
+    datasets.Dataset(table).save_to_disk(tmp_path / "saved")
+    with pytest.raises(DataError, match="images of type binary_view: save them as binary"):
+        open_store(tmp_path / "saved", "train")
+
+
+def test_several_columns_of_one_name(tmp_path: Path) -> None:
+    images, labels = pa.array([jpeg(0)]), pa.array([0])
+    for name, names in (("label", ["jpg", "label", "label"]), ("jpg", ["jpg", "label", "jpg"])):
+        columns = [images if name == "jpg" else labels for name in names]
+        pq.write_table(pa.table(columns, names), tmp_path / "x.parquet", compression="none")
+        with pytest.raises(DataError, match=f"several columns named {name}: rename all but one"):
+            open_store(tmp_path / "x.parquet", "train")
+    pq.write_table(
+        pa.table([images, labels, labels], ["jpg", "a", "a"]), tmp_path / "x.parquet",
+        compression="none",
+    )  # fmt: skip
+    assert bytes(open_store(tmp_path / "x.parquet", "train").read(0)) == jpeg(0)
+
+
 def test_row_group_is_never_fully_in_memory(tmp_path: Path) -> None:
     """Neither when its images are located, nor when they are read in order."""
     data = [os.urandom(50_000) for _ in range(2400)]
