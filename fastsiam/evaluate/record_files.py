@@ -129,12 +129,11 @@ class RecordFiles:
         record = self.evaluation.record(**results)
         if not self._place.is_leader:
             return record
-        try:
+        with contextlib.ExitStack() as stack:  # each of these is done even if another fails
+            for target in filter(None, (self._run_file, self._user_file)):
+                stack.callback(write_json, target, record.to_dict())
             if show:
                 show(record)
-        finally:  # write the record even if it cannot be shown
-            for target in filter(None, (self._user_file, self._run_file)):
-                write_json(target, record.to_dict())
         if self._state:
             self._state.unlink(missing_ok=True)
         return record

@@ -108,6 +108,14 @@ def test_evaluation_on_full_disk(
         assert all(path.stat().st_size for path in disk.rglob("*") if path.is_file())
 
 
+def test_record_is_in_run_even_if_other_file_cannot_be_written(run: Path, tmp_path: Path) -> None:
+    file = tmp_path / "x.json"
+    config = KnnConfig(workers=0, k=(5,), json=str(file))
+    with pytest.raises(FastSiamError, match=rf"^cannot write {file}"):
+        evaluate_knn(run, config, CPU, show=lambda record: file.mkdir())
+    assert len(read_records(run)) == 1
+
+
 def test_disk_filling_up_during_evaluation_keeps_state(
     run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
