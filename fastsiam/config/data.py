@@ -42,8 +42,7 @@ class DataConfig(Config):
         "Training images: a folder of images, .tar or .parquet files, optionally split into "
         "train/ and val/ or test/; a folder written by fastsiam convert; a Hugging Face dataset "
         "saved to disk; a .tar, .parquet or .beton file; a list of image files (.csv with a "
-        "column path); or an s3://, gs://, az:// or https:// URL of .tar, .parquet or .beton "
-        "files. Repeat --data to train on a mixture; evaluations use the first. Default: "
+        "column path); or an s3://, gs://, az:// or https:// URL of .tar or .beton files. Repeat --data to train on a mixture; evaluations use the first. Default: "
         "$FASTSIAM_DATA, else ./data.",
     )
     mixed_with: tuple[str, ...] = setting(
@@ -96,8 +95,8 @@ class DataConfig(Config):
         "auto",
         "native: compiled code in threads. torchvision: PIL in worker processes. ffcv, dali: "
         "these libraries. memory: decode all images once and keep them on the device. synthetic: "
-        "random tensors. auto: memory if all images fit, else the fastest installed one that "
-        "reads the data; a resumed run keeps its pipeline.",
+        "random tensors. auto: memory if all images fit; else dali, if installed, on a GPU with "
+        "fewer than six CPU cores; else native. A resumed run keeps its pipeline.",
     )
     workers: int | str = setting(
         -1,

@@ -212,7 +212,7 @@ class LinearConfig(LabelConfig):
         at_least=0,
     )
     epochs: int = setting(
-        90, "Epochs, over which the learning rate follows one cosine.", at_least=1
+        90, "Number of epochs, and length of the cosine schedule of the rate.", at_least=1
     )
     lars_trust: float = setting(0.001, "Trust coefficient of lars, without clipping.", above=0)
     cached: bool = setting(
@@ -357,8 +357,8 @@ class NeighboursConfig(EvalConfig):
     out: str = setting("neighbours.png", "Picture file to write, such as a .png.")
     images: int = setting(
         8,
-        "Query images, spread over the validation images, or over the training images if there "
-        "is no validation split.",
+        "Query images, drawn at random from the validation images, or from the training images "
+        "if there is no validation split.",
         at_least=1,
     )
     k: int = setting(8, "Nearest training images to draw for each query.", at_least=1)

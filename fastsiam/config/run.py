@@ -42,8 +42,8 @@ class NodesConfig(Config):
     )
     rank_timeout: float = setting(
         120.0,
-        "With several ranks: seconds that one waits for the others, including slow reading and "
-        "compilation, before all exit with an error.",
+        "With several ranks: seconds that a rank waits for the others, slow reading and "
+        "compilation included, before all ranks exit with an error.",
         above=0,
         at_most=LONGEST_WAIT,
     )
@@ -130,8 +130,8 @@ class RunConfig(NodesConfig):
     data_changed: Literal["refuse", "accept"] = setting(
         "refuse",
         "If a resumed run's data lost or gained files: refuse to resume, or accept this one "
-        "change. Remaining images keep order and augmentations, some also replace lost ones, and "
-        "new ones are not used.",
+        "change. The remaining images keep their order and augmentations, some of them replace "
+        "missing ones, and new images are not used.",
     )
     tracker: str = setting(
         "tensorboard",

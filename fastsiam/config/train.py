@@ -38,7 +38,8 @@ class OptimConfig(Config):
 
     epochs: int = setting(
         100,
-        "Epochs, over which the learning rate follows one cosine; --extend trains a run longer.",
+        "Number of epochs, and length of the cosine schedule of the learning rate. --extend lengthens "
+        "a run.",
         at_least=1,
     )
     batch: int = setting(
@@ -212,8 +213,8 @@ class MonitorConfig(Config):
     )
     on_collapse: Literal["warn", "stop"] = setting(
         "warn",
-        "What to do if the representation collapses: warn, or stop. A GPU reports a collapse some "
-        "steps later; stop ends the run only then.",
+        "What to do if the representation collapses: warn, or stop. On a GPU either happens some "
+        "steps later.",
     )
 
     def evaluates_after(self, epoch: int, epochs: int) -> bool:

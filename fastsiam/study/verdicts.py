@@ -1,4 +1,4 @@
-"""Verdicts on the paper's claims: each *holds*, is *contradicted*, or *cannot be told*.
+"""Verdicts on the paper's claims: each *holds*, is *contradicted*, or is *inconclusive*.
 
 docs/study.md describes the criteria and the tests. The claim "stands" means "does not collapse".
 
@@ -22,7 +22,7 @@ from fastsiam.study.catalogue import ORIGINAL, Claim
 from fastsiam.study.record import Result, RowRecord, StudyRecord
 from fastsiam.train.guard import is_collapsed, lowest_spread
 
-Outcome = Literal["holds", "contradicted", "cannot be told"]
+Outcome = Literal["holds", "contradicted", "inconclusive"]
 Results = Sequence[Result]
 
 LEVEL = 0.05
@@ -104,7 +104,7 @@ def _corrected(verdict: Verdict, corrected: Mapping[float, float]) -> Verdict:
         return verdict
     p = corrected[verdict.comparison]
     reason = f"{verdict.reason}; p {verdict.comparison:.2g}, corrected {p:.2g}"
-    outcome = verdict.outcome if p < LEVEL else "cannot be told"
+    outcome = verdict.outcome if p < LEVEL else "inconclusive"
     return replace(verdict, outcome=outcome, reason=reason)
 
 
@@ -122,7 +122,7 @@ def judge(claim: Claim, row: RowRecord, record: StudyRecord) -> Verdict:
         case "fails":
             reference_works = _works(reference_results)
             if reference_works.outcome != "holds":
-                return Verdict("cannot be told", f"the reference itself: {reference_works.reason}")
+                return Verdict("inconclusive", f"the reference itself: {reference_works.reason}")
             pairs = _pairs(results, reference_results)
             excess = [one.gain - SHARE * other.gain for one, other in pairs]
             return _by_mean(excess, "gain minus a quarter of the reference's {} points", high=0)
@@ -135,7 +135,7 @@ def judge(claim: Claim, row: RowRecord, record: StudyRecord) -> Verdict:
         differences = [one.top1 - row.original for one in results]  # a constant in the test
     else:
         return Verdict(
-            "cannot be told", "no original result with this scale's images, measure and epochs"
+            "inconclusive", "no original result with this scale's images, measure and epochs"
         )
     low = {"better": 0.0, "alike": -MARGIN, "comparable": -MARGIN}.get(claim.kind, -inf)
     high = {"worse": 0.0, "alike": MARGIN}.get(claim.kind, inf)
@@ -146,7 +146,7 @@ def _by_count(results: Results, predicate: Callable[[Result], bool], *, expected
     """Judge by how many seeds meet a condition: all, some or none. Diverged seeds do not count."""
     results = [one for one in results if None not in (one.z_std, one.rank, one.loss)]
     if not results:
-        return Verdict("cannot be told", "no seed came to its end")
+        return Verdict("inconclusive", "no seed came to its end")
     count = sum(map(predicate, results))
     reason = (
         f"{count} of {len(results)} seeds; loss {_range([one.loss for one in results], 2)}, "
@@ -154,7 +154,7 @@ def _by_count(results: Results, predicate: Callable[[Result], bool], *, expected
         f"rank {_range([one.rank for one in results], 1)}"
     )
     if 0 < count < len(results):
-        return Verdict("cannot be told", reason)
+        return Verdict("inconclusive", reason)
     return Verdict("holds" if bool(count) == expected else "contradicted", reason)
 
 
@@ -201,13 +201,13 @@ def _by_mean(
     """
     estimate = interval(values)
     if estimate is None:
-        return Verdict("cannot be told", f"seeds to judge by: {len(values)}; it takes two")
+        return Verdict("inconclusive", f"seeds to judge by: {len(values)}; it takes two")
     distance = min(abs(estimate.mean - border) for border in (low, high))
     error = stdev(values) / sqrt(len(values))
     t = distance / error if error else inf * distance if distance else 0.0
     p = 2 * float(stdtr(len(values) - 1, -t))
     outcome: Outcome = "holds" if low < estimate.mean < high else "contradicted"
-    return Verdict(outcome if p < LEVEL else "cannot be told", reason.format(estimate), p)
+    return Verdict(outcome if p < LEVEL else "inconclusive", reason.format(estimate), p)
 
 
 def _pairs(results: Results, other_results: Results) -> list[tuple[Result, Result]]:

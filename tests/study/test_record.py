@@ -105,7 +105,7 @@ def test_reasons_contain_figures(table_1: StudyRecord) -> None:
     assert len(lines) == 2 + 2 + 2 + 3
     assert (
         "no predictor: collapses: holds (3 of 3 seeds; loss -0.90, std 0.02, rank 1.5)" in lines
-        and sum("cannot be told" in line for line in lines) == 2
+        and sum("inconclusive" in line for line in lines) == 2
     )
 
 
@@ -116,8 +116,8 @@ def test_table_names_original(tmp_path: Path) -> None:
     heads, rows = cells(read_record(path))
     assert heads[2] == "original: linear top-1, %"
     assert [line[2] for line in rows][:2] == ["66.6", "68.3"]
-    assert rows[0][-1].endswith("better than the original: cannot be told")
-    assert rows[4][-1].endswith("comparable to the original: cannot be told")
+    assert rows[0][-1].endswith("better than the original: inconclusive")
+    assert rows[4][-1].endswith("comparable to the original: inconclusive")
 
 
 def test_runs_on_other_images_are_named(table_1: StudyRecord) -> None:

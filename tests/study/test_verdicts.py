@@ -21,7 +21,7 @@ from tests.study.results import record, result, row
 
 HOLDS: Outcome = "holds"
 NOT: Outcome = "contradicted"
-OPEN: Outcome = "cannot be told"
+OPEN: Outcome = "inconclusive"
 Results = tuple[Result, ...]
 
 REFERENCE = row(60, 61, 59)
