@@ -254,8 +254,9 @@ class HeadlineConfig(Config):
     width: int = setting(0, "Channels of the backbone's first stage. 0: the recipe's.", at_least=0)
     seed: int = setting(0, "Seed of both runs.")
     cuda_graphs: bool = setting(
-        True, "On a GPU, replay each step as a CUDA graph, because launching its kernels takes longer than "
-        "running them."
+        True,
+        "On a GPU, replay each step as a CUDA graph, because launching its kernels takes longer "
+        "than running them.",
     )
     device: Literal["auto", "cuda", "cpu"] = setting("auto", "auto: the GPU if there is one.")
     out: str = setting("runs/headline", "Folder for the runs, the record and the picture.")

@@ -61,7 +61,7 @@ _SMALL: dict[str, Any] = {
 """Options that make measurements on a CPU small."""
 _TELLING = re.compile(rf"{NOT_MEASURED}|rror\b|\d (passed|failed|skipped)\b")
 """Log lines that the page can quote."""
-_SKIPPED = re.compile(r"SKIPPED \[\d+\] \S+ (?!needs \w+ (GPUs|GiB of free GPU memory)$|this GPU )")
+_SKIPPED = re.compile(r"SKIPPED \[\d+\] \S+ (?!needs \w+ GPUs$|this GPU )")
 """pytest's lines about skipped tests, except tests that this machine's GPUs cannot run."""
 
 

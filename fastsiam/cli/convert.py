@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from fastsiam.pipelines.convert import Kind
 
 app = Commands(
-    no_args_is_help=True, help="Convert a data set to one verified file per split, which every pipeline reads."
+    no_args_is_help=True,
+    help="Convert a data set to one verified file per split, which every pipeline reads.",
 )
 
 

@@ -42,8 +42,9 @@ class DataConfig(Config):
         "Training images: a folder of images, .tar or .parquet files, optionally split into "
         "train/ and val/ or test/; a folder written by fastsiam convert; a Hugging Face dataset "
         "saved to disk; a .tar, .parquet or .beton file; a list of image files (.csv with a "
-        "column path); or an s3://, gs://, az:// or https:// URL of .tar or .beton files. Repeat --data to train on a mixture; evaluations use the first. Default: "
-        "$FASTSIAM_DATA, else ./data.",
+        "column path); or an s3://, gs://, az:// or https:// URL of .tar or .beton files. Repeat "
+        "--data to train on a mixture; evaluations use the first. Default: $FASTSIAM_DATA, else "
+        "./data.",
     )
     mixed_with: tuple[str, ...] = setting(
         (), "The other data sets of a mixture: every --data after the first.", option=False

@@ -38,8 +38,8 @@ class OptimConfig(Config):
 
     epochs: int = setting(
         100,
-        "Number of epochs, and length of the cosine schedule of the learning rate. --extend lengthens "
-        "a run.",
+        "Number of epochs, and length of the cosine schedule of the learning rate. --extend "
+        "lengthens a run.",
         at_least=1,
     )
     batch: int = setting(

@@ -86,8 +86,10 @@ def oom_error(
         flags += ["--pipeline native"]
     elif pipeline not in ("torchvision", "synthetic") and config.data.prefetch > least:
         flags += ["--prefetch 1"]
+    if not is_gpu or pipeline == "dali":  # others have no GPU memory for each worker
+        flags += ["fewer --workers"]
+    advice = f"to resume this run, pass {' or '.join(flags)}; " if flags else ""
     return TrainingError(
-        f"out of {kind} at step {at:,} with --batch {config.optim.batch:,}; to resume this run, "
-        f"pass {' or '.join([*flags, 'fewer --workers'])}; a new run needs less with a lower "
-        f"--batch or a higher --accumulate; {saved}"
+        f"out of {kind} at step {at:,} with --batch {config.optim.batch:,}; {advice}a new run "
+        f"needs less with a lower --batch or a higher --accumulate; {saved}"
     )

@@ -119,9 +119,9 @@ def columns_of(path: Place, schema: Any, names: ColumnNames) -> Columns:
     if len(class_labels) == 1:
         named_labels += class_labels
     label = names.label or next(iter(named_labels), None)
-    for name in (image, label):
-        if schema.names.count(name) > 1:
-            raise DataError(f"{path} has several columns named {name}: rename all but one")
+    for column in (image, label):
+        if schema.names.count(column) > 1:
+            raise DataError(f"{path} has several columns named {column}: rename all but one")
     is_struct = schema.field(image).type.num_fields > 0
     is_declared = image in (names.image, *_IMAGES) or kinds.get(image) == "Image"
     classes = features.get(label or "", {}).get("names")

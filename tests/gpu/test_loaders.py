@@ -11,7 +11,7 @@ import torch
 
 from fastsiam.config import AugmentConfig
 from fastsiam.pipelines import Order, open_store
-from tests.pipelines.cases import GRAPH, assert_near, batches, same
+from tests.pipelines.cases import GRAPH, assert_near, batches, delay_copies, same
 from tests.pipelines.conftest import Loaders
 from tests.pipelines.dali_cases import KINDS, gaps
 from tests.processes import python
@@ -39,10 +39,15 @@ def test_views_of_different_sides_match_cpu(pipeline: str, images: Path) -> None
 
 
 @pytest.mark.parametrize("pipeline", ["torchvision", "native", FFCV, DALI])
-def test_views_are_correct_if_gpu_lags(pipeline: str, images: Path, loaders: Loaders) -> None:
+def test_views_are_correct_if_gpu_lags(
+    pipeline: str, images: Path, loaders: Loaders, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Buffers rotate on the host while their copies are pending, in full and aborted epochs."""
     settings: Any = {"batch": 4, "workers": 2, "device": "cuda"}
     behind, reference = (loaders(pipeline, images / "train", **settings) for _ in range(2))
+    expected = [list(reference.epoch(epoch)) for epoch in range(6)]
+    torch.cuda.synchronize()
+    delay_copies(monkeypatch)
     for epoch in range(6):
         slow_batches = []
         for batch in behind.epoch(epoch):
@@ -51,7 +56,7 @@ def test_views_are_correct_if_gpu_lags(pipeline: str, images: Path, loaders: Loa
             if epoch % 2 and len(slow_batches) == 3:
                 break
         torch.cuda.synchronize()
-        assert same(slow_batches, list(reference.epoch(epoch))[: len(slow_batches)])
+        assert same(slow_batches, expected[epoch][: len(slow_batches)])
 
 
 @pytest.mark.parametrize("pipeline", ["torchvision", DALI])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,12 +20,15 @@ pytestmark = pytest.mark.gpu
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16", "fp32"])
-def test_training_runs_and_resumes(precision: str, gpu: TrainConfig, tmp_path: Path) -> None:
+def test_training_runs_and_resumes(
+    precision: str, gpu: TrainConfig, capfd: pytest.CaptureFixture[str]
+) -> None:
     config = with_settings(gpu, precision=precision)
     train_here(with_settings(config, max_steps=5), "imagenet")
     run = train_here(config, "imagenet")
     steps = [line["step"] for line in read_metrics(run) if line["kind"] == "train"]
     assert steps == list(range(1, 13))
+    assert "resuming after step 5" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("pipeline", ["torchvision", pytest.param("dali", marks=pytest.mark.dali)])

@@ -40,7 +40,7 @@ PLACE = Place(0, 1, torch.device("cuda", 0))
 def prepared_step(config: TrainConfig) -> TrainingStep:
     """Build the step of a run on 24 images, and prepare it."""
     step = TrainingStep(config, build_method(config.model, images=24), PLACE, steps_per_epoch=3)
-    assert "cannot" not in step.prepare()
+    assert step.prepare().startswith("compiled") == (config.step.compile == "on")
     return step
 
 
@@ -154,7 +154,6 @@ def test_compiled_steps_match_eager_steps(name: str, gpu: TrainConfig) -> None:
         )
         torch.manual_seed(0)
         step, loader = prepared_step(config), loader_of(config)
-        assert step.config == config
         batches = [batch for epoch in range(7) for batch in loader.epoch(epoch)]
         batches = batches[: 20 if simsiam else 6]
         curves.append([step(batch, at=at)[0].item() for at, batch in enumerate(batches)])

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from fastsiam.config import AugmentConfig, DataConfig, ImagePipeline, Pipeline
 from fastsiam.pipelines import Store, build_eval_loader, build_loader, open_split, open_store
+from fastsiam.pipelines.native_backend import OnDevice, _Slot
 from fastsiam.pipelines.store import BetonStore
 from fastsiam.train.image_list import names_of
 from fastsiam.views.batch import Batch, EvalLoader, Loader
@@ -156,6 +157,18 @@ def change_image(name: str, root: Path, index: int, change: Callable[[bytes], by
         beton.seek(int(store.start[index]))
         beton.write(content[:size].ljust(size, b"\0"))
     return original
+
+
+def delay_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Delay the engine's copies to a GPU by tens of milliseconds, on their own streams."""
+    start = _Slot.start_copy
+
+    def start_late(slot: _Slot) -> OnDevice:
+        with torch.cuda.stream(slot.stream):
+            torch.cuda._sleep(50_000_000)
+        return start(slot)
+
+    monkeypatch.setattr(_Slot, "start_copy", start_late)
 
 
 def split_names(root: Path, holdout: str = "10%") -> tuple[list[str], list[str]]:

@@ -23,7 +23,7 @@ from fastsiam.pipelines.job import Images, Job, run_in_threads
 from fastsiam.views.batch import EvalBatch, EvalLoader
 from fastsiam.views.photometric.reference import normalize
 from tests.data_formats import write_converted, write_once
-from tests.pipelines.cases import central, levels, marked
+from tests.pipelines.cases import central, delay_copies, levels, marked
 from tests.pipelines.dali_cases import write_kinds
 from tests.sources import picture
 
@@ -215,6 +215,7 @@ def test_crops_are_correct_on_slow_gpu(images: Path, monkeypatch: pytest.MonkeyP
     host, device = (
         central("native", images / "train", batch=2, device=at) for at in ("cpu", "cuda")
     )
+    delay_copies(monkeypatch)
     for _ in range(3):
         crops = []
         for batch in device:

@@ -70,7 +70,9 @@ def test_estimate_scales_with_settings() -> None:
         ({"pipeline": "dali"}, HOST, "--activation-memory 0.5 or fewer"),  # on a CPU it keeps two
         ({"pipeline": "dali", "activation_memory": 0.5}, GPU, "--prefetch 1 or fewer --workers;"),
         ({"pipeline": "dali"}, DALI, "--activation-memory 0.5 or --prefetch 1 or fewer --workers"),
-        ({"pipeline": "memory"}, GPU, "--activation-memory 0.5 or --pipeline native or fewer"),
+        ({"pipeline": "memory"}, GPU, "--activation-memory 0.5 or --pipeline native; a new run"),
+        ({"pipeline": "memory"}, HOST, "--activation-memory 0.5 or --pipeline native or fewer"),
+        ({"prefetch": 3, "activation_memory": 0.5}, GPU, "--prefetch 1; a new run"),
         ({}, HOST, "--activation-memory 0.5 or fewer --workers"),
         ({"prefetch": 3}, HOST, "--activation-memory 0.5 or --prefetch 1 or fewer --workers"),
         (
@@ -91,3 +93,9 @@ def test_oom_advice_depends_on_settings(
     message = str(oom_error(error, config, at=1, saved="nothing was saved yet"))
     assert f"to resume this run, pass {advice}" in message
     assert message.startswith("out of GPU memory") == (error is not HOST)
+
+
+def test_oom_error_without_advice_for_resuming() -> None:
+    config = with_settings(RECIPES["imagenet"](), pipeline="native", activation_memory=0.5)
+    message = str(oom_error(GPU, config, at=1, saved="nothing was saved yet"))
+    assert "with --batch 512; a new run needs less with a lower --batch" in message
