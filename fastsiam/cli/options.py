@@ -303,19 +303,19 @@ def settings_of_resumed(run: RunConfig) -> Mapping[str, Any] | None:
 def _resumed_run(path: str, out: str) -> Settings:
     """Return the settings of a resumed run, in its own folder or in the folder of a branch.
 
-    A branch that has already started keeps its own optimizer settings.
+    A branch that has a checkpoint keeps its own optimizer settings.
     """
+    from fastsiam.run import checkpoint
+
     folder = run_folder(Path(path))
     if folder is not None and _has_settings(folder):
         run = read_settings(folder, resumes=True)
     else:
-        from fastsiam.run import checkpoint
-
         run = Settings(source=path, flags=checkpoint.load(Path(path)).config.to_flags())
     flags = {**run.flags, "resume": path, "out": "" if folder is None else str(folder)}
     if folder is None or (out and Path(out).resolve() != folder.resolve()):
         flags["extend"] = 0  # the run's epochs already include its extension
-    if out and _has_settings(Path(out)):
+    if out and _has_settings(Path(out)) and checkpoint.exists(Path(out)):
         branch = read_settings(Path(out), resumes=True).flags
         flags |= {name: branch[name] for name in _BRANCH_OPTIONS if name in branch}
     return replace(run, flags=flags)

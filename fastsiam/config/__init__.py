@@ -1,7 +1,8 @@
 """All settings, as frozen dataclasses. Importing this package does not import torch.
 
 ``setting`` has the classes ``Setting`` and ``Config``. ``train``, ``convert``, ``evaluate`` and
-others define the settings, ``recipes`` named starting points. ``files`` reads and merges settings.
+others define the settings, ``recipes`` named starting points. ``settings_files`` reads and merges
+settings.
 """
 
 from __future__ import annotations

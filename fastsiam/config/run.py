@@ -151,8 +151,9 @@ class RunConfig(NodesConfig):
         """Check the machines, the trackers and that ``resume`` is not empty."""
         NodesConfig.check(self)
         require(bool(self.resume), "resume must be auto, never or a path, not empty")
+        known = TRACKERS if "," in self.tracker else (*TRACKERS, "none")
         for name in self.trackers:
-            check_name("tracker", name, TRACKERS)
+            check_name("tracker", name, known)
 
     def check_given(self, given: Collection[str]) -> None:
         """Raise if a single machine has a rendezvous, or a resumed run initial weights."""

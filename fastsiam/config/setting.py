@@ -27,6 +27,8 @@ _TYPES: dict[Any, tuple[str, Any]] = {
     NoneType: ("nothing", {}.__getitem__),
 }
 """Name of each type in messages, and its parser, which raises an error for invalid text."""
+_LISTED = 25
+"""Most names that an error message lists."""
 _COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
     "above": operator.gt,
     "at_least": operator.ge,
@@ -243,8 +245,10 @@ def require(condition: bool, message: str) -> None:
 def check_name(what: str, name: object, known: Collection[str]) -> None:
     """Raise ``ValueError`` if a name is unknown; suggest the closest known one."""
     if name not in known:
-        hint = nearest(str(name), known) or f"choose one of {', '.join(filter(None, known))}"
-        raise ValueError(f"unknown {what} {name!r}; {hint}")
+        choices = f"choose one of {', '.join(filter(None, known))}"
+        if len(known) > _LISTED:
+            choices = "`fastsiam config` prints all"
+        raise ValueError(f"unknown {what} {name!r}; {nearest(str(name), known) or choices}")
 
 
 def nearest(name: str, known: Iterable[str], *, most: int = 1, alike: float = 0.6) -> str:

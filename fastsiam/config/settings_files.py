@@ -26,7 +26,7 @@ from .recipes import CHANGES, RECIPES
 from .setting import check_name, convert_value, require, settings_of
 from .train import REMOVED, TrainConfig, all_settings, changes_text, train_settings
 
-_OF_ONE_RUN = "out", "resume", "extend"
+_NOT_COPIED = "out", "resume", "extend"
 """Settings of a run's folder and of resuming it, which are not copied to another run."""
 _SUFFIXES = ".toml", ".yaml", ".yml", ".json"
 _NULL = None, "null", "Null", "NULL", "~"
@@ -155,7 +155,7 @@ def read_settings(path: Path, *, resumes: bool = False) -> Settings:
         if "config" in content:
             flags = TrainConfig.from_dict(content["config"]).to_flags()
             recipe = recipe if recipe in [*RECIPES] else ""
-            for name in () if resumes else _OF_ONE_RUN:
+            for name in () if resumes else _NOT_COPIED:
                 del flags[name]
         else:
             settings = train_settings()

@@ -144,13 +144,16 @@ class NumericsConfig(Config):
     def check(self) -> None:
         """Raise ``ValueError`` if settings contradict each other."""
         require(self.bn_images != 1, "bn-images must be at least 2, or 0, not 1")
-        require(not (self.bn_images and self.sync_bn), "bn-images needs --no-sync-bn")
+        require(
+            not (self.bn_images and self.sync_bn),
+            f"bn-images {self.bn_images} needs --no-sync-bn; for --sync-bn, pass --bn-images 0",
+        )
 
     def check_given(self, given: Collection[str]) -> None:
         """Raise if ``sync_bn_ranks`` is given without ``sync_bn``."""
         require(
             self.sync_bn or not (self.sync_bn_ranks and "sync_bn_ranks" in given),
-            f"choose one of sync-bn-ranks {self.sync_bn_ranks} and no-sync-bn",
+            f"sync-bn-ranks {self.sync_bn_ranks} needs --sync-bn",
         )
 
 

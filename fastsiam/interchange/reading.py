@@ -27,6 +27,9 @@ from .head_weights import build_parts, fold_biases
 from .layouts import AUTHORS, translate, unwrap
 from .pretrained import Input, Pretrained, format_keys
 
+_LIGHTNING = "pytorch-lightning_version"
+"""Entry of files that Lightning wrote, such as solo-learn's."""
+
 
 def load_pretrained(path: Path | str, *, backbone: str = "", stem: str = "") -> Pretrained:
     """Load a trained network without executing code from the file.
@@ -133,6 +136,7 @@ def _parse_other(content: Any, path: Path, backbone: str, stem: Any) -> Pretrain
     for key in network.state_dict():  # torch before 0.4.1 and Caffe have no counters
         if key.endswith(".num_batches_tracked"):
             weights.setdefault(key, torch.tensor(0))
+    by_lightning = isinstance(content, Mapping) and _LIGHTNING in content
     program = "timm" if model.backbone.startswith("timm/") else layout.name
     return Pretrained(
         path=path,
@@ -141,7 +145,8 @@ def _parse_other(content: Any, path: Path, backbone: str, stem: Any) -> Pretrain
         state=_check_weights(path, weights, network, origin),
         epoch=_epochs(content, program),
         unused_keys=(*left_out, *ignored_keys),
-        stem_assumed=model.stem == "cifar" and not stem,
+        stem_assumed=not stem
+        and (model.stem == "cifar" or (model.stem == "cifar-pad2" and not by_lightning)),
     )
 
 
@@ -231,7 +236,7 @@ def _epochs(content: Any, layout: str) -> float | None:
     epoch, meta = content.get("epoch"), content.get("meta")
     if isinstance(meta, Mapping):  # OpenMMLab's
         epoch = meta.get("epoch")
-    elif "pytorch-lightning_version" in content:
+    elif _LIGHTNING in content:
         epoch = epoch + 1 if isinstance(epoch, int) else None  # it counts from 0
         with contextlib.suppress(LookupError, TypeError):  # unless ``fit`` has ended
             epoch = content["loops"]["fit_loop"]["epoch_progress"]["current"]["ready"]

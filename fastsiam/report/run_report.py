@@ -254,7 +254,8 @@ def _knn_text(run: Run) -> str:
     parts, config = [], run.settings.config
     if monitored := run.lines("knn"):
         first, last = monitored[0], monitored[-1]
-        parts.append(f"{top1(first)}, {top1(last)} {votes(last)}")
+        figures = dict.fromkeys((top1(first), top1(last)))  # the same if there is only one
+        parts.append(f"{', '.join(figures)} {votes(last)}")
     trained = [x for x in run.records if x.kind == "knn" and not x.network.untrained]
     newest = max((x.network.epoch or 0.0 for x in trained), default=0.0)
     for record in (x for x in trained if (x.network.epoch or 0.0) == newest):

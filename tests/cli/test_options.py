@@ -32,6 +32,7 @@ from tests.conftest import ROOT, write_images
 from tests.methods.barlow_twins import BarlowTwinsConfig
 from tests.processes import fastsiam
 from tests.ranks import fastsiam_on_ranks
+from tests.sources import put
 from tests.train.runs import OLD_RUN, history, train_run
 
 
@@ -214,7 +215,7 @@ def test_option_without_effect_is_rejected(tmp_path: Path) -> None:
     """A settings file or a resumed run may still contain it."""
     for arguments, message in (
         (["--rendezvous", "node1"], "is for several machines: pass --nodes too, or leave"),
-        (["--no-sync-bn", "--sync-bn-ranks", "2"], "one of sync-bn-ranks 2 and no-sync-bn"),
+        (["--no-sync-bn", "--sync-bn-ranks", "2"], "sync-bn-ranks 2 needs --sync-bn"),
         (["--resume", str(OLD_RUN), "--init", "a.pt"], "init starts a new run: choose one"),
     ):
         assert message in usage_error(*arguments)
@@ -267,6 +268,7 @@ def test_set_option_assigns_any_setting() -> None:
     assert parse("--set", "lr=3", "--lr", "4")[1].optim.lr == 4
     assert parse("--set", "method=byol")[1].model.method == BYOLConfig()
     assert "unknown setting 'lrr'; did you mean lr?" in usage_error("--set", "lrr=1")
+    assert "unknown setting 'zzz'; `fastsiam config` prints all" in usage_error("--set", "zzz=1")
     for name in ("keep_memory", "keep-memory", "restarts", "extend_schedule"):
         error = usage_error("--set", f"{name}=1")
         assert f"{name.replace('-', '_')} was removed in version 0.3; leave it out" in error
@@ -313,6 +315,9 @@ def test_resume_inherits_and_overrides_run_settings(
     record = {"recipe": "demo", "config": with_settings(stopped_copy, **changes).to_dict()}
     branch.mkdir()
     (branch / "config.json").write_text(json.dumps(record))
+    config = parse("--resume", str(run), "--out", str(branch))[1]  # it failed before a checkpoint
+    assert config == with_settings(stopped_copy, max_steps=6, resume=str(run), out=str(branch))
+    put(branch / "checkpoints" / "last.pt")
     config = parse("--resume", str(run), "--out", str(branch))[1]
     assert config == with_settings(stopped_copy, max_steps=6, **changes)
     file.write_text(f'resume = "{run}"\nout = "{branch}"\n')

@@ -44,7 +44,23 @@ CIFAR10 = COMMON | {
     "batch": 512, "zero_init_residual": True, "knn_first": True, "optimizer": "sgd",
     "projector_layers": 2,
 }  # fmt: skip
+SIMSIAM = {
+    "batch": 512, "optimizer": "sgd", "zero_init_residual": True, "dim": 2048,
+    "predictor_dim": 512, "predictor_lr": "constant", "head_bn": "default", "symmetric": True,
+}  # fmt: skip
 PAPERS: dict[str, dict[str, Any]] = {
+    # SimSiam's section 3, and appendices A and D.
+    "imagenet": COMMON | SIMSIAM | {
+        "method": "simsiam", "epochs": 100, "rate": 0.05 * 2, "weight_decay": 1e-4,
+        "projector_layers": 3,
+    },
+    "cifar10": CIFAR10 | SIMSIAM
+    | {"method": "simsiam", "rate": 0.03 * 2, "weight_decay": 5e-4},
+    # FastSiam's paper; what it leaves open is SimSiam's.
+    "fastsiam": COMMON | SIMSIAM | {
+        "method": "fastsiam", "epochs": 25, "batch": 32, "rate": 0.05 / 8, "weight_decay": 1e-4,
+        "projector_layers": 3, "views": 4, "knn_every": 5,
+    },
     # SimCLR's section 2.2, and appendices A (at strength 1) and B.
     "simclr": RELATED | STRONG | {
         "method": "simclr", "rate": 4.8, "temperature": 0.1, "predictor": "none",

@@ -95,6 +95,8 @@ def test_stem_option_resolves_ambiguous_weights(tmp_path: Path) -> None:
         "cifar-pad2",
         False,
     )
+    torch.save(method.state_dict(), path)  # its names are used by many programs
+    assert str(load_pretrained(path)).startswith("ResNet-10 (stem assumed: cifar-pad2) of solo-")
 
 
 def test_epoch_is_read_by_convention_of_layout(tmp_path: Path) -> None:

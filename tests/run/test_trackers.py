@@ -158,6 +158,10 @@ def test_every_tracker_name_is_implemented() -> None:
     assert with_settings(TrainConfig(), tracker="wandb,wandb").run.trackers == ("wandb",)
     with pytest.raises(ValueError, match="unknown tracker 'x'; choose one of tensorboard, wandb"):
         with_settings(TrainConfig(), tracker="x")
+    with pytest.raises(ValueError, match=r"unknown tracker ''; choose one of .*, mlflow, none$"):
+        with_settings(TrainConfig(), tracker="")
+    with pytest.raises(ValueError, match=r"unknown tracker 'none'; choose one of .*, mlflow$"):
+        with_settings(TrainConfig(), tracker="wandb,none")
 
 
 @pytest.mark.parametrize("name", ["wandb", "mlflow"])

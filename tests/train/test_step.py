@@ -82,7 +82,7 @@ def test_preflight_rejects_invalid_step_settings(small: TrainConfig) -> None:
             2,
             r"4 images that a rank processes .* groups of 3: choose",
         ),
-        ({"bn_images": 2}, 1, "bn-images needs --no-sync-bn"),
+        ({"bn_images": 2}, 1, "bn-images 2 needs --no-sync-bn; for --sync-bn, pass --bn-images 0"),
     ):
         with pytest.raises(ValueError, match=message):
             preflight(with_settings(small, **settings), world=world)
