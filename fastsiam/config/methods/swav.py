@@ -54,7 +54,8 @@ class SwAVConfig(ProjectedConfig):
     temperature: float = setting(0.1, "Temperature of the softmax over similarities.", above=0)
     epsilon: float = setting(
         0.05,
-        "Entropy regularisation of the assignments; smaller is closer to one prototype each.",
+        "Entropy regularisation of the assignments. With smaller values, each image is assigned to "
+        "fewer prototypes.",
         above=0,
         option=False,
     )
