@@ -70,7 +70,10 @@ class LabelledImages:
         self.config = config.with_defaults(self.train.images)
         world, images, batch = subject.place.world, self.train.images, self.config.global_batch
         if batch % world:
-            raise FastSiamError(f"--batch {batch} is not divisible by {world} ranks")
+            raise FastSiamError(
+                f"--batch {batch} is not divisible by {world} ranks; pass --batch "
+                f"{max(2, batch // world) * world}"
+            )
         self.batch = min(batch, images // world * world)
         """Images per step, over all ranks."""
         if self.batch < 2 * world:

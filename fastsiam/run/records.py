@@ -78,7 +78,7 @@ class TrainingDataFacts(DataFacts):
     """The images of an evaluation that trains with labels, on all or some training images."""
 
     percent: float
-    """Percentage of the training images used."""
+    """Value of --percent: 100 with --subset, whose number of images is ``train``."""
     subset: str | None
     """File with the names of the images to use."""
     chosen_crc32: str | None

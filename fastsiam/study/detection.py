@@ -23,6 +23,7 @@ from fastsiam.console import Console, format_count
 from fastsiam.environment import environment
 from fastsiam.errors import FastSiamError
 from fastsiam.evaluate.detection.command import preflight
+from fastsiam.evaluate.detection.detectors import require_resnet
 from fastsiam.evaluate.detection.protocol import FIGURES, PAPER, protocol_of
 from fastsiam.evaluate.subject import open_network
 from fastsiam.files import atomic_write_for_user, quote, write_json
@@ -135,7 +136,8 @@ def run_detection(
         if row.network:
             labels = labels or preflight(Path(row.network), detector)
             network = open_network(Path(row.network), replace(detector, untrained=row.untrained))
-            inputs[row.title] = weights_hash(network.network().state_dict()), labels
+            backbone = require_resnet(network.network())
+            inputs[row.title] = weights_hash(backbone.state_dict()), labels
         else:
             console.say(f"skipped row {row.title!r}: {row.missing}")
     return [

@@ -108,9 +108,18 @@ def test_ranks_give_result_of_one_process(ranks: Callable[[str, int], list[Any]]
 
 
 def test_memory_is_independent_of_bank_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At most two blocks of the bank are alive at a time."""
+    """At most two blocks of the bank are alive at a time, of those two also the parts."""
     monkeypatch.setattr(fastsiam.evaluate.knn, "_BLOCK", 100)
     alive: weakref.WeakSet[torch.Tensor] = weakref.WeakSet()
+    blocks: weakref.WeakSet[torch.Tensor] = weakref.WeakSet()
+
+    def normalize_and_note(rows: torch.Tensor) -> torch.Tensor:
+        rows = normalize(rows)
+        blocks.add(rows)
+        assert len(blocks) <= 3  # one is the queries
+        return rows
+
+    monkeypatch.setattr(fastsiam.evaluate.knn, "normalize", normalize_and_note)
 
     def bank() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         for start in range(0, 1000, 50):

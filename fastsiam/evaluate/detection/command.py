@@ -14,6 +14,7 @@ import torch
 
 from fastsiam.config import TrainConfig
 from fastsiam.config.detect import DetectConfig
+from fastsiam.config.setting import as_text
 from fastsiam.console import Console, format_count
 from fastsiam.distributed import Place, check_same_images
 from fastsiam.errors import DataError, FastSiamError
@@ -30,7 +31,7 @@ from fastsiam.markdown import format_mean
 from fastsiam.run.records import DataFacts, Evaluation, ImageFacts, Record
 
 from .datasets import DetectionSet, open_detection
-from .detectors import build_detector
+from .detectors import build_detector, require_resnet
 from .protocol import FIGURES, NAMES, differences, papers_rows, protocol_of, schedule_of
 from .scores import coco_scores, voc_scores
 from .training import DetectorTraining
@@ -42,7 +43,7 @@ def preflight(path: Path, config: DetectConfig) -> str:
     Raises:
         FastSiamError: one of them cannot be used.
     """
-    open_network(path, config)
+    require_resnet(open_network(path, config).network())
     return _open_data(config)[2].labels_crc32
 
 
@@ -58,8 +59,9 @@ def evaluate_detection(
     """
     console = Console(quiet=not place.is_leader)
     pretrained = open_network(path, config)
+    own = pretrained.config or TrainConfig()
     train, val, data = _open_data(config)
-    dtype = autocast_of(config, pretrained.config or TrainConfig(), place)
+    dtype = autocast_of(config, own, place)
     evaluation = _evaluation(pretrained, config, place, data, dtype)
     pictures = (*train.pictures, *val.pictures)
     check_same_images((f"{one.file.name} {data.labels_crc32}" for one in pictures), config.data)
@@ -76,6 +78,7 @@ def evaluate_detection(
     began, steps = time.monotonic(), schedule_of(config).steps
     first_step = len(files.results) * steps + (files.saved["step"] if files.saved else 0)
     torch.backends.cudnn.benchmark = False  # each batch has a different shape
+    torch.backends.cudnn.allow_tf32 = own.numerics.tf32
     for trial in range(len(files.results) + 1, config.trials + 1):
         seed = config.seed + trial - 1
         torch.manual_seed(seed)  # for the initial weights of the heads
@@ -110,7 +113,7 @@ def _open_data(config: DetectConfig) -> tuple[DetectionSet, DetectionSet, DataFa
     train = open_detection(config.task, Path(config.data), "train")
     val = open_detection(config.task, Path(config.data), "val")
     if train.classes != val.classes:
-        raise DataError(f"{train.name} and {val.name} have different classes")
+        raise DataError(f"{train.name} and {val.name} have different classes, or with other ids")
     val.check_has_objects()
     facts = DataFacts(
         root=config.data,
@@ -156,6 +159,8 @@ def _evaluation(
         "width": model.width,
         "BN statistics": "of a rank" if is_per_rank else "of all ranks",
         "precision": images.precision,
+        "mean": as_text(images.mean),
+        "std": as_text(images.std),
     }
     return Evaluation(
         kind="detect",

@@ -246,7 +246,7 @@ def _open_coco(data: Path, split: str) -> DetectionSet:
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             coco, content = COCO(), _read(path)
-            coco.dataset = {**json.loads(content)}
+            coco.dataset = {"info": {}, **json.loads(content)}  # some pycocotools need "info"
             coco.createIndex()
         _check_ids(coco)
         # COCO's category ids have gaps.

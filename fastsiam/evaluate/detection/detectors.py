@@ -75,6 +75,16 @@ class Detector(GeneralizedRCNN):  # type: ignore[misc]
         return self.transform.postprocess(detections, batch.image_sizes, sizes)
 
 
+def require_resnet(backbone: nn.Module) -> ResNet:
+    """Return the backbone if it is one of fastsiam's ResNets, else raise ``FastSiamError``."""
+    if not isinstance(backbone, ResNet):
+        raise FastSiamError(
+            f"{type(backbone).__name__} cannot be the backbone of a detector: detection supports "
+            "the ResNets resnet10 to resnet152"
+        )
+    return backbone
+
+
 def build_detector(
     backbone: nn.Module,
     config: DetectConfig,
@@ -96,13 +106,8 @@ def build_detector(
     Raises:
         FastSiamError: the backbone is not one of fastsiam's ResNets.
     """
-    if not isinstance(backbone, ResNet):
-        raise FastSiamError(
-            f"{type(backbone).__name__} cannot be the backbone of a detector: detection supports "
-            "the ResNets resnet10 to resnet152"
-        )
-    is_c4 = config.detector == "c4"
-    parts = _c4(backbone, config, classes, dtype) if is_c4 else _fpn(backbone, config, classes)
+    resnet, is_c4 = require_resnet(backbone), config.detector == "c4"
+    parts = _c4(resnet, config, classes, dtype) if is_c4 else _fpn(resnet, config, classes)
     _, rpn, heads = parts
     _initialise(rpn.head, heads.box_predictor, heads.mask_predictor)
     return Detector(*parts, _Normalisation(mean, std, 1 if is_c4 else 32), dtype=dtype)

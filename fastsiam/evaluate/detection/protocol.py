@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from fastsiam.config.detect import DetectConfig
+from fastsiam.config.setting import as_text
+from fastsiam.config.views import IMAGENET_MEAN, IMAGENET_STD
 
 from .datasets import Task
 
@@ -78,8 +80,11 @@ _PAPERS_NETWORK = {
     "width": 64,
     "BN statistics": "of all ranks",
     "precision": "float32",
+    "mean": as_text(IMAGENET_MEAN),
+    "std": as_text(IMAGENET_STD),
 }
-"""The paper's network, the scope of BN statistics in training, and the autocast type."""
+"""The paper's network, the scope of BN statistics in training, the autocast type, and the
+statistics of the colours."""
 
 
 def schedule_of(config: DetectConfig) -> Schedule:

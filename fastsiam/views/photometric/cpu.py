@@ -121,7 +121,7 @@ def _boxes(sigma: NDArray[np.float32]) -> NDArray[np.uint32]:
 
 
 def normalize(crops: Tensor, config: AugmentConfig, dtype: torch.dtype) -> Tensor:
-    """Normalise crops with a lookup table of the 256 levels; see ``photometric.normalized``."""
+    """Normalise crops with a lookup table of the 256 levels; see ``photometric.normalize``."""
     levels = torch.arange(256, dtype=torch.float32, device="cpu")
     levels = levels.view(256, 1, 1, 1).expand(256, 3, 1, 1)
     table = reference.normalize(levels, config).reshape(256, 3).to(dtype).contiguous()
