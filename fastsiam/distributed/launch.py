@@ -29,11 +29,12 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from fastsiam.child_process import LAUNCHER, add_package_to_path, own_program
 from fastsiam.config.run import NodesConfig
+from fastsiam.console import format_count
 from fastsiam.errors import RANK_LOST, SIGNALLED
 from fastsiam.signals import STOPS, handle_signals, signal_name
 
 _FORWARDED = (*STOPS, signal.SIGQUIT, signal.SIGUSR1)
-"""Signals that the launcher forwards to its ranks, which save and exit."""
+"""Signals that the launcher forwards to its ranks, which save and exit; at SIGQUIT they end."""
 _LOGGERS = ("agent.server.api", "multiprocessing.api", "rendezvous.dynamic_rendezvous")
 _FATAL = 3
 """torch's highest log level. The exceptions contain the messages of the lower levels."""
@@ -66,7 +67,9 @@ def launch(arguments: Sequence[str], config: NodesConfig, *, max_restarts: int =
     os.environ[LAUNCHER] = str(os.getpid())
     try:
         with handle_signals(_FORWARDED, _raise_signal):  # torch handles them only while ranks run
-            settings = _settings(config, max_restarts)
+            # Another command at the same address, such as an evaluation, is no part of the run.
+            run_id = "-".join(["fastsiam", *arguments[:1]])
+            settings = _settings(config, max_restarts, run_id)
             elastic_launch(settings, sys.executable)(*own_program(), *arguments)
     except ChildFailedError as error:
         return _exit_code(error.failures)
@@ -88,10 +91,19 @@ def launch(arguments: Sequence[str], config: NodesConfig, *, max_restarts: int =
             "run the command again",
             RANK_LOST,
         )
+    except AttributeError as error:
+        if error.name != "is_failed":
+            raise
+        # torch's agent has no result: the run had enough machines, and ended.
+        return _fail(
+            f"the run at --rendezvous {config.rendezvous} had "
+            f"{format_count(config.max_nodes, 'machine')} without this one, and has ended",
+            RANK_LOST,
+        )
     return 0
 
 
-def _settings(config: NodesConfig, max_restarts: int) -> LaunchConfig:
+def _settings(config: NodesConfig, max_restarts: int, run_id: str) -> LaunchConfig:
     host, port, address = "localhost", 0, "localhost"
     if config.max_nodes > 1:
         host, port = config.meeting
@@ -122,7 +134,7 @@ def _settings(config: NodesConfig, max_restarts: int) -> LaunchConfig:
         max_nodes=config.max_nodes,
         nproc_per_node=config.gpus,
         logs_specs=DefaultLogsSpecs(log_dir=os.devnull),  # ranks write to the launcher's output
-        run_id="fastsiam",
+        run_id=run_id,
         role="fastsiam",
         rdzv_endpoint=f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
         rdzv_backend="c10d",

@@ -27,7 +27,7 @@ _FLAGS += ["-fvisibility=hidden", "-Wall", "-Wextra", "-fno-exceptions", "-fno-r
 # The "uninitialized" warnings come from GCC 12's own headers. Clang does not know one of the flags.
 _FLAGS += ["-Wno-psabi", "-Wno-maybe-uninitialized", "-Wno-uninitialized"]
 _FLAGS += ["-Wno-unknown-warning-option"]
-_IS_X86 = platform.machine() in ("x86_64", "AMD64")
+_IS_X86 = platform.machine() == "x86_64"
 _MACHINE = "" if _IS_X86 else f"-{platform.machine()}"
 """Part of the file names, because processors of several architectures may share the folder."""
 
@@ -59,6 +59,12 @@ def cache_folder() -> Path:
     """Return the folder for the libraries if ``own_folder`` is not writable."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "fastsiam" / "kernels" / stamp()[:16]
+
+
+def target_folder() -> Path:
+    """Return the folder to compile into: ``own_folder`` if it is writable or does not exist yet."""
+    own = own_folder()
+    return own if os.access(own, os.W_OK) or not own.exists() else cache_folder()
 
 
 def stamp() -> str:
@@ -143,8 +149,6 @@ def build(folder: Path) -> list[Path]:
 
 def _linker_options(*, zig: bool) -> list[str]:
     """Return linker options that avoid a C++ runtime library; see ``source/thread_exit.cpp``."""
-    if sys.platform != "linux":
-        return []
     return ["-nostdlib++", "-s"] if zig else ["-Wl,--as-needed,-z,defs", "-static-libgcc"]
 
 
@@ -187,9 +191,8 @@ def _can_link(command: list[str], libjpeg: list[str]) -> bool:
 
 
 if __name__ == "__main__":
-    is_writable = os.access(own_folder(), os.W_OK) or not own_folder().exists()
     try:
-        for path in build(own_folder() if is_writable else cache_folder()):
+        for path in build(target_folder()):
             print(path)
     except (RuntimeError, OSError) as error:
         sys.exit(str(error))

@@ -18,10 +18,7 @@ _ROOT = Path("/")
 
 def cores() -> int:
     """Return the number of cores this process may use, given its affinity and cgroup quotas."""
-    affinity = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
-    return min([affinity, *_quotas()])
+    return min([len(os.sched_getaffinity(0)), *_quotas()])
 
 
 def cpu_info(field: str) -> str:

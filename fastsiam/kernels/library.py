@@ -124,7 +124,7 @@ def address(function: Any) -> int:
 @cache
 def kinds() -> tuple[str, ...]:
     """Return the CPU kinds whose libraries run on this processor, newest first."""
-    if platform.machine() not in ("x86_64", "AMD64"):
+    if platform.machine() != "x86_64":
         return (build.OTHER,)
     flags = set(cpu_info("flags").split())
     supported_kinds: list[str] = []
@@ -265,10 +265,7 @@ def _compiled() -> Path | None:
 def _folder() -> Path:
     """Return the folder of the libraries, compiling them first if necessary."""
     try:
-        own_folder = build.own_folder()
-        folder = _compiled() or (
-            own_folder if os.access(own_folder, os.W_OK) else build.cache_folder()
-        )
+        folder = _compiled() or build.target_folder()
         create_private_folder(folder)
         if folder != Path(__file__).parent:
             instead = "set XDG_CACHE_HOME to a folder of your own"

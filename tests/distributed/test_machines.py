@@ -25,9 +25,11 @@ from unittest.mock import Mock
 
 import pytest
 from torch.distributed import DistError, TCPStore  # type: ignore[attr-defined]
+from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
 from torch.distributed.elastic.rendezvous.api import (
     RendezvousClosedError,
     RendezvousConnectionError,
+    RendezvousGracefulExitError,
 )
 
 from fastsiam.config import TrainConfig
@@ -154,6 +156,18 @@ def test_run_ended_by_another_machine_counts_as_lost_rank() -> None:
     result = Forked(_launch_in_vain).wait(60)
     assert result.stderr == "error: another machine ended the run; see its messages\n"
     assert result.returncode == RANK_LOST
+
+
+def _launch_as_spare() -> None:
+    ending = Mock(side_effect=RendezvousGracefulExitError)
+    SimpleElasticAgent._invoke_run = ending  # type: ignore[method-assign]
+    sys.exit(launch.launch(["train"], NodesConfig()))
+
+
+def test_machine_that_run_does_not_need_is_told_so() -> None:
+    result = Forked(_launch_as_spare).wait(60)
+    assert result.returncode == RANK_LOST
+    assert "had 1 machine without this one, and has ended" in result.stderr
 
 
 def _connect_in_vain() -> None:
@@ -324,12 +338,12 @@ def test_local_addresses_are_recognised(monkeypatch: pytest.MonkeyPatch) -> None
 def test_shutdown_timeout_follows_rank_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch would kill the ranks after 30 seconds, but slow disks take longer."""
     monkeypatch.delenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", raising=False)
-    settings = _settings(NodesConfig(rank_timeout=100), 0)
+    settings = _settings(NodesConfig(rank_timeout=100), 0, "a")
     if not hasattr(settings, "shutdown_timeout"):
         pytest.skip("this version of torch always waits for 30 seconds")
     assert settings.shutdown_timeout == 160
     monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "5")
-    assert _settings(NodesConfig(), 0).shutdown_timeout == 5
+    assert _settings(NodesConfig(), 0, "a").shutdown_timeout == 5
 
 
 def test_nodes_and_rendezvous_are_parsed() -> None:
