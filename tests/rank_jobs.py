@@ -6,7 +6,6 @@ own GPU and communicates with NCCL.
 
 from __future__ import annotations
 
-import copy
 import os
 import signal
 import tempfile
@@ -193,42 +192,6 @@ def one_without_compiler(rank: int, world: int) -> dict[str, Any]:
     loss, _ = step(global_batch().chunks(world)[rank], at=0)
     (line,) = console.warnings
     return {"line": line, "compile": step.config.step.compile, "loss": loss}
-
-
-def sync_bn(rank: int, world: int) -> dict[str, Any]:
-    """Run ``ViewBatchNorm`` on this rank's share: forward, backward, evaluation."""
-    device = here(rank, world).device
-    plain, joint, target = bn_problem()
-    joint, target = joint.to(device), target.to(device)
-    layer = copy.deepcopy(plain).to(device)
-    use_view_batch_norm(layer, images=8 // world, group=dist.group.WORLD)
-    # A rank's batch has its images of the first view, then those of the second.
-    parts = [half.chunk(world)[rank] for half in joint.chunk(2)]
-    share = torch.cat(parts).clone().requires_grad_()
-    out = layer(share)
-    (out * torch.cat([half.chunk(world)[rank] for half in target.chunk(2)])).sum().backward()
-    layer.eval()
-    tensors = {
-        "out": out.detach(),
-        "input_gradient": share.grad,
-        "weight_gradient": layer.weight.grad,
-        "bias_gradient": layer.bias.grad,
-        "mean": layer.running_mean,
-        "var": layer.running_var,
-        "count": layer.num_batches_tracked,
-        "evaluated": layer(joint).detach(),
-    }
-    return {name: value.cpu() for name, value in tensors.items() if value is not None}
-
-
-def bn_problem() -> tuple[nn.BatchNorm2d, Tensor, Tensor]:
-    """Return a BN, a batch of two views of eight images, and weights for the BN's output."""
-    torch.manual_seed(0)
-    plain = nn.BatchNorm2d(3)
-    nn.init.normal_(plain.weight)
-    nn.init.normal_(plain.bias)
-    scale = torch.linspace(0.5, 4, 16).view(-1, 1, 1, 1)
-    return plain, torch.randn(16, 3, 5, 5) * scale + 7 * scale, torch.randn(16, 3, 5, 5)
 
 
 def own_bn(rank: int, world: int) -> dict[str, Any]:

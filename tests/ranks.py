@@ -10,11 +10,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from fastsiam.config import TrainConfig
 from fastsiam.errors import RANK_LOST
-from tests import rank_jobs
 from tests.configs import flags, with_settings
 from tests.processes import Forked, command, fastsiam, fault_environment
 
@@ -95,28 +93,3 @@ def check_same_training(together: list[Any], alone: dict[str, Any]) -> None:
             torch.testing.assert_close(
                 result["state"][name], together[0]["state"][name], atol=0, rtol=0
             )
-
-
-def check_joint_bn(parts: list[Any]) -> None:
-    """Compare the ranks' normalised views, gradients and statistics with torch's BN."""
-    plain, joint, target = rank_jobs.bn_problem()
-    joint.requires_grad_()
-    out = torch.cat([plain(view) for view in joint.chunk(2)])
-    (out * target).sum().backward()
-
-    def joined(name: str) -> Tensor:
-        views = zip(*(part[name].chunk(2) for part in parts), strict=True)
-        return torch.cat([torch.cat(view) for view in views])
-
-    assert joint.grad is not None
-    torch.testing.assert_close(joined("out"), out.detach(), atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(joined("input_gradient"), joint.grad, atol=1e-5, rtol=1e-4)
-    for name, parameter in (("weight", plain.weight), ("bias", plain.bias)):
-        total = sum(part[f"{name}_gradient"] for part in parts)
-        torch.testing.assert_close(total, parameter.grad, atol=1e-4, rtol=1e-4)
-    plain.eval()
-    for part in parts:
-        torch.testing.assert_close(part["mean"], plain.running_mean)
-        torch.testing.assert_close(part["var"], plain.running_var)
-        assert part["count"] == plain.num_batches_tracked == 2
-        torch.testing.assert_close(part["evaluated"], plain(joint).detach())

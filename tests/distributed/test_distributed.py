@@ -14,7 +14,7 @@ from fastsiam.distributed import check_devices
 from fastsiam.environment import environment
 from fastsiam.errors import DeviceError
 from tests import rank_jobs
-from tests.ranks import WIDE, check_joint_bn, check_same_training
+from tests.ranks import WIDE, check_same_training
 from tests.tiers import slow
 
 Ranks = Callable[..., list[Any]]
@@ -55,10 +55,6 @@ def test_layer_buffers_are_broadcast_without_sync_bn(ranks: Ranks) -> None:
     torch.testing.assert_close(first["mean"], second["mean"])
     assert (first["1.average"], second["1.average"]) == (0.0, 0.0)
     assert (first["rows"], second["rows"]) == (0.0, 1.0)
-
-
-def test_sync_bn_equals_bn_of_joint_views(ranks: Ranks) -> None:
-    check_joint_bn(ranks("sync_bn", 2))
 
 
 def test_sync_bn_groups_share_statistics(ranks: Ranks) -> None:

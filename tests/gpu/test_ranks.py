@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,13 +15,11 @@ from fastsiam.config import RunConfig, TrainConfig
 from fastsiam.distributed import finish, gather_uneven, meet, start
 from tests import rank_jobs
 from tests.configs import flags, with_settings
-from tests.conftest import ROOT
 from tests.processes import fastsiam
 from tests.ranks import (
     FAULTS,
     WIDE,
     check_failing_run,
-    check_joint_bn,
     check_same_training,
 )
 from tests.train.runs import history
@@ -44,11 +40,6 @@ def ranks_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_two_ranks_equal_one_process(job: str, model: dict[str, Any], ranks: Ranks) -> None:
     """Losses, gradients, weights and BN statistics of three steps; DDP and SyncBN use NCCL."""
     check_same_training(ranks(job, 2, **model), rank_jobs.steps(0, 1, **model))
-
-
-@two_gpus
-def test_sync_bn_equals_batch_norm_of_global_batch(ranks: Ranks) -> None:
-    check_joint_bn(ranks("sync_bn", 2))
 
 
 @two_gpus
@@ -111,14 +102,3 @@ def test_collectives_work_with_single_nccl_rank(monkeypatch: pytest.MonkeyPatch)
             assert value.tolist() == [3, 3]
     finally:
         finish()
-
-
-def test_training_runs_under_torchrun(gpu: TrainConfig, tmp_path: Path) -> None:
-    """Run a single rank under torchrun, which must return its exit code."""
-    config = with_settings(gpu, knn_every=0, max_steps=2, out=str(tmp_path / "run"))
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command = [*torchrun, "--nproc-per-node", "1", "-m", "fastsiam", "train", *flags(config)]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
-    assert result.returncode == 0, result.stderr
-    assert "--gpus" not in result.stdout  # torchrun chose the GPUs
-    assert len(history(tmp_path / "run")) == 2
