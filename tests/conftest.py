@@ -105,22 +105,12 @@ def images(tmp_path: Path) -> Path:
 @pytest.fixture(scope="session")
 def real_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """500 ImageNet JPEGs in class folders."""
-    return _unzip("imagenet-sample-500.zip", tmp_path_factory)
-
-
-@pytest.fixture(scope="session")
-def cifar10(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All of CIFAR-10 as JPEG files, train/ and test/."""
-    return _unzip("cifar10-jpeg.zip", tmp_path_factory)
-
-
-def _unzip(name: str, factory: pytest.TempPathFactory) -> Path:
-    archive = REAL_DATA / name
+    archive = REAL_DATA / "imagenet-sample-500.zip"
     if archive.with_suffix("").is_dir():
         return archive.with_suffix("")
     if not archive.exists():
-        skip(f"needs {name} in {REAL_DATA} or in $FASTSIAM_TEST_DATA")
-    folder = factory.mktemp(archive.stem)
+        skip(f"needs {archive.name} in {REAL_DATA} or in $FASTSIAM_TEST_DATA")
+    folder = tmp_path_factory.mktemp(archive.stem)
     shutil.unpack_archive(archive, folder)
     return folder
 

@@ -22,7 +22,7 @@ import pytest
 
 from fastsiam.pipelines import Store
 from fastsiam.pipelines.remote import storage
-from tests.processes import Forked, free_port
+from tests.processes import Forked, free_port, wait_until
 
 BUCKET = "bucket"
 KEY, SECRET = "KEYTHATNOBODYSEES", "SECRETTHATNOBODYSEES"
@@ -49,16 +49,12 @@ def connected(variables: Mapping[str, str]) -> Iterator[None]:
             reconnect()
 
 
-def wait_for(port: int) -> None:
-    """Wait until a server listens on a loopback port."""
-    end = time.monotonic() + 120
-    while True:
-        try:
-            socket.create_connection(("127.0.0.1", port), 1).close()
-            return
-        except OSError:
-            assert time.monotonic() < end, f"no server listens on port {port}"
-            time.sleep(0.05)
+def _listens(port: int) -> bool:
+    """Return whether a server listens on a loopback port."""
+    with contextlib.suppress(OSError):
+        socket.create_connection(("127.0.0.1", port), 1).close()
+        return True
+    return False
 
 
 @contextlib.contextmanager
@@ -67,7 +63,7 @@ def _running(serve: Callable[..., None], *arguments: object) -> Iterator[str]:
     port = free_port()
     process = Forked(serve, port, *arguments)
     try:
-        wait_for(port)
+        wait_until(process, lambda: _listens(port))
         yield f"http://127.0.0.1:{port}"
     finally:
         process.send(9)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -126,17 +125,6 @@ def test_atomic_write_follows_symlink(tmp_path: Path) -> None:
     assert (tmp_path / "link").is_symlink()
     assert (tmp_path / "folder" / "file").read_text() == "new"
     assert [p.name for p in (tmp_path / "folder").iterdir()] == ["file"]
-
-
-def test_atomic_write_to_named_pipe(tmp_path: Path) -> None:
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    with ThreadPoolExecutor(1) as thread:
-        reading = thread.submit(pipe.read_text)
-        with atomic_write(pipe) as temporary:
-            temporary.write_text("through")
-        assert reading.result() == "through"
-    assert pipe.is_fifo()
 
 
 def test_atomic_write_to_anonymous_pipe() -> None:

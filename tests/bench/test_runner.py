@@ -112,7 +112,7 @@ def test_runner_starts_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     began = time.monotonic()
     with pytest.raises(RunnerError, match="rank 1 fails"):
         Runner("ranks", partial(build_ranks, failing=1), ranks=2)
-    assert time.monotonic() - began < 60  # rank 0 is not waited for
+    assert time.monotonic() - began < 300  # rank 0 sleeps for 600 s
 
 
 def build_nothing() -> Task:

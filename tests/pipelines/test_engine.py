@@ -147,7 +147,6 @@ def test_cancelled_batch_stops_writing_crops() -> None:
         with ThreadPoolExecutor(1) as other:
             other.submit(engine.read, index).result()
         assert torch.equal(crops[0], snapshot)
-        assert not snapshot[0, -1].any()
     engine.close()
 
 

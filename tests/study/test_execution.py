@@ -9,7 +9,6 @@ import re
 import shutil
 import signal
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,7 @@ from fastsiam.study.record import collect, read_record, read_result, write_recor
 from fastsiam.study.result_table import caption, cells
 from fastsiam.study.runs import Run, seeds_in
 from tests.conftest import write_data, write_images
-from tests.processes import Forked
+from tests.processes import Forked, wait_until
 from tests.study.tiny import study, tiny, tiny_runs
 from tests.train.runs import CPU as HERE
 from tests.train.runs import same_state
@@ -241,10 +240,11 @@ def test_killed_study_resumes_bit_for_bit(data: Path, finished_study: Path, tmp_
     last = checkpoint.last(run.folder)
 
     work = Forked(study, [run], CPU)
-    _wait_for(last.exists, work)
+    wait_until(work, last.exists)
     work.send(signal.SIGKILL)
     assert work.wait().returncode == -signal.SIGKILL
-    _wait_for(lambda: not (run.folder / "lock").exists())
+    while (run.folder / "lock").exists():
+        time.sleep(0.02)
     assert checkpoint.load(last).step < STEPS and "SIGTERM" in run.log_file.read_text()
 
     assert Forked(study, [run], CPU).wait().returncode == 0
@@ -259,9 +259,9 @@ def test_second_signal_kills_runs(data: Path, tmp_path: Path) -> None:
     work = Forked(study, tiny_runs(data, tmp_path, SCALE)[:1], CPU)
     process = _wait_for_run_process(work)
     os.kill(process, signal.SIGSTOP)  # the run cannot react to signals
-    _wait_for(lambda: _is_stopped(process), work)  # until then SIGTERM would end it
+    wait_until(work, lambda: _is_stopped(process))  # until then SIGTERM would end it
     work.send(signal.SIGTERM)
-    _wait_for(lambda: "a second signal kills them" in work.messages(), work)
+    wait_until(work, lambda: "a second signal kills them" in work.messages())
     time.sleep(2 * ECHO)
     assert work.poll() is None
     work.send(signal.SIGTERM)
@@ -314,21 +314,12 @@ def _assert_only_default_evaluation_counts(run: Run) -> None:
 def _wait_for_run_process(work: Forked) -> int:
     """Wait until the study's training process has its own process group; return its PID."""
     children = Path(f"/proc/{work.pid}/task/{work.pid}/children")
-    _wait_for(lambda: bool(children.read_text()), work)
+    wait_until(work, lambda: bool(children.read_text()))
     process = int(children.read_text().split()[0])
-    _wait_for(lambda: os.getpgid(process) == process, work)
+    wait_until(work, lambda: os.getpgid(process) == process)
     return process
 
 
 def _is_stopped(process: int) -> bool:
     stats = [path.read_text() for path in Path(f"/proc/{process}/task").glob("*/stat")]
     return all(stat.rpartition(")")[2].split()[0] == "T" for stat in stats)
-
-
-def _wait_for(true: Callable[[], bool], work: Forked | None = None) -> None:
-    """Wait up to two minutes for a condition while ``work``, if given, keeps running."""
-    deadline = time.monotonic() + 120
-    while not true():
-        assert time.monotonic() < deadline
-        assert work is None or work.poll() is None, work.wait()
-        time.sleep(0.02)
