@@ -206,11 +206,7 @@ def run(config: GpuConfig) -> Path:
         for folder in ("logs", "records"):
             (out / folder).mkdir(parents=True, exist_ok=True)
     earlier = read_outcomes(out)  # stages that ran on another device are repeated
-    outcomes = {
-        name: replace(one, device=device)
-        for name, one in earlier.items()
-        if one.device == device or (card and not one.device)
-    }
+    outcomes = {name: one for name, one in earlier.items() if one.device == device}
     for name in config.again:
         if name not in (names := [one.name for one in table]):
             raise DataError(f"--again {name}: unknown stage; known stages: {', '.join(names)}")

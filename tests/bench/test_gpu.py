@@ -99,13 +99,10 @@ def test_campaign_resumes(
 
 
 def test_order_of_stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """New stages run before failed ones; results from another device count as new.
-
-    State files of earlier versions do not name the device, which is taken to be this GPU.
-    """
+    """New stages run before failed ones; results from another device count as new."""
     before = {
         "endless": None, "own": ("done", "GPU B"), "failed": ("failed", "GPU B"),
-        "partly": ("partly", "GPU B"), "other": ("done", "GPU A"), "unnamed": ("done", ""),
+        "partly": ("partly", "GPU B"), "other": ("done", "GPU A"),
         "stopped": ("stopped", "GPU B"), "new": None,
     }  # fmt: skip
     table = [build_stage(name, "", seconds=name != "endless") for name in before]
@@ -132,7 +129,6 @@ def test_order_of_stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         for name, (status, device) in ((k, v) for k, v in before.items() if v):
             state[name] = {"status": status, "seconds": 1, "said": "earlier", "device": device}
             write(out / "records" / f"{name}.json", [build_record(name)])
-        del state["unnamed"]["device"]
         (out / "state.json").write_text(json.dumps(state))
         page = campaign.run(GpuConfig(out=str(out), minutes=2)).read_text()
         assert ran == expected and page.count("failed now") == len(expected)
