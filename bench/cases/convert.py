@@ -49,8 +49,7 @@ def measure(session: Session) -> list[Record]:
     )
     records = compare(session, rows)
     for one in records:
-        speed = size / 1e6 * one.images_per_second / one.images
-        one.facts.update(megabytes_per_second=speed, images=one.images)
+        one.facts["megabytes_per_second"] = size / 1e6 * one.images_per_second / one.images
     return records
 
 

@@ -29,13 +29,10 @@ def measure(session: Session) -> list[Record]:
     batch, images = session.config.batch or _BATCH, len(labels)
     sizes = session.config.values or _WINDOWS
     of_full = largest_classes(labels[full_shuffle(images, _SEED, 0)], batch)
-    facts: dict[str, dict[str, float]] = {"full": {"moved": 1.0, "parted": 1.0} | of_full}
+    facts = {"full": {"moved": 1.0, "parted": 1.0} | of_full}
     for size in sizes:
         order = Window(size, blocks).epoch(_SEED, 0)
-        measures = distances(order, blocks) | largest_classes(labels[order], batch)
-        facts[f"window:{size}"] = measures | {
-            f"{key}_full": share for key, share in of_full.items()
-        }
+        facts[f"window:{size}"] = distances(order, blocks) | largest_classes(labels[order], batch)
     rows = (
         Row(
             case="shuffle",
