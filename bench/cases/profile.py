@@ -56,7 +56,7 @@ def profile(session: Session, choice: PipelineSetting, steps: int, out: Path) ->
     """
     check_targets(out)
     batch = session.trained_batch
-    data = DataConfig(pipeline=CEILING, workers=session.workers)
+    images, data = None, DataConfig(pipeline=CEILING, workers=session.workers)
     if choice != CEILING:
         images = session.images(batch, at_least=WARM_UP + steps + 1)
         data = session.data(
@@ -91,7 +91,7 @@ def profile(session: Session, choice: PipelineSetting, steps: int, out: Path) ->
         pipeline=pipeline,
         facts={"steps": steps, **usage},
         in_the_clock="traced steps in the middle of an epoch; tracing slows them down",
-        config=session.settings(batch=batch, workers=session.workers),
+        config=session.settings(images, batch=batch, workers=session.workers),
     )
     return text, row.record({pipeline: Timing([facts["sample"]], steps * batch)})
 

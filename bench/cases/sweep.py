@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from fastsiam.bench.bench_images import Images
 from fastsiam.bench.cases.loader import build_views
 from fastsiam.bench.cases.train import build_training
 from fastsiam.bench.config import Over
@@ -27,13 +28,15 @@ def measure(session: Session) -> list[Record]:
     batch = session.trained_batch if ranks else session.loaded_batch
 
     def row(pipeline: Pipeline, value: int) -> Row:
+        images = None
         if ranks:
             config = session.train_config(batch, ranks=value)
             build = partial(
                 build_training, config=replace(config, data=DataConfig(pipeline=CEILING))
             )
         else:
-            build = partial(build_views, _loading(session, over, value, pipeline))
+            images, loading = _images_and_loading(session, over, value, pipeline)
+            build = partial(build_views, loading)
         return Row(
             case="sweep",
             name=f"{pipeline}, {over} {value}",
@@ -46,7 +49,7 @@ def measure(session: Session) -> list[Record]:
             in_the_clock="training steps on ready tensors: forward, backward, all-reduce, optimizer"
             if ranks
             else "one epoch to finished views, from its first request to its last batch",
-            config=session.settings(**{"batch": batch, "workers": session.workers, over: value}),
+            config=session.settings(images, batch=batch, workers=session.workers) | {over: value},
         )
 
     pipelines = (CEILING,) if ranks else _pipelines(session, over)
@@ -66,8 +69,10 @@ def _pipelines(session: Session, over: Over) -> list[Pipeline]:
     return pipelines
 
 
-def _loading(session: Session, over: Over, value: int, pipeline: Pipeline) -> Loading:
-    """Return what a pipeline loads for one value of the varied setting."""
+def _images_and_loading(
+    session: Session, over: Over, value: int, pipeline: Pipeline
+) -> tuple[Images, Loading]:
+    """Return the images and what a pipeline loads for one value of the varied setting."""
     batch = value if over == "batch" else session.loaded_batch
     images = session.images(max(batch, session.loaded_batch))
     count = images.count // batch * batch
@@ -82,7 +87,7 @@ def _loading(session: Session, over: Over, value: int, pipeline: Pipeline) -> Lo
     data = replace(loading.data, **data_changes.get(over, {}))
     if over == "crop":
         loading = replace(loading, augment=loading.augment.changed(crop=value))
-    return replace(loading, data=data, batch=batch, images=count)
+    return images, replace(loading, data=data, batch=batch, images=count)
 
 
 def _values(session: Session, over: Over) -> list[int]:

@@ -35,6 +35,7 @@ def test_trace_has_named_ranges(pipeline: str, bench_config: BenchConfig, tmp_pa
     )
     (record,) = read(tmp_path / "record.json")
     assert (record.case, record.name, record.images, record.n) == ("profile", pipeline, 6, 1)
+    assert record.config["data"].startswith("24 of the 24 images of data")
     assert record.cores_busy > 0 and record.host_bytes > 0
     assert "| backward" in result.stdout and "aten::convolution_backward" in result.stdout
 

@@ -111,6 +111,18 @@ def test_sweep_over_ranks(bench_config: BenchConfig) -> None:
     assert two.images % 16 == 0
 
 
+def test_sweep_records_name_varied_setting_and_images(
+    bench_config: BenchConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweep, "compare", lambda _, rows: [*rows])
+    for over, value, end in (("workers", 3, "average"), ("quality", 50, "with quality 50")):
+        config = replace(bench_config, over=over, values=(value,), pipelines=("native",))
+        with session(config) as bench_session:
+            rows: Any = CASES["sweep"].measure(bench_session)
+        for row in rows:
+            assert row.config[over] == value and row.config["data"].endswith(end)
+
+
 def test_jpeg_engine_sweep_measures_only_dali(
     bench_config: BenchConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
