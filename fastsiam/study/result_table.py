@@ -16,14 +16,9 @@ from fastsiam.study.verdicts import judge_all
 def as_text(record: StudyRecord) -> str:
     """Format a study's table for a terminal: results, then the verdicts with their reasons."""
     heads, rows = cells(record)
-    lines = [line[:-1] for line in (heads, *rows)]  # verdicts are in the reasons below
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    table = [
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in lines
-    ]
-    table.insert(1, "  ".join("-" * width for width in widths))
-    parts = [f"{record.title} ({record.source})", "\n".join(table), "\n".join(reasons(record))]
+    # The verdicts, in the last column, are in the reasons below.
+    table = markdown(heads[:-1], [row[:-1] for row in rows])
+    parts = [f"{record.title} ({record.source})", table, "\n".join(reasons(record))]
     return "\n\n".join(filter(None, [*parts, caption(record), _other_images(record)]))
 
 
