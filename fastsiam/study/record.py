@@ -144,7 +144,7 @@ def read_result(run: Run) -> Result | None:
     lines = run.metrics
     knn = [line for line in lines if line["kind"] == "knn"]
     train = [line for line in lines if line["kind"] == "train"]
-    log_interval = run.config.run.log_every  # interruptions add log lines
+    log_interval = run.config.run.log_every  # version 0.2 also logged when it was interrupted
     points = [line for line in train if line["step"] % log_interval == 0 or line is train[-1]]
     chance, diverged = run.scale.chance, run.is_diverged
     last: Mapping[str, Any] = points[-1] if points and not diverged else {}
