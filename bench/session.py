@@ -6,7 +6,7 @@ import contextlib
 import math
 import signal
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from fastsiam.bench.cases import CASES
 from fastsiam.bench.config import CONTAINERS, ORIGINAL, BenchConfig, Stored, with_form
 from fastsiam.bench.finding import finding
 from fastsiam.bench.libraries import Peer
-from fastsiam.bench.measurements import UNSTEADY, Record, write
+from fastsiam.bench.measurements import write
 from fastsiam.bench.runner import Loading
 from fastsiam.bench.tables import caption, differences, table
 from fastsiam.config import DataConfig, Pipeline, RunConfig, TrainConfig
@@ -216,7 +216,7 @@ def run(case: str, config: BenchConfig) -> None:
         records = CASES[case].measure(active_session)
     if not records:
         raise BackendError("nothing could be measured; the reasons are above")
-    print(f"{table(records)}\n\n{caption(records)}\n{_how(records)}")
+    print(f"{table(records)}\n\n{caption(records)}\nHow it was measured: docs/benchmarks/method.md")
     for line in differences(records):
         print(line)
     if case == "all":
@@ -226,19 +226,3 @@ def run(case: str, config: BenchConfig) -> None:
     if case == "step" and active_session.failures:
         reasons = (f"{name} ({reason})" for name, reason in active_session.failures.items())
         raise BackendError(f"not measured: {'; '.join(reasons)}")
-
-
-def _how(records: Sequence[Record]) -> str:
-    """Describe how a case is measured, for the text below its table."""
-    turns, files = "After a warm-up, runners are interleaved (A B C A B C ...).", ""
-    if any("apart" in one.facts for one in records):
-        turns = "After a warm-up, a runner ends before the next one starts (A A B B C C ...)."
-    if records[0].case == "startup":
-        turns, files = "Each repeat starts a new process.", ", except in rows with a cold cache"
-    return (
-        f"Each runner is a separate process. {turns} A figure is the median over the repeats. "
-        "The spread is half the distance between the fastest and the slowest repeat, divided by "
-        f"the median; above {UNSTEADY:.0%} it is marked as unsteady. An image counts "
-        "once, with all of its views. CPU time counts all processes of a runner. Files are in the "
-        f"page cache{files}."
-    )

@@ -16,11 +16,11 @@ from fastsiam.bench.bench_images import Images
 from fastsiam.bench.cases.decode import OUR_PART, OURS, TURBO, TURBO_PART
 from fastsiam.bench.config import BenchConfig
 from fastsiam.bench.measurements import read
-from fastsiam.bench.session import _how, run, session
+from fastsiam.bench.session import run, session
 from fastsiam.config import METHOD_CONFIGS, Pipeline, SimSiamConfig
 from fastsiam.errors import BackendError, FastSiamError
 from fastsiam.pipelines.backends import BACKENDS
-from tests.bench.sample_records import bench, build_record
+from tests.bench.sample_records import bench
 from tests.processes import Forked, fastsiam, wait_until
 
 
@@ -109,16 +109,6 @@ def test_bench_without_case_measures_all(bench_config: BenchConfig, tmp_path: Pa
 
     bench("report", str(file), "--out", str(tmp_path / "report"))
     assert (tmp_path / "report" / "index.html").exists()
-
-
-def test_table_note_states_how_it_was_measured() -> None:
-    for case, facts, turns, end in (
-        ("loader", {}, "interleaved (A B C A B C ...).", "in the page cache."),
-        ("storage", {"apart": True}, "next one starts (A A B B C C ...).", "page cache."),
-        ("startup", {}, "Each repeat starts a new process.", "cold cache."),
-    ):
-        text = _how([build_record("a", case, facts=facts)])
-        assert turns in text and "above 15% it" in text and text.endswith(end)
 
 
 @pytest.mark.parametrize(
