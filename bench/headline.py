@@ -115,23 +115,26 @@ class Training:
         settings, config = RunSettings.read(self.folder), self.config
         old, default = settings.config, RECIPES[_RECIPES[self.method]]()
         options: list[tuple[str, Any, Any]] = [
-            ("--seed", old.numerics.seed, config.seed),
-            ("--epochs", old.optim.epochs, config.epochs or default.optim.epochs),
-            ("--width", old.model.width, config.width or default.model.width),
+            ("--seed ", old.numerics.seed, config.seed),
+            ("--epochs ", old.optim.epochs, config.epochs or default.optim.epochs),
+            ("--width ", old.model.width, config.width or default.model.width),
         ]
         if self.is_done:  # otherwise train compares the images, which may have moved
             old_root, new_root = (DataConfig(data=x).root for x in (old.data.data, config.data))
-            options += [("--data", os.path.abspath(str(old_root)), os.path.abspath(str(new_root)))]
+            options += [("--data ", os.path.abspath(str(old_root)), os.path.abspath(str(new_root)))]
         elif self._progress_lines:  # the minutes of all calls are added up
             old_gpu, gpu = ((*x["gpus"], "none")[0] for x in (settings.environment, environment()))
+            # A run that could not compile uses no graphs either, but they were asked for.
+            old_graphs = settings.user_config.step.cuda_graphs
+            flags = {True: "--cuda-graphs", False: "--no-cuda-graphs"}
             options += [
-                ("--cuda-graphs", old.step.cuda_graphs, self._uses_graphs),
-                ("GPU", old_gpu, gpu),
+                ("", flags[old_graphs], flags[self._uses_graphs]),
+                ("GPU ", old_gpu, gpu),
             ]
         for name, old_value, new_value in options:
             if old_value != new_value:
                 raise FastSiamError(
-                    f"{self.folder} was trained with {name} {old_value}, not {new_value}: use "
+                    f"{self.folder} was trained with {name}{old_value}, not {new_value}: use "
                     "the same, or another --out"
                 )
 

@@ -84,7 +84,7 @@ def test_run_with_other_settings_is_rejected(change: dict[str, Any], tmp_path: P
 
 @pytest.mark.parametrize(
     ("graphs", "gpus", "message"),
-    [(True, [], "--cuda-graphs True, not False"), (False, ["a GPU"], "GPU a GPU, not none")],
+    [(True, [], "--cuda-graphs, not --no-cuda-graphs"), (False, ["a GPU"], "GPU a GPU, not none")],
 )
 def test_unfinished_run_on_other_terms_is_rejected(
     graphs: bool, gpus: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -100,6 +100,22 @@ def test_unfinished_run_on_other_terms_is_rejected(
     file.write_text(json.dumps(settings))
     with pytest.raises(FastSiamError, match=f"was trained with {message}: use the same"):
         run(config)
+
+
+def test_run_that_could_not_compile_resumes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was started with ``--cuda-graphs``, but its steps use none."""
+    config = _finished_run(tmp_path)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    log, file = tmp_path / "simsiam/metrics.jsonl", tmp_path / "simsiam/config.json"
+    log.write_text(log.read_text().replace('"epoch": 2', '"epoch": 1'))
+    settings = json.loads(file.read_text())
+    step = settings["config"]["step"]
+    settings["asked"] = settings["config"] | {"step": step | {"cuda_graphs": True}}
+    file.write_text(json.dumps(settings))
+    assert not step["cuda_graphs"]
+    Training("simsiam", config).check_continues()
 
 
 def _finished_run(out: Path) -> HeadlineConfig:
