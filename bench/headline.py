@@ -23,8 +23,8 @@ from fastsiam.child_process import FASTSIAM, Child
 from fastsiam.config import DataConfig
 from fastsiam.config.recipes import RECIPES
 from fastsiam.config.settings_files import RunSettings
-from fastsiam.console import Console, duration, format_count
-from fastsiam.environment import environment
+from fastsiam.console import Console, duration
+from fastsiam.environment import environment, hardware
 from fastsiam.errors import SIGNALLED, FastSiamError
 from fastsiam.files import atomic_write_for_user, write_json
 from fastsiam.report import drawing
@@ -258,14 +258,12 @@ def _record(config: HeadlineConfig, trainings: list[Training]) -> dict[str, Any]
 
 def draw(record: dict[str, Any]) -> Figure:
     """Plot kNN accuracy over minutes of training, with published runs for comparison."""
-    where = record["environment"]
-    machine = (
-        ", ".join(where["gpus"]) or f"{format_count(where['cores'], 'core')} of {where['cpu']}"
-    )
+    environments = [run["environment"] for run in record["runs"] if "environment" in run]
+    machines = " and ".join(dict.fromkeys(map(hardware, environments)))
     figure = drawing.canvas(
         f"CIFAR-10 to {record['goal']:g}% kNN",
-        f"Minutes of training without evaluations, on {machine}. Crosses: lightly's published runs "
-        "on one A6000.",
+        f"Minutes of training without evaluations, on {machines or 'no machine yet'}. Crosses: "
+        "lightly's published runs on one A6000.",
         3.2,
     )
     axes = drawing.plain(figure.subplots())

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from fastsiam.bench.libraries import PEERS
 from fastsiam.bench.measurements import Record
-from fastsiam.console import format_count
+from fastsiam.environment import hardware
 from fastsiam.markdown import markdown
 
 Column = tuple[str, Callable[[Record], str]]
@@ -41,7 +41,7 @@ def table(records: Sequence[Record]) -> str:
 def caption(records: Sequence[Record]) -> str:
     """Return a line that says how a table was measured, and on which machine."""
     first = records[0]
-    machine, packages = first.environment, first.environment["packages"]
+    packages = first.environment["packages"]
     names = {"torch", "torchvision", "pillow", "ffcv", "nvidia-dali-cuda120", "nvidia-dali-cuda130"}
     versions = ", ".join(f"{name} {packages[name]}" for name in packages if name in names)
     images = {one.images for one in records if one.images}
@@ -51,9 +51,7 @@ def caption(records: Sequence[Record]) -> str:
     counted = f"medians of {' or '.join(map(str, repeats))} {order} repeats"
     return (
         f"{images_text}{counted if repeats != [1] else 'one repeat'}; "
-        f"{format_count(machine['cores'], 'core')} of {machine['cpu']}, "
-        f"{', '.join(machine['gpus']) or 'no GPU'}; "
-        f"{versions}; {first.date}"
+        f"{hardware(first.environment)}; {versions}; {first.date}"
     )
 
 

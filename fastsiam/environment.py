@@ -6,12 +6,14 @@ import contextlib
 import platform
 import shutil
 import subprocess
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from fastsiam.console import format_count
 from fastsiam.kernels import cores
 
 if TYPE_CHECKING:
@@ -60,6 +62,12 @@ def environment() -> dict[str, Any]:
         "cores": cores.cores(),
         "platform": platform.platform(),
     }
+
+
+def hardware(environment: Mapping[str, Any]) -> str:
+    """Describe the cores, CPU and GPUs of an ``environment`` in words."""
+    cpu = f"{format_count(environment['cores'], 'core')} of {environment['cpu']}"
+    return f"{cpu}, {', '.join(environment['gpus']) or 'no GPU'}"
 
 
 def commit() -> str:

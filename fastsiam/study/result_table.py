@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from html import escape
 from typing import Any
 
-from fastsiam.console import format_count
+from fastsiam.environment import hardware
 from fastsiam.markdown import format_mean, markdown
 from fastsiam.study.catalogue import ORIGINAL, Claim
 from fastsiam.study.record import RowRecord, StudyRecord
@@ -130,7 +130,6 @@ def _claim_text(record: StudyRecord, claim: Claim) -> str:
 
 def _machine(environment: dict[str, Any]) -> str:
     return (
-        f"{format_count(environment['cores'], 'core')} of {environment['cpu']}, "
-        f"{', '.join(environment['gpus']) or 'no GPU'}, "
-        f"fastsiam {environment['fastsiam']}, torch {environment['packages']['torch']}"
+        f"{hardware(environment)}, fastsiam {environment['fastsiam']}, "
+        f"torch {environment['packages']['torch']}"
     )

@@ -15,7 +15,7 @@ import torch
 
 from fastsiam.bench import headline
 from fastsiam.bench.config import HeadlineConfig
-from fastsiam.bench.headline import PICTURE, RECORD, Training, run
+from fastsiam.bench.headline import PICTURE, RECORD, Training, draw, run
 from fastsiam.config.recipes import RECIPES
 from fastsiam.environment import environment
 from fastsiam.errors import DataError, FastSiamError
@@ -146,6 +146,16 @@ def test_record_has_settings_of_run(tmp_path: Path) -> None:
     file.write_text("{")
     with pytest.raises(DataError, match="cannot read the settings of the run"):
         run(replace(config, only=("fastsiam",), minutes=1e-9))
+
+
+def test_picture_names_machines_of_runs(tmp_path: Path) -> None:
+    """The last call, which writes the record, may be on another machine."""
+    run(_finished_run(tmp_path))
+    record = json.loads((tmp_path / RECORD).read_text())
+    record["runs"][0]["environment"] |= {"gpus": ["a GPU"], "cpu": "a CPU", "cores": 4}
+    record["runs"] += [record["runs"][0], {"method": "fastsiam", "curve": []}]
+    texts = [text.get_text() for text in draw(record).texts]
+    assert any("evaluations, on 4 cores of a CPU, a GPU. Crosses" in text for text in texts)
 
 
 def test_seconds_of_evaluation_between_log_lines_are_interpolated(tmp_path: Path) -> None:
