@@ -176,11 +176,14 @@ def _has_gpu(device: str) -> bool:
 def knn_curve(run: Path) -> list[dict[str, float]]:
     """Return a run's kNN evaluations: epoch, top-1 in percent, seconds of training before each.
 
-    An epoch may end between two log lines; the seconds are interpolated.
+    An epoch may end between two log lines; the seconds are interpolated. A run that was stopped
+    after an evaluation may have no later line; its speed is then taken to be the average.
     """
     lines = read_metrics(run)
     logged = [(0.0, 0.0)]
     logged += [(x["epoch"], x["seconds"]) for x in lines if x["kind"] == "train"]
+    # No evaluation is further away: the next line would come first.
+    logged.append((2 * logged[-1][0], 2 * logged[-1][1]))
     epochs, seconds = zip(*logged, strict=True)
     return [
         {

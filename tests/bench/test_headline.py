@@ -167,13 +167,14 @@ def test_seconds_of_evaluation_between_log_lines_are_interpolated(tmp_path: Path
         {"kind": "train", "epoch": 1.2, "seconds": 7.0},
         {"kind": "train", "epoch": 2.0, "seconds": 9.0},
         {**knn, "epoch": 2.0},
+        {**knn, "epoch": 2.5},  # the run was stopped before the next line
     ]
     (tmp_path / "simsiam").mkdir()
     text = "".join(json.dumps(line) + "\n" for line in lines)
     (tmp_path / "simsiam" / "metrics.jsonl").write_text(text)
     curve = Training("simsiam", HeadlineConfig(out=str(tmp_path))).curve
-    assert [point["epoch"] for point in curve] == [0, 1, 2]
-    assert [point["seconds"] for point in curve] == pytest.approx([0, 5.5, 9])
+    assert [point["epoch"] for point in curve] == [0, 1, 2, 2.5]
+    assert [point["seconds"] for point in curve] == pytest.approx([0, 5.5, 9, 11.25])
 
 
 @pytest.mark.slow
