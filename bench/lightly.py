@@ -105,6 +105,7 @@ def train(config: TrainConfig, recipe: str, *, loader: str = "lightly") -> dict[
     _write_backbone(config, step.model.backbone.eval(), out / "backbone.pt")
     provenance = {"recipe": recipe, "config": config.to_dict(), "environment": environment()}
     write_json(out / "result.json", result | provenance)
+    (out / "state.pt").unlink(missing_ok=True)
     return result
 
 
@@ -137,7 +138,6 @@ def _train_epochs(step: Step, batches: Any, config: TrainConfig, place: Place) -
         console.say(f"epoch {epoch + 1}/{epochs}: loss {loss:.4f}")
         with atomic_write_for_user(path) as temporary:
             torch.save({"config": config.to_dict(), **step.state(), **state}, temporary)
-    path.unlink(missing_ok=True)
     return state
 
 

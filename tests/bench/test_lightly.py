@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -106,6 +107,12 @@ def test_stopped_lightly_run_resumes(
     monkeypatch.undo()
     with pytest.raises(FastSiamError, match=r"other settings \(lr: .* -> .*\): pass another --out"):
         lightly.train(with_settings(config, lr=0.123), "demo")
+    full = Mock(side_effect=FastSiamError("the disk is full"))
+    monkeypatch.setattr(lightly, "write_json", full)
+    with pytest.raises(FastSiamError, match="the disk is full"):
+        lightly.train(config, "demo")
+    monkeypatch.undo()
+    monkeypatch.setattr(lightly, "_train_epoch", None)  # all epochs are trained
     resumed = lightly.train(config, "demo")
     assert resumed["losses"] == reference["losses"] and len(reference["losses"]) == 3
     assert [one["top1"] for one in resumed["knn"]] == [one["top1"] for one in reference["knn"]]
