@@ -59,8 +59,8 @@ def finding(records: Sequence[Record]) -> str:
     if best is baseline:
         return f"{text}; {advice}."
     if not is_data_bound:
-        return f"{text}; {advice}; --pipeline {best.pipeline} would reach {share:.0%}."
-    text += f"; --pipeline {best.pipeline} would help most and reaches {share:.0%}"
+        return f"{text}; {advice}; --pipeline {best.name} would reach {share:.0%}."
+    text += f"; --pipeline {best.name} would help most and reaches {share:.0%}"
     return f"{text}." if share >= _KEEPS_UP else f"{text}, then {first}, then {then}."
 
 

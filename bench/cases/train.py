@@ -15,7 +15,7 @@ from fastsiam.bench.measure import wait_for_gpu
 from fastsiam.bench.measurements import Record, Row
 from fastsiam.bench.runner import Task, compare
 from fastsiam.config import DataConfig, TrainConfig
-from fastsiam.pipelines.backends import BACKENDS, BASELINE, CEILING, backend_of
+from fastsiam.pipelines.backends import BASELINE, CEILING, backend_of
 from fastsiam.pipelines.workers import count as count_workers
 from fastsiam.train.clock import Clock
 from fastsiam.views.batch import Batch
@@ -32,7 +32,7 @@ _STEADY = 12
 
 
 def measure(session: Session) -> list[Record]:
-    """Measure each pipeline; those that read .beton files, on each form of the images."""
+    """Measure each pipeline on each form of the images that it reads."""
     batch = session.trained_batch
     may_be_short = session.config.images or not session.gpu
     least = 4 if may_be_short else 2 * _batches_ahead(session.workers)
@@ -54,8 +54,7 @@ def measure(session: Session) -> list[Record]:
 
     rows = [row(CEILING, DataConfig(pipeline=CEILING))]
     for pipeline in session.config.pipeline_names:
-        forms = session.forms(pipeline) if BACKENDS[pipeline].needs_beton else []
-        for form in forms or [ORIGINAL]:
+        for form in session.forms(pipeline) or [ORIGINAL]:
             rows.append(row(with_form(pipeline, form), session.data(images, pipeline, form)))
     return compare(session, rows)
 

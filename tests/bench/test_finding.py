@@ -24,7 +24,9 @@ def build_rows(loads: int, takes: int, trained: dict[str, int]) -> list[Record]:
             "loader", "torchvision views", loads, pipeline="torchvision", facts={"what": "views"}
         ),
         *(
-            build_speed_record("train", name, speed, pipeline=name, ceiling=ceiling)
+            build_speed_record(
+                "train", name, speed, pipeline=name.partition(",")[0], ceiling=ceiling
+            )
             for name, speed in ({"synthetic": takes} | trained).items()
         ),
     ]
@@ -37,6 +39,8 @@ def test_finding_names_bottleneck_and_advice() -> None:
     assert text.endswith("--pipeline dali would help most and reaches 98%.")
     text = finding(build_rows(400, 1600, {"torchvision": 400, "ffcv": 900}))
     assert "--pipeline ffcv would help most and reaches 56%, then more CPU cores" in text
+    text = finding(build_rows(400, 1600, {"torchvision": 400, "ffcv, short256": 900}))
+    assert "--pipeline ffcv, short256 would help most and reaches 56%" in text
     text = finding(build_rows(4000, 1000, {"torchvision": 800, "ffcv": 990}))
     assert "the model is the bottleneck, but loading takes CPU time from it" in text
     assert "a GPU would help most, then a smaller --backbone or --crop; --pipeline ffcv" in text

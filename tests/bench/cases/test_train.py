@@ -38,3 +38,16 @@ def test_training_outlasts_prefetched_batches(
         requested.append(max(ends[-1], free[own_worker]))
         ends.append(requested[-1] + 0.01)
     assert steps / (ends[-1] - ends[warm]) <= 1.01 * workers
+
+
+def test_pipelines_train_on_stored_form(
+    bench_config: BenchConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(train, "compare", lambda _, rows: rows)
+    with session(
+        replace(bench_config, pipelines=("native",), stored=("short256",))
+    ) as bench_session:
+        rows: dict[str, Any] = {row.name: row for row in train.measure(bench_session)}
+    assert list(rows) == ["synthetic", "torchvision", "native, short256"]
+    data = rows["native, short256"].build.keywords["config"].data
+    assert data.pipeline == "native" and data.data.endswith("-short256")
