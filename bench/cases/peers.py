@@ -125,12 +125,9 @@ def _both_views(view: Callable[[Any], Tensor], image: Any) -> Views:
 
 
 def _by_lightly(loading: Loading) -> Epoch:
-    from lightly.transforms.simsiam_transform import SimSiamTransform
+    from fastsiam.bench.lightly_methods import transform_of
 
-    blur_p = loading.augment.views[0].blur_p
-    return _by_dataloader(
-        loading, SimSiamTransform(input_size=loading.augment.crop, gaussian_blur=blur_p)
-    )
+    return _by_dataloader(loading, transform_of("simsiam", loading.augment))
 
 
 def _by_torchvision(loading: Loading) -> Epoch:

@@ -115,6 +115,13 @@ def test_slipstream_is_rejected_for_other_blur_probability() -> None:
         STARTERS["slipstream"](loading)
 
 
+def test_lightly_is_rejected_for_settings_that_it_lacks() -> None:
+    pytest.importorskip("lightly", reason="needs lightly: pip install lightly")
+    loading: Any = SimpleNamespace(augment=AugmentConfig.alike(solarise_p=0.2))
+    with pytest.raises(BackendError, match=r"for simsiam supports only solarise-p 0\.0"):
+        STARTERS["lightly"](loading)
+
+
 def test_spdl_threads_use_one_torch_thread(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """DataLoader workers also have one thread; SPDL itself need not be installed."""
     for name in ("spdl.io", "spdl.pipeline"):
