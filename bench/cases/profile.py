@@ -26,6 +26,7 @@ import torch
 from fastsiam import trace
 from fastsiam.bench.bench_images import Images, users_store
 from fastsiam.bench.cases.step import step_of, training_setup
+from fastsiam.bench.cases.train import batches_ahead
 from fastsiam.bench.measure import time_task
 from fastsiam.bench.measurements import Record, Row, Timing
 from fastsiam.bench.runner import Runner, Task
@@ -38,9 +39,6 @@ from fastsiam.pipelines.automatic import choose_pipeline
 from fastsiam.pipelines.backends import CEILING
 from fastsiam.run.records import check_targets
 from fastsiam.views.batch import Batch
-
-WARM_UP = 6
-"""Untraced steps before the traced ones: roughly the number of prefetched batches."""
 
 
 def profile(session: Session, choice: PipelineSetting, steps: int, out: Path) -> tuple[str, Record]:
@@ -58,7 +56,8 @@ def profile(session: Session, choice: PipelineSetting, steps: int, out: Path) ->
     batch = session.trained_batch
     images, data = None, DataConfig(pipeline=CEILING, workers=session.workers)
     if choice != CEILING:
-        images = session.images(batch, at_least=WARM_UP + steps + 1)
+        data = DataConfig(pipeline=choice, workers=session.workers)
+        images = session.images(batch, at_least=batches_ahead(data) + steps + 1)
         data = session.data(
             images, _choose_pipeline(session, images) if choice == "auto" else choice
         )
@@ -188,7 +187,7 @@ def build_profile(*, config: TrainConfig, steps: int, folder: str) -> Task:
 
     def run() -> None:
         feed = setup.loader.epoch(0)
-        for batch in islice(feed, WARM_UP):
+        for batch in islice(feed, batches_ahead(config.data)):
             take(batch)
         with torch.profiler.profile(activities=activities) as profiler:
             facts["sample"] = time_task(partial(take_steps, feed))

@@ -25,8 +25,8 @@ if TYPE_CHECKING:  # not imported in the processes that are measured
 
 _WARM = 2
 """Minimum steps before the clock starts on a GPU: they reallocate the memory that was released."""
-_AHEAD = 16
-"""Maximum batches that a pipeline prefetches; torchvision's prefetches two per process instead."""
+_AHEAD = 6
+"""Maximum batches that pipelines other than torchvision's prefetch."""
 _STEADY = 12
 """Minimum steps to time on a GPU if nothing is prefetched."""
 
@@ -35,7 +35,7 @@ def measure(session: Session) -> list[Record]:
     """Measure each pipeline on each form of the images that it reads."""
     batch = session.trained_batch
     may_be_short = session.config.images or not session.gpu
-    least = 4 if may_be_short else 2 * _batches_ahead(session.workers)
+    least = 4 if may_be_short else 2 * batches_ahead(DataConfig(workers=session.workers))
     images = session.images(batch, at_least=least)
     config = session.train_config(batch)
 
@@ -93,9 +93,13 @@ def build_training(*, config: TrainConfig) -> Task:
     return Task(run, steps * config.optim.batch, facts, before)
 
 
-def _batches_ahead(workers: int) -> int:
-    """Return the maximum number of batches that any pipeline prefetches."""
-    return max(_AHEAD, 2 * workers)
+def batches_ahead(data: DataConfig) -> int:
+    """Return the maximum number of batches that a pipeline prefetches: torchvision 2 per process.
+
+    "auto" may choose torchvision.
+    """
+    is_baseline = data.pipeline in (BASELINE, "auto")
+    return max(_AHEAD, 2 * count_workers(data.workers)) if is_baseline else _AHEAD
 
 
 def window(wanted: int, there: int, data: DataConfig, *, whole: bool) -> tuple[int, int]:
@@ -111,7 +115,7 @@ def window(wanted: int, there: int, data: DataConfig, *, whole: bool) -> tuple[i
         whole: time steps to the end of the epoch, so that no runner loads during another's turn.
     """
     makes_ahead = data.loads_images and not backend_of(data).resident
-    ahead = _batches_ahead(count_workers(data.workers)) if makes_ahead else 0
+    ahead = batches_ahead(data) if makes_ahead else 0
     if whole:
         warm = min(max(ahead, _WARM), there // 2)
         return warm, there - warm if ahead else min(max(wanted, _STEADY), there - warm)

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
+from fastsiam.bench.cases import profile
 from fastsiam.bench.cases.profile import gpu_use
 from fastsiam.bench.config import BenchConfig
 from fastsiam.bench.measurements import read
+from fastsiam.config.recipes import RECIPES
 from tests.bench.sample_records import bench
+from tests.configs import with_settings
 
 
 @pytest.mark.parametrize("pipeline", ["torchvision", "native"])
@@ -38,6 +43,24 @@ def test_trace_has_named_ranges(pipeline: str, bench_config: BenchConfig, tmp_pa
     assert record.config["data"].startswith("24 of the 24 images of data")
     assert record.cores_busy > 0 and record.host_bytes > 0
     assert "| backward" in result.stdout and "aten::convolution_backward" in result.stdout
+
+
+def test_steps_with_prefetched_batches_are_not_traced(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """torchvision's workers prefetch two batches each."""
+    taken: list[torch.Tensor] = []
+    loader = SimpleNamespace(epoch=lambda _: iter(torch.ones(100)))
+    setup = SimpleNamespace(loader=loader, place=SimpleNamespace(device=torch.device("cpu")))
+    monkeypatch.setattr(profile, "training_setup", lambda _: setup)
+    monkeypatch.setattr(profile, "step_of", lambda _: SimpleNamespace(take=taken.append))
+    monkeypatch.setenv("FASTSIAM_TRACE", "")
+    monkeypatch.setattr("importlib.reload", lambda _: None)
+    for pipeline, warm in (("torchvision", 16), ("native", 6)):
+        taken.clear()
+        config = with_settings(RECIPES["demo"](), pipeline=pipeline, workers=8)
+        profile.build_profile(config=config, steps=2, folder=str(tmp_path)).run()
+        assert len(taken) == warm + 2
 
 
 def test_gpu_busy_share_and_longest_gap() -> None:
