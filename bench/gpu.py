@@ -235,12 +235,13 @@ def run(config: GpuConfig) -> Path:
 def in_turn(table: Sequence[Stage], outcomes: Mapping[str, Outcome]) -> list[Stage]:
     """Return the stages that are not done, in the order in which they run.
 
-    New stages and those that ran out of time come before those that failed or skipped tests. The
-    stage that uses all remaining time is the last one.
+    New stages come before those that ran out of time, because these may do so again. Stages that
+    failed or skipped tests follow. The stage that uses all remaining time is the last one.
     """
     statuses = {name: one.status for name, one in outcomes.items()}
     left = [stage for stage in table if statuses.get(stage.name) != "done"]
-    return sorted(left, key=lambda x: (not x.seconds, statuses.get(x.name, "stopped") != "stopped"))
+    ranks = {None: 0, "stopped": 1}
+    return sorted(left, key=lambda x: (not x.seconds, ranks.get(statuses.get(x.name), 2)))
 
 
 def perform(stage: Stage, out: Path, *, seconds: float) -> Outcome:

@@ -99,7 +99,7 @@ def test_campaign_resumes(
 
 
 def test_order_of_stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """New stages run before failed ones; results from another device count as new."""
+    """New stages run first, failed ones last; results from another device count as new."""
     before = {
         "endless": None, "own": ("done", "GPU B"), "failed": ("failed", "GPU B"),
         "partly": ("partly", "GPU B"), "other": ("done", "GPU A"),
@@ -119,7 +119,7 @@ def test_order_of_stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr("torch.cuda.get_device_properties", lambda _: properties)
     first, *other_stages = before
     for gpu, expected in (
-        ("GPU B", ["other", "stopped", "new", "failed", "partly", "endless"]),
+        ("GPU B", ["other", "new", "stopped", "failed", "partly", "endless"]),
         ("", [*other_stages, first]),
     ):
         out, ran[:] = tmp_path / f"out{gpu}", []
