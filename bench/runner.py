@@ -50,7 +50,8 @@ class Task:
     facts: Callable[[], dict[str, Any]] = dict
     """Returns other facts for the record; called after the last repeat."""
     before: Callable[[], object] = lambda: None
-    """Prepares a repeat; this is not timed."""
+    """Prepares a repeat; this is not timed. Because GPU memory is released after each repeat, it
+    should allocate what the repeat needs."""
 
 
 Build = Callable[[], Task | Mapping[str, Task]]

@@ -61,7 +61,7 @@ def build_geometric(
 
     return {
         "fastsiam": for_each(params, lambda p: crop_views(pixels, start, size, p, augment)),
-        REFERENCE: Task(run_torchvision, reference_images),
+        REFERENCE: Task(run_torchvision, reference_images, before=run_torchvision),
         ONCE: for_each(params, touch),
     }
 

@@ -55,8 +55,9 @@ def build_machine(*, device: str) -> dict[str, Task]:
             for _ in range(times):
                 operation()
 
-        settings = {"threads": torch.get_num_threads()}
-        return Task(run, 0, lambda: {"amount": times * amount, "unit": unit, "settings": settings})
+        facts: dict[str, Any] = {"amount": times * amount, "unit": unit}
+        facts["settings"] = {"threads": torch.get_num_threads()}
+        return Task(run, 0, lambda: facts, before=operation)
 
     work = {COPY: repeat(lambda: target.copy_(source), 2 * size / 1e9, "GB/s")}
     if gpu:

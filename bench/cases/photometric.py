@@ -91,16 +91,16 @@ def build_photometric(
         tuple(of_side[:, :reference_images] for of_side in crops),
     )
 
+    def run_reference() -> None:
+        reference.photometric(reference_crops, reference_params, augment, dtype=dtype)
+
     def touch(_: ViewParams) -> None:
         for copy, of_side in zip(copies, crops, strict=True):
             copy.copy_(of_side)
 
     return {
         "fastsiam": for_each(params, lambda p: photometric(crops, p, augment, dtype=dtype)),
-        REFERENCE: Task(
-            lambda: reference.photometric(reference_crops, reference_params, augment, dtype=dtype),
-            reference_images,
-        ),
+        REFERENCE: Task(run_reference, reference_images, before=run_reference),
         ONCE: for_each(params, touch),
     }
 

@@ -10,11 +10,14 @@ from importlib import import_module
 from typing import Any
 
 import pytest
+import torch
 
-from fastsiam.bench.cases import CASES, machine, sweep
+from fastsiam.bench.cases import CASES, geometric, machine, photometric, sweep
 from fastsiam.bench.config import VARIANTS, BenchConfig
 from fastsiam.bench.measurements import Record
+from fastsiam.bench.runner import Task
 from fastsiam.bench.session import session
+from fastsiam.config import AugmentConfig
 from tests.bench.sample_records import build_record
 from tests.conftest import ROOT
 
@@ -91,6 +94,18 @@ def test_case_measures_expected_records(case: str, bench_config: BenchConfig) ->
         records = {one.name: one for one in CASES[case].measure(bench_session)}
     names, holds = EXPECTED_RECORDS[case]
     assert list(records) == names.split("; ") and holds(records)
+
+
+def test_tasks_allocate_before_they_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise a GPU's figures would include the allocation that each repeat has to do again."""
+    monkeypatch.setattr(machine, "_random_matrix", lambda *_: torch.ones(2, 2))
+    sizes: dict[str, Any] = {"augment": AugmentConfig.alike(crop=8), "batch": 2, "batches": 1}
+    for tasks in (
+        machine.build_machine(device="cpu"),
+        photometric.build_photometric(**sizes, device="cpu"),
+        geometric.build_geometric(**sizes, device="cpu"),
+    ):
+        assert not [name for name, task in tasks.items() if task.before is Task.before]
 
 
 def test_rate_of_fast_machine_has_no_exponent(
