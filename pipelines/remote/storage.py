@@ -284,7 +284,7 @@ def _open_store(scheme: str, host: str) -> Any:
             "allow_http": True,  # for addresses that say http://
             "connect_timeout": stall,
             "read_timeout": stall,
-            "timeout": 6 * stall,
+            "timeout": timedelta(days=1),  # for a complete response, which may be slow but steady
             "pool_max_idle_per_host": str(PARALLEL),
         },
         "retry_config": {

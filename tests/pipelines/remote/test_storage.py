@@ -202,6 +202,30 @@ def test_retries_end_after_time_limit(
     assert message in str(caught.value)
 
 
+def test_slow_answers_are_not_cut_off(
+    cloud: str, web: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only stalls end a request: without a limit on them, an answer may take longer than all."""
+    from obstore import store as stores
+
+    def from_url(url: str, *, client_options: dict[str, Any], **options: Any) -> Any:
+        del client_options["read_timeout"]
+        return open_stores(url, client_options=client_options, **options)
+
+    open_stores = stores.from_url
+    monkeypatch.setattr(stores, "from_url", from_url)
+    limits = {"FASTSIAM_CLOUD_PATIENCE": "0.5", "FASTSIAM_CLOUD_STALL": "0.1"}
+    with (
+        web_server(web) as address,
+        faulty_proxy(address, tmp_path / "log", delay=(1, 1)) as slow,
+        connected(limits),
+    ):
+        url = place(f"{slow}/photos.tar")
+        (facts,) = storage.heads([url])  # type: ignore[list-item]
+        assert facts is not None and len(storage.read(url, facts, 0, 3000)) == 3000  # type: ignore[arg-type]
+    assert (tmp_path / "log").read_text().split() == ["whole"] * 2
+
+
 def test_object_overwritten_during_reading_is_error(cloud: str, web: Path) -> None:
     with web_server(web) as address:
         store = open_store(place(f"{address}/photos.tar"), "train")
