@@ -187,9 +187,9 @@ class Engine:
         def read(first: int) -> None:
             with span("read"):
                 part = index[first : first + _PART]
-                for row, data in self.headers.read_images(part, self._new_chunk).items():
-                    owners[first + row] = data
-                    address[first + row], size[first + row] = data.ctypes.data, len(data)
+                for row, data in enumerate(self.headers.read_images(part, self._new_chunk), first):
+                    owners[row], size[row] = data, len(data)
+                    address[row] = np.frombuffer(data, np.uint8).ctypes.data
 
         parts = range(0, len(index), _PART)
         run_all([self._readers.submit(read, first) for first in parts])
@@ -280,7 +280,8 @@ class PendingBatch:
 
     def _decode(self, row: int) -> NDArray[np.uint8]:
         index, images, store = int(self._index[row]), self._images, self._engine.store
-        pixels = np.asarray(store.decode(index))
+        data = images.owner[row] if isinstance(images.owner, list) else None
+        pixels = np.asarray(store.decode(index, data))
         if pixels.shape[:2] != (images.height[row], images.width[row]):
             raise store.cannot_decode(
                 index,

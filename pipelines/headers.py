@@ -62,25 +62,16 @@ class Headers:
         for image in index[self._form[index] == _UNKNOWN].tolist():
             self._read(image, self._store.read(image))
 
-    def read_images(
-        self, index: NDArray[np.int64], new_chunk: NewChunk
-    ) -> dict[int, NDArray[np.uint8]]:
-        """Read the images at N positions that Pillow does not decode, and any unknown headers.
-
-        Returns:
-            The bytes of each image that was read, by its row in ``index``.
+    def read_images(self, index: NDArray[np.int64], new_chunk: NewChunk) -> list[Bytes]:
+        """Read the images at N positions and any unknown headers; return the images' bytes.
 
         Raises:
             DataError: a file cannot be read or is not an image; the message names it.
         """
-        form = self._form[index]
-        places = np.flatnonzero((form != PILLOW) & (bool(self.decode) | (form != JPEG)))
-        images = index[places]
-        data = self._store.read_into(images, new_chunk)
-        for number in np.flatnonzero(self._form[images] == _UNKNOWN).tolist():
-            self._read(int(images[number]), data[number])
-        arrays = (np.frombuffer(buffer, np.uint8) for buffer in data)
-        return dict(zip(places.tolist(), arrays, strict=True))
+        data = self._store.read_into(index, new_chunk)
+        for row in np.flatnonzero(self._form[index] == _UNKNOWN).tolist():
+            self._read(int(index[row]), data[row])
+        return data
 
     def size(self, index: int) -> tuple[int, int]:
         """Return the height and width that an image has after decoding.
@@ -105,14 +96,14 @@ class Headers:
             pixels = decode_corner(data, height, width, rows=height, columns=width)
             if pixels is not None:
                 return pixels[: 3 * height * width].reshape(height, width, 3)
-        return np.asarray(self._store.decode(index))
+        return np.asarray(self._store.decode(index, data))
 
     def _read(self, index: int, data: Bytes) -> None:
         store = self._store
         try:
             head = store.header(index, data)
         except ImageError:  # Pillow reads some files whose headers ``probe`` rejects
-            image = store.decode(index)
+            image = store.decode(index, data)
             (height, width), form = (image.height, image.width), PILLOW
         else:
             rules = store.rules_of(index)

@@ -49,7 +49,9 @@ class Images:
     form: NDArray[np.uint8]
     """(N,) JPEG, PIXELS (H x W x 3, RGB) or PILLOW."""
     owner: object = None
-    """Owner of the memory, which is kept alive as long as this object."""
+    """Owner of the memory, which is kept alive as long as this object.
+
+    A list contains the bytes of each image."""
 
     @property
     def size(self) -> NDArray[np.int64]:

@@ -210,14 +210,15 @@ class Store(ABC):
         """Return whether bytes match an image's checksum; True if the store has no checksums."""
         return True
 
-    def decode(self, index: int) -> Image.Image:
-        """Decode an image to RGB by the store's rules.
+    def decode(self, index: int, data: Bytes | None = None) -> Image.Image:
+        """Decode an image to RGB by the store's rules; read it unless its bytes are passed.
 
         Raises:
             DataError: the file is missing, truncated, too large or not an image; it is named.
         """
-        with span("read"):
-            data = self.read(index)
+        if data is None:
+            with span("read"):
+                data = self.read(index)
         try:
             with span("decode"):
                 return decode(data, self.raw_size(index), self.rules_of(index))

@@ -138,13 +138,13 @@ class BetonStore(PlacedStore):
             return int(self.height[index]), int(self.width[index])
         return None
 
-    def decode(self, index: int) -> Image.Image:
-        """Decode an image to RGB.
+    def decode(self, index: int, data: Bytes | None = None) -> Image.Image:
+        """Decode an image to RGB; see ``Store.decode``.
 
         Raises:
             ImageError: it cannot be decoded, or its size differs from the one in the metadata.
         """
-        image = super().decode(index)
+        image = super().decode(index, data)
         if image.size != (self.width[index], self.height[index]):
             raise self.cannot_decode(index, "its size differs from the size in the file's metadata")
         return image
