@@ -208,11 +208,9 @@ class _Part:
         self._image, self.image_field = image, self.fields[image]
         self.classes: tuple[str, ...] = ()
         self.about: dict[str, Any] = {}
-        self.annex = self._find_annex()
+        self._crc = np.zeros(0, np.uint32)
+        self.annex = self._read_annex()
         """Start and end offset of the annex; None if FFCV wrote the file."""
-        if self.annex is not None:
-            text = json.loads(self._annex_array("text").tobytes())
-            self.about, self.classes = text["about"], tuple(text["classes"])
 
     def read_tables(self) -> dict[str, NDArray[Any]]:
         """Read and check the metadata and allocation table; return one array per column."""
@@ -239,23 +237,19 @@ class _Part:
             "height": height.astype(np.int32),
             "start": image["data_ptr"].astype(np.int64),
             "size": size,
-            "crc": np.zeros(0, np.uint32) if self.annex is None else self._annex_array("crc"),
+            "crc": self._crc,
         }
 
     @cached_property
     def names(self) -> list[str]:
         """Names of the images, by position in the file."""
-        names = self._annex_array("names").tobytes().decode("utf-8", "surrogateescape")
-        return names.split("\0")
-
-    def _annex_array(self, name: str) -> NDArray[Any]:
         assert self.annex is not None
         with np.load(io.BytesIO(self.file.read(*self.annex))) as annex:
-            array: NDArray[Any] = annex[name]
-            return array
+            names: str = annex["names"].tobytes().decode("utf-8", "surrogateescape")
+            return names.split("\0")
 
-    def _find_annex(self) -> tuple[int, int] | None:
-        """Locate the annex with the image field's arguments, and verify its checksum."""
+    def _read_annex(self) -> tuple[int, int] | None:
+        """Locate the annex with the image field's arguments, verify its checksum, and read it."""
         arguments = self._fields[self._image]["arguments"].tobytes()
         if not any(arguments):  # as FFCV's own image field leaves them
             return None
@@ -271,10 +265,13 @@ class _Part:
         header[offset : offset + 4] = bytes(4)
         if zlib.crc32(header) != check:
             raise self._damage_error("its header does not match its checksum")
-        annex = start, start + size
-        if annex[1] > len(self.file) or zlib.crc32(self.file.read(*annex)) != crc:
+        stop = start + size
+        if stop > len(self.file) or zlib.crc32(data := self.file.read(start, stop)) != crc:
             raise self._damage_error("its annex is missing or does not match its checksum")
-        return annex
+        with np.load(io.BytesIO(data)) as annex:
+            text, self._crc = json.loads(annex["text"].tobytes()), annex["crc"]
+        self.about, self.classes = text["about"], tuple(text["classes"])
+        return start, stop
 
     def _number_of(self, kind: int, name: bytes) -> int | None:
         """Return the index of the field with a type and name, else of the first with that type."""

@@ -8,6 +8,7 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -24,6 +25,7 @@ from fastsiam.pipelines.store.beton import (
     RECORD,
     VERSION,
 )
+from fastsiam.pipelines.store.mapped_files import Mapped
 from tests import read_with_ffcv
 from tests.conftest import write_images
 from tests.conversions import find_problems
@@ -135,6 +137,15 @@ def test_file_with_other_fields_is_read(tmp_path: Path) -> None:
         with pytest.raises(DataError, match=message) as caught:
             BetonStore(path)
         assert str(caught.value).isprintable()
+
+
+def test_opening_reads_each_range_once(tmp_path: Path) -> None:
+    """Of a remote file, every read is a download."""
+    path = converted(tmp_path)
+    with patch.object(Mapped, "read", autospec=True, side_effect=Mapped.read) as read:
+        BetonStore(path)
+    ranges = [call.args[1:] for call in read.call_args_list]
+    assert len(ranges) == len({*ranges}) == 5  # header (twice), annex, metadata and table
 
 
 def test_flipped_bits_outside_records_are_detected(tmp_path: Path) -> None:
