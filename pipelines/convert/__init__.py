@@ -1,7 +1,8 @@
 """Conversion of any supported data source to .beton files, which every pipeline reads.
 
-prepare.py decides how an image is stored, writer.py writes images in parallel, journal.py makes
-conversions resumable, manifest.py describes the files, and verify.py checks them.
+command.py is the command line. prepare.py decides how an image is stored, writer.py writes images
+in parallel, journal.py makes conversions resumable, manifest.py describes the files, and
+verification.py checks them. parts.py converts in parts, as dask tasks.
 """
 
 from __future__ import annotations
