@@ -222,9 +222,10 @@ class Engine:
             pending.wait()
 
     def close(self) -> None:
-        """End the threads."""
+        """End the threads and free the unused buffers."""
         for pool in (self._readers, self.threads):
             pool.shutdown(cancel_futures=True)
+        self._chunks.clear()
 
 
 class PendingBatch:

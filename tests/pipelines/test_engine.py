@@ -122,6 +122,15 @@ def test_crops_are_valid_until_next_batch_is_requested(
         assert torch.equal(crops[0], expected[number])
 
 
+def test_closed_loader_frees_buffers(mixed_formats: Path, loaders: Loaders) -> None:
+    loader = loaders("native", mixed_formats, batch=3)
+    list(loader.crops(0))
+    chunks = loader._engine._chunks
+    assert chunks._free
+    loader.close()
+    assert not chunks._free
+
+
 def test_remote_prefetch_starts_with_one_batch_and_is_bounded() -> None:
     """The first batch is not delayed by later ones; at most 128 MiB are requested ahead."""
     store = Mock(is_remote=True, sizes=lambda: np.full(200, 2**22))
