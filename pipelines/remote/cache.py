@@ -37,7 +37,8 @@ _CLAIM, _PART = ".claim", ".part"
 _PATIENCE = 5.0
 """Seconds to wait for the lock while another process adds a chunk."""
 _POLL_SECONDS, _LONGEST_WAIT = 0.05, 30.0
-"""Polling interval and maximum wait, in seconds, for a chunk that another process is fetching."""
+"""Polling interval, in seconds, for a chunk that another process is fetching, and the time after
+which the claim of a process that no longer renews it expires."""
 _SHRINK_TO = 0.95
 """Fraction of the limit to which a full cache is shrunk."""
 _STEP = 1 / 64
@@ -126,14 +127,23 @@ class Cache:
         async with storage.client().chunks:
             while self.keeps and not self.has(chunk):
                 if self._take(claim):
+                    renewal = asyncio.create_task(self._renew(claim))
                     try:
                         if not self.has(chunk):  # another process may just have cached it
                             await asyncio.to_thread(self._keep, chunk, await get())
                         return
                     finally:
+                        renewal.cancel()
                         with contextlib.suppress(OSError):  # a claim that stays expires
                             claim.unlink()
                 await asyncio.sleep(_POLL_SECONDS)
+
+    async def _renew(self, claim: Path) -> None:
+        """Keep a claim from expiring, however long the fetch takes."""
+        with contextlib.suppress(OSError):
+            while True:
+                await asyncio.sleep(_LONGEST_WAIT / 3)
+                os.utime(claim)
 
     def _take(self, claim: Path) -> bool:
         """Create a claim file, or return False; delete the claim of a stalled process."""

@@ -232,7 +232,7 @@ def test_processes_share_cache(tmp_path: Path) -> None:
 
 
 def fetch_all(folder: Path) -> None:
-    """Fetch all chunks one at a time, for longer than other processes respect a chunk's claim."""
+    """Fetch all chunks one at a time, in total for longer than a claim lasts."""
     storage.PARALLEL, cache._LONGEST_WAIT = 1, 1.0
     disk_cache, server = cache_of(folder, 100), Server()
     get = server.get
@@ -250,6 +250,26 @@ def test_processes_fetch_each_chunk_once(tmp_path: Path) -> None:
     """The process that comes second waits for the first."""
     processes = [Forked(fetch_all, tmp_path) for _ in range(2)]
     assert sum(int(one.wait(120).stdout) for one in processes) == 21
+
+
+def test_claim_is_renewed_while_chunk_is_fetched(
+    tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other processes then wait, however long the fetch takes."""
+    monkeypatch.setattr(cache, "_LONGEST_WAIT", 0.03)
+
+    async def get_after_renewal(*arguments: Any) -> memoryview:
+        (claim,) = files(tmp_path)
+        start = claim.stat().st_mtime_ns
+        for _ in range(200):
+            if claim.stat().st_mtime_ns > start:
+                return await server.get(*arguments)
+            await asyncio.sleep(0.01)
+        raise AssertionError("the claim is not renewed")
+
+    monkeypatch.setattr(storage, "get", get_after_renewal)
+    assert read(cache_of(tmp_path, 10), server, 1) == [1]
+    assert not [path for path in files(tmp_path) if path.suffix]
 
 
 def test_chunk_that_another_process_just_cached_is_not_fetched(
