@@ -117,12 +117,11 @@ def _open_images(data: DataConfig, split: Split) -> Store:
     if data.cache and isinstance(data.root, Path):
         warn_once(f"--cache has no effect on {data.root}, which is on this machine")
     elif data.cache:
-        cache = Cache(Path(data.cache), data.cache_gb)
+        cache = Cache(Path(data.cache), data.cache_gb, is_random=not data.window)
     store = open_store(open_place(data.root, cache), split, columns=data.columns)
     if cache is not None and store.is_remote and not data.window:
         size = sum(map(len, store.files)) / 1e9
-        if size > data.cache_gb:  # chunks would be evicted before their next image is read
-            cache.keeps = False
+        if size > data.cache_gb:
             warn_once(
                 f"--cache stores nothing: {data.data} has {size:,.1f} GB, more than --cache-gb "
                 f"{data.cache_gb:g}, and a full shuffle or an evaluation reads it at random; "

@@ -76,14 +76,17 @@ class Cache:
         folder: created if it does not exist; the chunks are in a subfolder.
         gigabytes: maximum size of all chunks, in units of 10^9 bytes. Each concurrent process may
             exceed it by 1/64. Each process applies its own limit, even if others use the folder.
+        is_random: whether files are read at random. Nothing is then added if they exceed the limit,
+            because chunks would be evicted before their next image is read.
 
     Raises:
         DataError: another user can write into the folder, or it cannot be created.
     """
 
-    def __init__(self, folder: Path, gigabytes: float) -> None:
+    def __init__(self, folder: Path, gigabytes: float, *, is_random: bool = False) -> None:
         self.folder = expand_home(folder).absolute() / _FORMAT
         self._max_bytes, self._free_bytes = int(gigabytes * 1e9), 0
+        self._is_random, self._file_bytes = is_random, 0
         self.keeps = True
         """Whether chunks are added; existing chunks are read in any case."""
         if reason := others_can_write(self.folder):
@@ -93,6 +96,12 @@ class Cache:
             )
         with os_errors_as(DataError, f"cannot create the cache {folder}"):
             create_private_folder(self.folder)
+
+    def add_file(self, size: int) -> None:
+        """Count the bytes of a file that will be read through the cache."""
+        self._file_bytes += size
+        if self._is_random and self._file_bytes > self._max_bytes:
+            self.keeps = False
 
     def has(self, chunk: Chunk) -> bool:
         """Return whether a chunk is in the cache; if so, mark it as recently used."""

@@ -28,7 +28,7 @@ from ..remote.path import Place
 from .base import PlacedStore, warn_once
 from .decode import ImageRules
 from .labels import number_classes
-from .mapped_files import open_file
+from .mapped_files import File, open_file
 from .probe import Bytes
 
 VERSION = 2
@@ -86,7 +86,8 @@ class BetonStore(PlacedStore):
     height: NDArray[Any]
 
     def __init__(self, *paths: Place) -> None:
-        parts = [_Part(path) for path in paths]
+        files = [open_file(path) for path in paths]
+        parts = [_Part(file) for file in files]
         first = parts[0]
         self.root = paths[0]
         if len(parts) > 1:
@@ -118,7 +119,7 @@ class BetonStore(PlacedStore):
         self.crc = table["crc"] if all(part.annex for part in parts) else None
         """(images,) CRC-32 of each record; None if FFCV wrote the file."""
         file = np.repeat(np.arange(len(parts)), counts)
-        self._set_places([part.file for part in parts], file, table["start"], table["size"])
+        self._set_places(files, file, table["start"], table["size"])
 
     def set_rules(self, rules: ImageRules) -> None:
         """Warn about rules that differ from those of the conversion; they have no effect."""
@@ -178,8 +179,8 @@ class BetonStore(PlacedStore):
 class _Part:
     """One .beton file: its header, tables and annex."""
 
-    def __init__(self, path: Place) -> None:
-        self.path, self.file = path, open_file(path)
+    def __init__(self, file: File) -> None:
+        self.path, self.file = file.path, file
         if len(self.file) < HEADER.itemsize:
             raise self._damage_error(f"it has {len(self.file)} bytes")
         head = self.file.read(0, HEADER.itemsize + _MOST_FIELDS * FIELD.itemsize)
@@ -197,13 +198,13 @@ class _Part:
         kinds = zip(self.fields, self._fields["type_id"].tolist(), strict=True)
         if unknown := [name for name, kind in kinds if kind >= len(_FORMATS)]:
             raise DataError(
-                f"{path} has fields of custom types, which cannot be read: {unknown}; "
+                f"{self.path} has fields of custom types, which cannot be read: {unknown}; "
                 "convert the original images"
             )
         image = self._number_of(IMAGE_FIELD, b"image")
         if image is None:
             raise DataError(
-                f"{path} has no image field (only {as_one_line(', '.join(self.fields))})"
+                f"{self.path} has no image field (only {as_one_line(', '.join(self.fields))})"
             )
         self._image, self.image_field = image, self.fields[image]
         self.classes: tuple[str, ...] = ()

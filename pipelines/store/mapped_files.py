@@ -101,7 +101,12 @@ def open_file(path: Place) -> File:
     Raises:
         DataError: the file does not exist, cannot be read, or is empty.
     """
-    return RemoteFile(path) if isinstance(path, RemotePath) else Mapped(path)
+    if not isinstance(path, RemotePath):
+        return Mapped(path)
+    file = RemoteFile(path)
+    if path.cache is not None:
+        path.cache.add_file(len(file))
+    return file
 
 
 def require_local_path(path: Place) -> Path:
