@@ -269,9 +269,12 @@ class _Part:
         stop = start + size
         if stop > len(self.file) or zlib.crc32(data := self.file.read(start, stop)) != crc:
             raise self._damage_error("its annex is missing or does not match its checksum")
-        with np.load(io.BytesIO(data)) as annex:
-            text, self._crc = json.loads(annex["text"].tobytes()), annex["crc"]
-        self.about, self.classes = text["about"], tuple(text["classes"])
+        try:
+            with np.load(io.BytesIO(data)) as annex:
+                text, self._crc = json.loads(annex["text"].tobytes()), annex["crc"]
+            self.about, self.classes = text["about"], tuple(text["classes"])
+        except Exception as error:  # numpy can raise any exception on a corrupt file
+            raise self._damage_error("its annex cannot be read") from error
         return start, stop
 
     def _number_of(self, kind: int, name: bytes) -> int | None:

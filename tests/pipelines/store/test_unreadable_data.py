@@ -10,6 +10,7 @@ import os
 import sys
 import tarfile
 import tempfile
+import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ import pytest
 
 from fastsiam.errors import DataError, NoSplitError
 from fastsiam.pipelines.store import ArchiveStore, BetonStore, FolderStore, open_store
+from fastsiam.pipelines.store.beton import FIELD, HEADER, MARK
 from fastsiam.pipelines.store.index import ROW, file_facts, keep, pack_texts
 from fastsiam.train.image_list import names_of
 from tests.conftest import write_images
@@ -145,6 +147,18 @@ def with_images(data: bytes, count: int) -> bytes:
     return data[:8] + count.to_bytes(8, "little") + data[16:]
 
 
+def with_annex(data: bytes, annex: bytes) -> bytes:
+    """Replace the annex of a .beton file by a shorter one, with correct checksums."""
+    changed, mark = bytearray(data), HEADER.itemsize + 17
+    magic, version, start, *_ = MARK.unpack_from(data, mark)
+    changed[start : start + len(annex)] = annex
+    facts = magic, version, start, len(annex), zlib.crc32(annex)
+    MARK.pack_into(changed, mark, *facts, 0)
+    check = zlib.crc32(changed[: HEADER.itemsize + 2 * FIELD.itemsize])
+    MARK.pack_into(changed, mark, *facts, check)
+    return bytes(changed)
+
+
 THERE = "images/class0/000.jpg"
 
 
@@ -266,6 +280,7 @@ CASES: dict[str, tuple[Build, str]] = {
         beton(lambda d: d.replace(b"fastsiam", b"fastsial", 1)),
         "the arguments of its image field are not fastsiam's",
     ),
+    "a crafted annex": (beton(lambda d: with_annex(d, b"garbage")), "its annex cannot be read"),
     "no images in a beton": (foreign(lambda d: with_images(d, 0)), "holds no images"),
     "more images than fit": (
         foreign(lambda d: with_images(d, 10**6)), "it ends before its metadata of 1,000,000 images"
