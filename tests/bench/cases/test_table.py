@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from fastsiam.bench.cases import CASES, geometric, machine, photometric, sweep
-from fastsiam.bench.config import VARIANTS, BenchConfig
+from fastsiam.bench.config import VARIANTS, BenchConfig, Over
 from fastsiam.bench.measurements import Record
 from fastsiam.bench.runner import Task
 from fastsiam.bench.session import session
@@ -130,7 +130,10 @@ def test_sweep_records_name_varied_setting_and_images(
     bench_config: BenchConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sweep, "compare", lambda _, rows: [*rows])
-    for over, value, end in (("workers", 3, "average"), ("quality", 50, "with quality 50")):
+    cases: list[tuple[Over, int, str]] = [
+        ("workers", 3, "average"), ("quality", 50, "with quality 50"),
+    ]  # fmt: skip
+    for over, value, end in cases:
         config = replace(bench_config, over=over, values=(value,), pipelines=("native",))
         with session(config) as bench_session:
             rows: Any = CASES["sweep"].measure(bench_session)

@@ -212,7 +212,7 @@ def test_slow_answers_are_not_cut_off(
         del client_options["read_timeout"]
         return open_stores(url, client_options=client_options, **options)
 
-    open_stores = stores.from_url
+    open_stores: Any = stores.from_url
     monkeypatch.setattr(stores, "from_url", from_url)
     limits = {"FASTSIAM_CLOUD_PATIENCE": "0.5", "FASTSIAM_CLOUD_STALL": "0.1"}
     with (
