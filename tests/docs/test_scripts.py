@@ -30,6 +30,7 @@ def script(name: str) -> dict[str, Any]:
     ("page", "name", "function"),
     [
         ("results.md", "fastsiam_curves", "table"),
+        ("results.md", "fastsiam_curves", "long_table"),
         ("performance.md", "roofline", "table"),
         ("benchmarks/gpu.md", "roofline", "headline"),
         ("scaling.md", "scaling", "tables"),

@@ -278,7 +278,7 @@ def test_invalid_input_is_rejected_before_any_work(
     assert not (run / "eval").exists() or not list((run / "eval").iterdir())
     two = ("--gpus", "2", "--device", "cpu", "--batch", "7")
     result = fastsiam("eval", "linear", str(run), *two, code=1)
-    assert result.stderr == "error: --batch 7 is not divisible by 2 ranks\n"
+    assert result.stderr == "error: --batch 7 is not divisible by 2 ranks; pass --batch 6\n"
 
     def with_gaps(*arguments: Any, **settings: Any) -> Any:
         loader: Any = build_eval_loader(*arguments, **settings)
