@@ -133,7 +133,7 @@ lock: $(VENV)/installed        ## lock the newest dependencies, and those for th
 
 $(VENV)/installed: pyproject.toml requirements.lock
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fastsiam needs Python 3.11 or newer")'
-	@$(PYTHON) -m pip --python $(PYTHON) --version >/dev/null || { echo "make needs pip 22.3 or newer"; exit 1; }
+	@$(PYTHON) -m pip --help | grep --quiet -e "--python" || { echo "make needs pip 22.3 or newer"; exit 1; }
 	$(PYTHON) -m venv --without-pip $(VENV)
 	$(PYTHON) -m pip --python $(PY) install --quiet --constraint requirements.lock --editable ".[cloud,convert,dali,dask,detection,mlflow,peers,slurm,timm,wandb,docs,dev]"
 	@if ! pkg-config --exists $(LIBRARIES) 2>/dev/null && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
