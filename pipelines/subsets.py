@@ -119,14 +119,13 @@ def _open_images(data: DataConfig, split: Split) -> Store:
     elif data.cache:
         cache = Cache(Path(data.cache), data.cache_gb, is_random=not data.window)
     store = open_store(open_place(data.root, cache), split, columns=data.columns)
-    if cache is not None and store.is_remote and not data.window:
+    if cache is not None and not cache.keeps:
         size = sum(map(len, store.files)) / 1e9
-        if size > data.cache_gb:
-            warn_once(
-                f"--cache stores nothing: {data.data} has {size:,.1f} GB, more than --cache-gb "
-                f"{data.cache_gb:g}, and a full shuffle or an evaluation reads it at random; "
-                "train with --shuffle window:16384 or a larger --cache-gb"
-            )
+        warn_once(
+            f"--cache stores nothing: {data.data} has {size:,.1f} GB, more than --cache-gb "
+            f"{data.cache_gb:g}, and a full shuffle or an evaluation reads it at random; "
+            "train with --shuffle window:16384 or a larger --cache-gb"
+        )
     store.set_rules(ImageRules(exif=data.exif, alpha=data.alpha))
     return store
 
