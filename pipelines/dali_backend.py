@@ -48,7 +48,7 @@ from .store.decode import MOST_PIXELS
 from .store.probe import Bytes, has_only_entropy_data
 from .workers import count, prefetch_map
 
-# The decoders' own messages do not name the image; fastsiam's error does.
+# No warnings of the decoders, which do not name the image. Their errors cannot be turned off.
 os.environ.setdefault("DALI_NVIMGCODEC_LOG_LEVEL", "1")
 # DALI shuts down its pipelines at exit, which crashes in a forked process that inherited them, and
 # when they are garbage-collected, which takes forever there.

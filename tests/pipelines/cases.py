@@ -18,6 +18,7 @@ from fastsiam.pipelines.native_backend import OnDevice, _Slot
 from fastsiam.pipelines.store import BetonStore
 from fastsiam.train.image_list import names_of
 from fastsiam.views.batch import Batch, EvalLoader, Loader
+from fastsiam.views.draws import NO_LEVEL
 from tests.conversions import run
 
 GRAPH, PAGES = "dali's graph for a GPU", "ffcv's page cache"
@@ -206,9 +207,14 @@ def assert_near(ours: Sequence[Batch], theirs: Sequence[Batch], within: float = 
     """Check that batches have the same images, labels and draws, and nearly the same views.
 
     ``within`` is in levels of 255. The default allows for float32 rounding in the normalisation.
+    With more, solarised views are left out, because solarising amplifies differences.
     """
     for one, other in zip(ours, theirs, strict=True):
         assert torch.equal(one.index, other.index) and torch.equal(one.label, other.label)
         assert one.digest == other.digest
-        for a, b in zip(one.views, other.views, strict=True):
-            assert levels(a, b).max() <= within
+        for view, (a, b) in enumerate(zip(one.views, other.views, strict=True)):
+            gap = levels(a, b)
+            if within > 1:
+                assert one.params is not None
+                gap[torch.from_numpy(one.params.solarise[view] != NO_LEVEL)] = 0
+            assert gap.max() <= within

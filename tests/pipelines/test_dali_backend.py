@@ -85,7 +85,7 @@ def test_images_dali_and_pil_reject_are_named_in_error(images: Path, loaders: Lo
 
 
 def test_dali_prints_nothing_about_corrupt_image(images: Path) -> None:
-    """DALI's own error output does not reach the user."""
+    """It is passed to Pillow; DALI would print an error without the image's name."""
     change_image("dali", images / "train", 11, lambda data: data[:-20])
     result = Forked(print_load_error, images).wait()
     assert result.stdout.count("\n") == 1 and "cannot decode" in result.stdout
