@@ -148,14 +148,16 @@ def test_cpu_time_of_running_children_counts() -> None:
 
 
 def test_cpu_time_of_task_leaves_out_search_for_children(monkeypatch: pytest.MonkeyPatch) -> None:
-    def slow_children() -> list[psutil.Process]:
-        end = time.process_time() + 0.2
-        while time.process_time() < end:
-            pass
+    clock = 0
+
+    def spend(seconds: int) -> list[psutil.Process]:
+        nonlocal clock
+        clock += seconds
         return []
 
-    monkeypatch.setattr("fastsiam.bench.measure.children", slow_children)
-    assert time_task(lambda: None).cpu < 0.1
+    monkeypatch.setattr(time, "process_time", lambda: clock)
+    monkeypatch.setattr("fastsiam.bench.measure.children", partial(spend, 10))
+    assert time_task(partial(spend, 1)).cpu == 1
 
 
 def test_cached_pages_are_counted(tmp_path: Path) -> None:
