@@ -58,9 +58,11 @@ def finding(records: Sequence[Record]) -> str:
     share = min(1.0, best.share_of_ceiling or 0.0)
     if best is baseline:
         return f"{text}; {advice}."
+    pipeline, _, stored = best.name.partition(", ")
+    option = f"--pipeline {pipeline}" + (f" ({stored})" if stored else "")
     if not is_data_bound:
-        return f"{text}; {advice}; --pipeline {best.name} would reach {share:.0%}."
-    text += f"; --pipeline {best.name} would help most and reaches {share:.0%}"
+        return f"{text}; {advice}; {option} would reach {share:.0%}."
+    text += f"; {option} would help most and reaches {share:.0%}"
     return f"{text}." if share >= _KEEPS_UP else f"{text}, then {first}, then {then}."
 
 

@@ -40,7 +40,7 @@ def test_finding_names_bottleneck_and_advice() -> None:
     text = finding(build_rows(400, 1600, {"torchvision": 400, "ffcv": 900}))
     assert "--pipeline ffcv would help most and reaches 56%, then more CPU cores" in text
     text = finding(build_rows(400, 1600, {"torchvision": 400, "ffcv, short256": 900}))
-    assert "--pipeline ffcv, short256 would help most and reaches 56%" in text
+    assert "--pipeline ffcv (short256) would help most and reaches 56%" in text
     text = finding(build_rows(4000, 1000, {"torchvision": 800, "ffcv": 990}))
     assert "the model is the bottleneck, but loading takes CPU time from it" in text
     assert "a GPU would help most, then a smaller --backbone or --crop; --pipeline ffcv" in text
