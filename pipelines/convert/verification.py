@@ -60,7 +60,7 @@ def verify(path: Path, *, decoding: bool, workers: int, console: Console) -> lis
             f"{path} contains no .beton files whose names start with train or val; create them "
             "with fastsiam convert, or pass the path of one file"
         )
-    reports = []
+    reports, unreadable = [], set[Place]()
     for file in files:
         report = Report(file)
         reports.append(report)
@@ -68,14 +68,15 @@ def verify(path: Path, *, decoding: bool, workers: int, console: Console) -> lis
             store = BetonStore(file)
         except DataError as error:
             report.bad.append(str(error))
+            unreadable.add(file)
             continue
         if manifest and file.name not in manifest:
             report.bad.append(f"{file} is not in the manifest")
         elif manifest and manifest[file.name] != store.about:
             report.bad.append(f"{file} does not match its description in the manifest")
-        if file in first_parts:
+        if (first := first_parts.get(file)) and first not in unreadable:
             try:
-                BetonStore(first_parts[file], file)
+                BetonStore(first, file)
             except DataError as error:
                 report.bad.append(str(error))
         report.images, report.bytes = len(store), int(store.size.sum())

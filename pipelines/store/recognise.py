@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from fastsiam.config import AUTOMATIC, ColumnNames
@@ -71,8 +72,10 @@ def open_store(
         _check_columns(store, columns)
         if split == "val" and (store.labels < 0).all() and (wnids := validation_wnids(store)):
             classes: tuple[str, ...] = ()
+            # The cache does not have to hold the training images too.
+            uncached = replace(root, cache=None) if isinstance(root, RemotePath) else root
             with contextlib.suppress(DataError):  # there are only validation images
-                classes = open_store(root, "train", columns=columns).classes
+                classes = open_store(uncached, "train", columns=columns).classes
             store.labels, store.classes = number_classes(wnids, store.root, classes)
         return store
 

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from fastsiam.console import Console
 from fastsiam.pipelines.convert import prepare
+from fastsiam.pipelines.convert.verification import verify
 from tests.conftest import write_images
 from tests.conversions import find_problems, run, stub_raising
 from tests.processes import fastsiam
@@ -46,6 +48,19 @@ def test_manifests_of_deleted_files_are_ignored(images: Path, tmp_path: Path) ->
         assert find_problems(out) == []
         for file in out.glob("*.beton"):
             file.unlink()
+
+
+def test_unreadable_first_part_is_fault_of_that_part_alone(images: Path, tmp_path: Path) -> None:
+    first, *_ = files = [tmp_path / f"train-0000{n}-of-00003.beton" for n in (1, 2, 3)]
+    for number in (1, 2, 3):
+        run("folder", images, tmp_path, part=f"{number}/3")
+    first.write_bytes(b"XX" + first.read_bytes()[2:])
+    reports = {
+        one.path: one
+        for one in verify(tmp_path, decoding=False, workers=1, console=Console(quiet=True))
+    }
+    assert [len(reports[file].bad) for file in files] == [1, 0, 0]
+    assert str(first) in reports[first].bad[0]
 
 
 def test_verify_compares_files_with_manifest(

@@ -31,11 +31,11 @@ from fastsiam.pipelines.remote.cache import Cache, Chunk
 from fastsiam.pipelines.remote.storage import Facts
 from tests.conftest import write_images
 from tests.disks import fill, read_only, small_disk
-from tests.object_storage import connected, read_all, web_server
+from tests.object_storage import connected, read_all, upload, web_server
 from tests.pipelines.cases import batches, same
 from tests.pipelines.conftest import Loaders
 from tests.processes import Forked
-from tests.sources import folder_members, tar
+from tests.sources import folder_members, imagenet, tar
 
 pytest.importorskip("obstore", reason="needs obstore: pip install 'fastsiam[cloud]'")
 
@@ -495,3 +495,19 @@ def test_full_shuffle_larger_than_cache_caches_nothing(
             assert bool(bytes_of(folder)) == (shuffle != "full")
     message = "a full shuffle or an evaluation reads it at random; train with --shuffle window:"
     assert caplog.text.count(message) == 1
+
+
+def test_cache_larger_than_validation_tar_keeps_it(
+    cloud: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The training tar, which is opened for the names of the classes, need not fit."""
+    monkeypatch.setattr(cache, "CHUNK", CHUNK)
+    folder, root = tmp_path / "cache", imagenet(tmp_path / "imagenet")
+    sizes = {path.name: path.stat().st_size for path in root.glob("*.tar")}
+    limit = sizes["ILSVRC2012_img_val.tar"] + CHUNK
+    assert limit < sizes["ILSVRC2012_img_train.tar"]
+    settings = DataConfig(
+        data=upload(cloud, root, "imagenet"), cache=str(folder), cache_gb=limit / 1e9
+    )
+    read_all(open_split(settings, "val"))
+    assert bytes_of(folder) == sizes["ILSVRC2012_img_val.tar"] and not caplog.text
