@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -106,14 +107,16 @@ def enlarge_images(images: Path) -> None:
 
 
 def train_and_show_evaluation(evaluates: Path, options: Sequence[str]) -> None:
-    """Train; create the file ``evaluates`` when the first evaluation begins."""
+    """Train; create the file ``evaluates`` when the first evaluation begins, which does not end."""
     evaluate = feature_batches
 
-    def shown(*arguments: Any, **options: Any) -> Iterator[Any]:
+    def endless(*arguments: Any, **options: Any) -> Iterator[Any]:
         evaluates.touch()
-        yield from evaluate(*arguments, **options)
+        for batch in evaluate(*arguments, **options):
+            threading.Event().wait()  # signals still arrive
+            yield batch
 
-    with patch.object(knn_monitor, "feature_batches", shown):
+    with patch.object(knn_monitor, "feature_batches", endless):
         run_program("train", *options)
 
 
