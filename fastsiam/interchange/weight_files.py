@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
 from torch.serialization import safe_globals
 
-from fastsiam.errors import CheckpointError
+from fastsiam.errors import CheckpointError, lacks_memory
 from fastsiam.files import atomic_write, os_errors_as, parse_json, reason
 from fastsiam.run.checkpoint import previous_hint
 
@@ -70,6 +70,8 @@ def read(path: Path) -> Any:
     except CheckpointError:
         raise
     except Exception as error:  # the unpickler can raise any exception on a corrupt file
+        if lacks_memory(error):
+            raise CheckpointError(f"cannot read {path}: out of memory") from error
         fault = (
             "it is corrupt, or not a weights file (torch.save or .safetensors; files of TensorFlow "
             "and JAX must be converted to PyTorch first)"

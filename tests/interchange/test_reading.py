@@ -9,7 +9,7 @@ from functools import cache, partial
 from operator import methodcaller
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import pytest
 import torch
@@ -185,6 +185,14 @@ def test_unsupported_heads_are_rejected(tmp_path: Path) -> None:
         with pytest.raises(CheckpointError, match=problems) as caught:
             load_pretrained(tmp_path / "w.pth")
         assert "\n" not in str(caught.value)
+
+
+def test_lack_of_memory_is_not_corruption(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.save({}, path := tmp_path / "w.pth")
+    no_memory = RuntimeError("[enforce fail at alloc_cpu.cpp:128] can't allocate memory")
+    monkeypatch.setattr(torch, "load", Mock(side_effect=no_memory))
+    with pytest.raises(CheckpointError, match=r"cannot read .*w\.pth: out of memory$"):
+        load_pretrained(path)
 
 
 def test_paths_without_weights_are_rejected(tmp_path: Path) -> None:
