@@ -20,7 +20,7 @@ from fastsiam.run.records import Record
 
 from . import weight_files
 from .card import model_card, snippet
-from .head_weights import HEADS, Head
+from .head_weights import HEADS, Head, layers_of
 from .layouts import AUTHORS, DETECTRON2, Layout, substitute
 from .pretrained import Pretrained
 
@@ -177,6 +177,8 @@ def _find_heads_problem(authors: Layout, pretrained: Pretrained) -> str:
         if present != (part in authors.parts):
             return f"the authors have no {part}" if present else f"no {part}"
     for part, expected in authors.heads.items():
+        if not layers_of(state, part):
+            return f"a {part} whose layers are not numbered"
         head = Head.of(state, part)
         if expected.widths[0] == 0 and head.widths[0] != skeleton(pretrained.model).features:
             return f"a {part} of width {head.widths[0]}: the authors' has the features' width"

@@ -27,7 +27,7 @@ class Head:
     @classmethod
     def of(cls, weights: Mapping[str, Tensor], part: str) -> Head:
         """Infer a head's architecture from its weights, which must have at least one layer."""
-        layers = _layers(weights, part)
+        layers = layers_of(weights, part)
         norms = [f"{part}.{number + 1}." for number in layers]
         hidden = any(key.startswith(tuple(norms[:-1])) for key in weights)
         output = any(key.startswith(norms[-1]) for key in weights)
@@ -43,7 +43,7 @@ def build_parts(backbone: Backbone, weights: Mapping[str, Tensor]) -> nn.Sequent
     parts: dict[str, nn.Module] = {"backbone": backbone}
     width = backbone.features
     for part in HEADS:
-        if layers := _layers(weights, part):
+        if layers := layers_of(weights, part):
             if part == "predictor" and "projector" not in parts:
                 width = next(iter(layers.values())).shape[1]
             head = Head.of(weights, part)
@@ -68,7 +68,7 @@ def renumber(names: Mapping[str, str], state: Mapping[str, Tensor]) -> dict[str,
     new_numbers: dict[str, dict[int, int]] = {part: {} for part in HEADS}
     for part, number in sorted({_split(name)[:2] for name in weights} - {("", 0)}):
         free = max(new_numbers[part].values(), default=-1) + 1
-        new_numbers[part][number] = free + -free % 3 if number in _layers(weights, part) else free
+        new_numbers[part][number] = free + -free % 3 if number in layers_of(weights, part) else free
 
     def rename(name: str) -> str:
         part, number, rest = _split(name)
@@ -92,7 +92,7 @@ def _split(name: str) -> tuple[str, int, str]:
     return (match[1], int(match[2]), name[match.end() :]) if match else ("", 0, "")
 
 
-def _layers(weights: Mapping[str, Tensor], part: str) -> dict[int, Tensor]:
+def layers_of(weights: Mapping[str, Tensor], part: str) -> dict[int, Tensor]:
     """Return the weight matrices of a head by layer number, in order."""
     pattern = re.compile(rf"{part}\.(\d+)\.weight")
     matches = ((pattern.fullmatch(key), x) for key, x in weights.items() if x.dim() == 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -114,9 +115,9 @@ def prefixed(state: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {prefix + key: value for key, value in state.items()}
 
 
-def refused(model: ModelConfig) -> dict[str, str]:
+def refused(model: ModelConfig, rename: Callable[[str], str] = lambda name: name) -> dict[str, str]:
     """Return by export format why it does not support a model; empty if it does."""
-    state = method_skeleton(model).state_dict()
+    state = {rename(name): x for name, x in method_skeleton(model).state_dict().items()}
     return unsupported_formats(
         Pretrained(path=Path("x.pth"), layout="fastsiam", model=model, state=state)
     )

@@ -226,6 +226,10 @@ def test_unsupported_exports_are_rejected(tmp_path: Path) -> None:
     """Unsupported networks get an alternative in the message; bad file names and folders."""
     for model, format, reason in REFUSED:
         assert refused(model)[format] == reason
+    assert (
+        "projector whose layers are not numbered"
+        in refused(R18, lambda name: name.replace("projector.", "projector.own"))["simsiam"]
+    )
     pretrained = untrained(with_model_settings(R18, dim=16))
     headless = replace(pretrained, state=pretrained.part("backbone"))
     way_out = r"^cannot write x\.pth as simsiam \(no projector\): use --format plain or "
