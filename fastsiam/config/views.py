@@ -136,6 +136,7 @@ class AugmentConfig(Config):
         """Build it from values by name. View settings have one value, or one per view."""
         views = settings_of(ViewConfig)
         count = convert_value(int, flags.get("views", 2), "views")
+        require(count >= 1, f"views must be at least 1, not {count}")
         require(count <= _MOST_VIEWS, f"views must be at most {_MOST_VIEWS}, not {count}")
         columns = {x: _of_each_view(x, flags[x], count) for x in views if x in flags}
         view_flags = [{name: values[i] for name, values in columns.items()} for i in range(count)]

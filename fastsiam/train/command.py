@@ -135,9 +135,11 @@ def check_shares(config: TrainConfig, world: int) -> None:
             f"divided into groups of {images}: choose a --bn-images value that divides them, or "
             "another --batch"
         )
-    if (ranks := config.numerics.sync_bn_ranks) and world % ranks:
+    ranks = config.numerics.sync_bn_ranks if config.numerics.sync_bn else 0
+    if ranks and world % ranks:
         raise ValueError(
-            f"{world} ranks cannot be divided into groups of {ranks} (--sync-bn-ranks)"
+            f"{format_count(world, 'rank')} cannot be divided into groups of {ranks} "
+            "(--sync-bn-ranks)"
         )
 
 

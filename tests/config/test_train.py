@@ -55,6 +55,7 @@ def test_eval_resize_default_follows_crop(crop: int, given: int, side: int) -> N
         ({"crop": "big"}, "crop must be a whole number, not 'big'"),
         ({"views": 3}, "simsiam compares two views of each image, not 3"),
         ({"views": 1}, "views must be at least 2, not 1"),
+        ({"views": -1}, "views must be at least 1, not -1"),
         ({"views": 10**23}, "views must be at most 1000, not 1000"),
         ({"method": "nothing"}, "unknown method 'nothing'; choose one of simsiam"),
         ({"batch": 10, "accumulate": 3}, "batch 10 is not divisible by accumulate 3"),

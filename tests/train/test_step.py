@@ -86,5 +86,6 @@ def test_preflight_rejects_invalid_step_settings(small: TrainConfig) -> None:
     ):
         with pytest.raises(ValueError, match=message):
             preflight(with_settings(small, **settings), world=world)
+    preflight(with_settings(small, sync_bn=False, sync_bn_ranks=3), world=2)  # it has no effect
     with pytest.raises(DeviceError, match="needs exactly one GPU; pass --no-cuda-graphs"):
         preflight(with_settings(small, **graphs), world=1)
