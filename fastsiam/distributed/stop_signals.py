@@ -53,7 +53,8 @@ class StopSignals:
         self._place = place
         self._failure: FastSiamError | None = None
         self._group: dist.ProcessGroup | None = None
-        if not self._is_alone:
+        """All ranks; None if there is only one."""
+        if place.world > 1:
             self._group = dist.new_group(backend="gloo", timeout=place.timeout)  # type: ignore[assignment]
         self._handlers = handle_stop_signals(
             self._note,
@@ -61,10 +62,6 @@ class StopSignals:
             numbers=_STOPS,
             echo=lambda number: _LONG_ECHO if is_worker() or number != signal.SIGINT else ECHO,
         )
-
-    @property
-    def _is_alone(self) -> bool:
-        return self._place.world == 1
 
     def __enter__(self) -> StopSignals:
         self._handlers.__enter__()
@@ -91,7 +88,7 @@ class StopSignals:
                 try:
                     item = next(iterator, sentinel)
                 except FastSiamError as failure:
-                    if self._is_alone:
+                    if self._group is None:
                         raise
                     error = failure
             verdict, has_item = self._agree(
@@ -120,13 +117,13 @@ class StopSignals:
 
     def meet(self) -> None:
         """Wait for the other ranks before exiting; ignore ranks that are already gone."""
-        if not self._is_alone:
+        if self._group is not None:
             with contextlib.suppress(RuntimeError):
                 dist.barrier(self._group)
 
     def _agree(self, vote: int, has_item: bool) -> tuple[int, bool]:
         """Return the ranks' most urgent vote, and whether any of them has an item."""
-        if self._is_alone:
+        if self._group is None:
             return vote, has_item
         votes = torch.tensor([vote, has_item])
         dist.all_reduce(votes, dist.ReduceOp.MAX, self._group)

@@ -68,13 +68,7 @@ class MetricsLog:
         if invalid:
             folder.console.warn(f"removed {format_count(invalid, 'invalid line')} from {self.path}")
         self._unwritten: list[str] = []
-        self._trackers = Trackers(
-            trackers,
-            run=folder.path,
-            settings=settings or {},
-            step=step,
-            console=folder.console,
-        )
+        self._trackers = Trackers(trackers, folder, settings or {}, step)
 
     def write(self, kind: str, values: dict[str, Any]) -> None:
         """Append one line to the file, and pass its numbers to the trackers."""

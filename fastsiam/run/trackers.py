@@ -12,9 +12,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
-from fastsiam.console import Console
 from fastsiam.errors import BackendError
 from fastsiam.files import why
+from fastsiam.run.run_folder import RunFolder
 
 Outcome = Literal["FINISHED", "KILLED", "FAILED"]
 """How a run ended, in MLflow's words; KILLED means that a signal stopped it."""
@@ -168,26 +168,19 @@ class Trackers:
 
     Args:
         names: keys of ``TRACKERS``.
-        run: the run's folder.
+        folder: the run's folder, whose console prints warnings.
         settings: every setting by its flag's name.
         step: number of steps that the run resumes after; 0 for a new run.
-        console: prints warnings.
     """
 
     def __init__(
-        self,
-        names: Iterable[str],
-        *,
-        run: Path,
-        settings: Mapping[str, Any],
-        step: int,
-        console: Console,
+        self, names: Iterable[str], folder: RunFolder, settings: Mapping[str, Any], step: int
     ) -> None:
-        self._console = console
+        self._console = folder.console
         self._trackers: dict[str, Any] = {}
         for name in names:
             with self._disabled_on_error(name):
-                self._trackers[name] = TRACKERS[name](run, settings, step)
+                self._trackers[name] = TRACKERS[name](folder.path, settings, step)
 
     def log(self, step: int, figures: dict[str, float]) -> None:
         """Pass figures to all trackers."""

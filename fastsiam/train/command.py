@@ -36,7 +36,7 @@ from fastsiam.run.trackers import check_trackers
 from fastsiam.train import image_list
 from fastsiam.train.compile import CompilationError, without_compilation
 from fastsiam.train.knn_monitor import knn_monitor
-from fastsiam.train.memory import oom_error
+from fastsiam.train.memory import check_memory
 from fastsiam.train.resolve import ResolvedConfig, resolve
 from fastsiam.train.start import (
     check_no_existing_run,
@@ -253,10 +253,7 @@ def _trainer(
         resolved, step = prepare_step(resolved, method, console)
     except (RuntimeError, MemoryError) as error:
         done = 0 if resolved.start is None else resolved.start.step
-        if memory_error := oom_error(
-            error, resolved.config, at=done + 1, saved="no step was taken"
-        ):
-            raise memory_error from error
+        check_memory(error, resolved.config, at=done + 1, saved="no step was taken")
         raise
     if place.is_leader:  # write only after data, settings and model are known to work
         bad.write()  # first, because a branch that has a checkpoint reads its own list

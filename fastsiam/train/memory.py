@@ -59,10 +59,8 @@ def training_bytes(config: TrainConfig, place: Place, *, images: int) -> float:
     return state + _ACTIVATION_FACTOR * activations + _COPIES_PER_VIEW * pixels + overhead
 
 
-def oom_error(
-    error: BaseException, config: TrainConfig, *, at: int, saved: object
-) -> TrainingError | None:
-    """Return the error to raise if ``error`` means that memory ran out, else None.
+def check_memory(error: BaseException, config: TrainConfig, *, at: int, saved: str) -> None:
+    """Raise a TrainingError with advice if ``error`` means that memory ran out.
 
     A step may be incomplete, so the state is not saved.
 
@@ -73,7 +71,7 @@ def oom_error(
         saved: text that names the last good checkpoint, or says that none exists.
     """
     if not lacks_memory(error):
-        return None
+        return
     is_gpu = lacks_gpu_memory(error)
     kind = "GPU memory" if is_gpu else "memory"
     flags = []
@@ -89,7 +87,7 @@ def oom_error(
     if not is_gpu or pipeline == "dali":  # others have no GPU memory for each worker
         flags += ["fewer --workers"]
     advice = f"to resume this run, pass {' or '.join(flags)}; " if flags else ""
-    return TrainingError(
+    raise TrainingError(
         f"out of {kind} at step {at:,} with --batch {config.optim.batch:,}; {advice}a new run "
         f"needs less with a lower --batch or a higher --accumulate; {saved}"
-    )
+    ) from error

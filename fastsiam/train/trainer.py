@@ -26,7 +26,7 @@ from fastsiam.run.checkpoint import Checkpoint
 from fastsiam.run.run_folder import RunFolder
 from fastsiam.run.trackers import Outcome
 from fastsiam.train.clock import Clock
-from fastsiam.train.memory import oom_error
+from fastsiam.train.memory import check_memory
 from fastsiam.train.metrics import StepMetrics
 from fastsiam.train.saver import Saver
 from fastsiam.train.step import TrainingStep
@@ -229,11 +229,7 @@ class Trainer:
                 self._save_for(error)
             raise
         except (RuntimeError, MemoryError) as error:
-            config = self._step.config
-            if memory_error := oom_error(
-                error, config, at=self.done + 1, saved=self._saver.last_good
-            ):
-                raise memory_error from error
+            check_memory(error, self._step.config, at=self.done + 1, saved=self._saver.last_good)
             raise
 
     def interrupted_error(self, signalled: int) -> Interrupted:

@@ -16,10 +16,10 @@ import pytest
 
 from fastsiam.config import TrainConfig
 from fastsiam.config.run import TRACKERS as NAMES
-from fastsiam.console import Console
 from fastsiam.distributed import Signalled, StopSignals
 from fastsiam.errors import BackendError, Interrupted
 from fastsiam.run.log import read_metrics
+from fastsiam.run.run_folder import RunFolder
 from fastsiam.run.trackers import TRACKERS, Trackers, check_trackers
 from fastsiam.train.command import train_here
 from tests.configs import flags, with_settings
@@ -102,7 +102,7 @@ def test_wandb_logs_repeated_evaluation(tmp_path: Path, monkeypatch: pytest.Monk
     wandb = Mock()
     wandb.init.return_value.starting_step = 4
     monkeypatch.setitem(sys.modules, "wandb", wandb)
-    trackers = Trackers(["wandb"], run=tmp_path, settings={}, step=3, console=Console())
+    trackers = Trackers(["wandb"], RunFolder(tmp_path), {}, 3)
     for step, name in ((2, "knn/top1"), (3, "train/loss"), (3, "knn/top1"), (4, "knn/top1")):
         trackers.log(step, {name: 0.5})
     logged = [(call.kwargs["step"], *call.args[0]) for call in wandb.init().log.mock_calls]
@@ -203,7 +203,7 @@ def test_mlflow_is_disabled_after_failed_upload(
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
     operations: Any = RunOperations
     monkeypatch.setattr(mlflow, "log_metrics", lambda *_, **__: operations([failed]))
-    start = partial(Trackers, run=tmp_path, settings={}, step=0, console=Console())
+    start = partial(Trackers, folder=RunFolder(tmp_path), settings={}, step=0)
     trackers = start(["mlflow"])
     trackers.log(1, {"train/loss": 0.5})
     assert "disabled" not in capsys.readouterr().err

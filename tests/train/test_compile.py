@@ -19,12 +19,12 @@ from torch._inductor.exc import InductorError
 
 from fastsiam.config import TrainConfig
 from fastsiam.config.settings_files import RunSettings
-from fastsiam.errors import BackendError
+from fastsiam.errors import BackendError, TrainingError
 from fastsiam.evaluate.features import frozen_output
 from fastsiam.methods import build_method
 from fastsiam.run import checkpoint as checkpoints
 from fastsiam.train.compile import cache_folder, cause_line, compile_settings
-from fastsiam.train.memory import oom_error
+from fastsiam.train.memory import check_memory
 from fastsiam.train.resolve import with_compilation
 from fastsiam.train.step import TrainingStep
 from tests import rank_jobs
@@ -142,7 +142,8 @@ def test_failed_cuda_graph_capture_is_reported(
     """Compilation itself works here. Errors of the device are passed on, also inductor's."""
     config = with_settings(small, compile="on", cuda_graphs=True)
     memory = InductorError(torch.OutOfMemoryError("CUDA out of memory."), first_useful_frame=None)
-    assert "out of GPU memory" in str(oom_error(memory, config, at=1, saved=""))
+    with pytest.raises(TrainingError, match="out of GPU memory"):
+        check_memory(memory, config, at=1, saved="")
     no_graphs = r"model \(RuntimeError: not these\); pass --no-cuda-graphs"
     for error, kind, message in (
         (RuntimeError("not these"), BackendError, no_graphs),

@@ -8,8 +8,9 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from fastsiam.config.recipes import RECIPES
 from fastsiam.distributed import Place
+from fastsiam.errors import TrainingError
 from fastsiam.methods import build_method
-from fastsiam.train.memory import oom_error, training_bytes
+from fastsiam.train.memory import check_memory, training_bytes
 from tests.configs import with_settings
 from tests.train.runs import CPU
 
@@ -90,12 +91,14 @@ def test_oom_advice_depends_on_settings(
     config = with_settings(
         RECIPES["imagenet"](), **{"pipeline": "native", "compile": "off", **settings}
     )
-    message = str(oom_error(error, config, at=1, saved="nothing was saved yet"))
+    with pytest.raises(TrainingError) as caught:
+        check_memory(error, config, at=1, saved="nothing was saved yet")
+    message = str(caught.value)
     assert f"to resume this run, pass {advice}" in message
     assert message.startswith("out of GPU memory") == (error is not HOST)
 
 
 def test_oom_error_without_advice_for_resuming() -> None:
     config = with_settings(RECIPES["imagenet"](), pipeline="native", activation_memory=0.5)
-    message = str(oom_error(GPU, config, at=1, saved="nothing was saved yet"))
-    assert "with --batch 512; a new run needs less with a lower --batch" in message
+    with pytest.raises(TrainingError, match=r"with --batch 512; a new run needs less with a low"):
+        check_memory(GPU, config, at=1, saved="nothing was saved yet")
