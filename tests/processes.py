@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +139,17 @@ def _begin(
     os.chdir(folder)
     multiprocessing.set_start_method(None, force=True)  # children use the default method
     function(*arguments)
+
+
+@contextlib.contextmanager
+def signals_handled(handler: Any, *numbers: signal.Signals) -> Iterator[None]:
+    """Handle signals inside the context, even those that pytest inherited as ignored."""
+    old_handlers = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, old in old_handlers.items():
+            signal.signal(number, old)
 
 
 def wait_until(process: Forked | subprocess.Popen[bytes], condition: Callable[[], object]) -> None:

@@ -32,7 +32,7 @@ from fastsiam.pipelines.backends import Backend
 from fastsiam.train.command import train_here
 from tests.configs import flags, with_settings
 from tests.conftest import ROOT
-from tests.processes import fastsiam, python
+from tests.processes import fastsiam, python, signals_handled
 
 UNWRITABLE = (
     "error: cannot write to standard output: No space left on device; free some space and try "
@@ -58,12 +58,9 @@ def test_interrupt_during_finalizer_is_repeated(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)  # restored after the test
     monkeypatch.setattr(cli, "_run", wait_after_ignored_interrupt)
-    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            cli.main()
-    finally:
-        signal.signal(signal.SIGINT, handler)
+    handled = signals_handled(signal.default_int_handler, signal.SIGINT)
+    with handled, pytest.raises(KeyboardInterrupt):
+        cli.main()
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from fastsiam.pipelines.convert.command import stoppable
 from fastsiam.pipelines.workers import process_pool
 from fastsiam.signals import ECHO, STOPS
 from tests.conftest import ROOT
-from tests.processes import Forked, wait_until
+from tests.processes import Forked, signals_handled, wait_until
 
 
 def test_signal_during_worker_start_kills_workers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,11 +118,6 @@ def test_second_sigint_ends_conversion_immediately(tmp_path: Path) -> None:
 
 
 def test_ignored_signals_stay_ignored() -> None:
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in STOPS}
-    try:
-        with stoppable("on"):
-            for number in STOPS:
-                signal.raise_signal(number)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    with signals_handled(signal.SIG_IGN, *STOPS), stoppable("on"):
+        for number in STOPS:
+            signal.raise_signal(number)

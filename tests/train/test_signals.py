@@ -30,7 +30,7 @@ from fastsiam.train import knn_monitor
 from fastsiam.train.trainer import Trainer
 from tests.configs import flags, with_settings
 from tests.conftest import ROOT
-from tests.processes import Forked, command, fastsiam, run_program, wait_until
+from tests.processes import Forked, command, fastsiam, run_program, signals_handled, wait_until
 from tests.tiers import slow
 from tests.train.runs import history, train_run, verify_run
 
@@ -192,14 +192,11 @@ def test_second_sigint_is_repetition_under_launcher(
     monkeypatch.setattr(stop_signals, "exit_immediately", exits := Mock())
     clock = Mock(monotonic=Mock(return_value=0.0))
     monkeypatch.setattr("fastsiam.signals.time", clock)
-    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        with StopSignals(Place(0, 1, torch.device("cpu"))):
-            signal.raise_signal(signal.SIGINT)
-            clock.monotonic.return_value += 2 * ECHO
-            signal.raise_signal(signal.SIGINT)
-    finally:
-        signal.signal(signal.SIGINT, handler)
+    handled = signals_handled(signal.default_int_handler, signal.SIGINT)
+    with handled, StopSignals(Place(0, 1, torch.device("cpu"))):
+        signal.raise_signal(signal.SIGINT)
+        clock.monotonic.return_value += 2 * ECHO
+        signal.raise_signal(signal.SIGINT)
     assert exits.called is not launcher
 
 
@@ -217,15 +214,9 @@ def test_second_signal_during_tracker_close(
         if step == 4:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    # SIGINT is ignored if the tests were started in the background.
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    handlers = [signal.signal(number, signal.default_int_handler) for number in numbers]
-    try:
-        with pytest.raises(Interrupted) as caught:
-            train_run(small, stop, tracker="tensorboard", knn_every=0)
-    finally:
-        for number, handler in zip(numbers, handlers, strict=True):
-            signal.signal(number, handler)
+    handled = signals_handled(signal.default_int_handler, signal.SIGINT, signal.SIGTERM)
+    with handled, pytest.raises(Interrupted) as caught:
+        train_run(small, stop, tracker="tensorboard", knn_every=0)
     step, last = checkpoints.load(run).step, checkpoints.last(run)
     assert str(caught.value) == (
         f"{second.name}: stopped after step {step}, saved {last}; "
