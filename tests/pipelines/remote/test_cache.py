@@ -232,8 +232,8 @@ def test_processes_share_cache(tmp_path: Path) -> None:
 
 
 def fetch_all(folder: Path) -> None:
-    """Fetch all chunks one at a time, in total for longer than a claim lasts."""
-    storage.PARALLEL, cache._LONGEST_WAIT = 1, 1.0
+    """Fetch all chunks one at a time."""
+    storage.PARALLEL = 1
     disk_cache, server = cache_of(folder, 100), Server()
     get = server.get
 
