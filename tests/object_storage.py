@@ -22,7 +22,7 @@ import pytest
 
 from fastsiam.pipelines import Store
 from fastsiam.pipelines.remote import storage
-from tests.processes import Forked, free_port, wait_until
+from tests.processes import Forked, free_port, listens, wait_until
 
 BUCKET = "bucket"
 KEY, SECRET = "KEYTHATNOBODYSEES", "SECRETTHATNOBODYSEES"
@@ -49,21 +49,13 @@ def connected(variables: Mapping[str, str]) -> Iterator[None]:
             reconnect()
 
 
-def _listens(port: int) -> bool:
-    """Return whether a server listens on a loopback port."""
-    with contextlib.suppress(OSError):
-        socket.create_connection(("127.0.0.1", port), 1).close()
-        return True
-    return False
-
-
 @contextlib.contextmanager
 def _running(serve: Callable[..., None], *arguments: object) -> Iterator[str]:
     """Run ``serve(port, *arguments)`` in a process; yield the server's address."""
     port = free_port()
     process = Forked(serve, port, *arguments)
     try:
-        wait_until(process, lambda: _listens(port))
+        wait_until(process, lambda: listens(port))
         yield f"http://127.0.0.1:{port}"
     finally:
         process.send(9)

@@ -179,6 +179,13 @@ def free_port() -> int:
     raise AssertionError("no port is free")
 
 
+def listens(port: int) -> bool:
+    """Return whether a server listens on a port of this machine."""
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+        return True
+    return False
+
+
 def command(*arguments: str, **options: Any) -> Forked:
     """Start ``fastsiam ARGUMENTS``; ``options``: environment, folder and session of ``Forked``."""
     options["environment"] = {"COLUMNS": "200", **options.get("environment", {})}

@@ -17,7 +17,6 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -54,6 +53,7 @@ from tests.processes import (
     fault_environment,
     fork_programs,
     free_port,
+    listens,
     wait_until,
 )
 from tests.ranks import fastsiam_on_ranks
@@ -248,7 +248,7 @@ def test_run_continues_when_machines_leave_and_join(config: TrainConfig, tmp_pat
     arguments = ["train", *flags(config)]
     alone = fault_environment(FAULT="wait", FAULT_RANK="0", FAULT_WORLD="1", FAULT_AT="6")
     stays = Forked(_launch_with_short_last_call, *arguments, environment=alone)
-    wait_until(stays, partial(_is_rendezvous_open, config))
+    wait_until(stays, lambda: listens(config.run.meeting[1]))
     lost = fault_environment(FAULT="machine", FAULT_RANK="any", FAULT_AT="5")
     goes = Forked(_launch_with_short_last_call, *arguments, environment=lost)
     assert goes.wait(120).returncode < 0
@@ -265,12 +265,6 @@ def test_run_continues_when_machines_leave_and_join(config: TrainConfig, tmp_pat
     for one, other in zip(history(run), history(reference), strict=True):
         assert one[:2] == other[:2] and one[5] == other[5]  # step, epoch, learning rate
         assert one[2:4] == pytest.approx(other[2:4], abs=1e-3)  # loss, std
-
-
-def _is_rendezvous_open(config: TrainConfig) -> bool:
-    with contextlib.suppress(OSError), socket.create_connection(config.run.meeting):
-        return True
-    return False
 
 
 @pytest.fixture
