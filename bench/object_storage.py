@@ -23,8 +23,8 @@ BUCKET = "bench"
 @contextlib.contextmanager
 def serve(folder: Path, seconds: float) -> Iterator[int]:
     """Serve the files of a folder, with each response delayed by ``seconds``; yield the port."""
-    handler = type("Handler", (_Objects,), {"folder": folder, "seconds": seconds})
-    with _Server(("127.0.0.1", 0), handler) as server:
+    handler = type("Handler", (Objects,), {"folder": folder, "seconds": seconds})
+    with Server(("127.0.0.1", 0), handler) as server:
         process = multiprocessing.get_context("fork").Process(
             target=server.serve_forever, daemon=True
         )
@@ -47,14 +47,16 @@ def environment(port: int) -> dict[str, str]:
     }
 
 
-class _Server(ThreadingHTTPServer):
-    request_queue_size = 1024
+class Server(ThreadingHTTPServer):
+    """HTTP server with a thread per connection, for many parallel clients."""
+
+    request_queue_size = 1024  # the default of 5 refuses connections
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignore errors: clients may disconnect early."""
 
 
-class _Objects(BaseHTTPRequestHandler):
+class Objects(BaseHTTPRequestHandler):
     """Handler of S3's GET and HEAD requests."""
 
     protocol_version = "HTTP/1.1"
@@ -63,9 +65,11 @@ class _Objects(BaseHTTPRequestHandler):
     seconds: float
 
     def do_HEAD(self) -> None:
+        """Answer like GET, without the body."""
         self.do_GET()
 
     def do_GET(self) -> None:
+        """Send an object, a list of objects, or an error."""
         time.sleep(self.seconds)
         address = urlsplit(self.path)
         path = self.folder / unquote(address.path).removeprefix(f"/{BUCKET}").strip("/")
@@ -87,7 +91,8 @@ class _Objects(BaseHTTPRequestHandler):
             first, end = int(match[1]), min(int(match[2] or size) + 1, size)
         self.send_response(206 if match else 200)
         self.send_header("Content-Length", str(end - first))
-        self.send_header("Content-Range", f"bytes {first}-{end - 1}/{size}")
+        if match:
+            self.send_header("Content-Range", f"bytes {first}-{end - 1}/{size}")
         self.send_header("ETag", etag)
         self.send_header("Last-Modified", self.date_time_string(int(modified)))
         self.end_headers()

@@ -7,19 +7,18 @@ from __future__ import annotations
 
 import contextlib
 import random
-import re
 import socket
 import socketserver
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
 
+from fastsiam.bench.object_storage import Objects, Server
 from fastsiam.pipelines import Store
 from fastsiam.pipelines.remote import storage
 from tests.processes import Forked, free_port, listens, wait_until
@@ -73,10 +72,6 @@ def _serve_s3(port: int) -> None:
     main(["-H", "127.0.0.1", "-p", str(port)])
 
 
-class _Server(ThreadingHTTPServer):
-    request_queue_size = 256  # the default of 5 refuses connections of parallel clients
-
-
 def web_server(
     folder: Path, *, ranges: bool = True, etags: bool = True
 ) -> AbstractContextManager[str]:
@@ -86,56 +81,32 @@ def web_server(
 
 def _serve(port: int, folder: Path, ranges: bool, etags: bool) -> None:
     settings = {"folder": folder, "ranges": ranges, "etags": etags}
-    _Server(("127.0.0.1", port), type("Handler", (_Files,), settings)).serve_forever()
+    Server(("127.0.0.1", port), type("Handler", (_Files,), settings)).serve_forever()
 
 
-class _Files(BaseHTTPRequestHandler):
-    """HTTP handler that serves files with ranges, ETag and Last-Modified."""
+class _Files(Objects):
+    """HTTP handler that serves a folder like a web server, instead of a bucket."""
 
-    protocol_version = "HTTP/1.1"
-    folder: Path
     ranges: bool
     etags: bool
 
-    def do_HEAD(self) -> None:
-        self._answer(body=False)
-
     def do_GET(self) -> None:
-        self._answer(body=True)
-
-    def _answer(self, *, body: bool) -> None:
         path = self.folder / unquote(self.path).lstrip("/")
         if path.is_dir():  # a generated index page has no Content-Length
             self.close_connection = True
             self.send_response(200)
             self.end_headers()
-            return
-        if not path.is_file():  # many servers answer 403 for missing files
+        elif not path.is_file():  # many servers answer 403 for missing files
             denied = "forbidden" in self.path or path.suffix == ".beton"
             self.send_error(403 if denied else 404)
-            return
-        facts = path.stat()
-        size = facts.st_size
-        first, last = 0, size - 1
-        byte_range = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
-        if byte_range and self.ranges:
-            first, last = int(byte_range[1]), min(int(byte_range[2]), size - 1)
-            self.send_response(206)
-            self.send_header("Content-Range", f"bytes {first}-{last}/{size}")
         else:
-            self.send_response(200)
-        self.send_header("Content-Length", str(last + 1 - first))
-        if self.etags:
-            self.send_header("ETag", f'"{facts.st_mtime_ns:x}-{size:x}"')
-        self.send_header("Last-Modified", self.date_time_string(int(facts.st_mtime)))
-        self.end_headers()
-        if body:
-            with path.open("rb") as file:
-                file.seek(first)
-                self.wfile.write(file.read(last + 1 - first))
+            if not self.ranges:
+                del self.headers["Range"]
+            self._send_object(path)
 
-    def log_message(self, format: str, *arguments: object) -> None:
-        """Suppress the request log."""
+    def send_header(self, keyword: str, value: str) -> None:
+        if self.etags or keyword != "ETag":
+            super().send_header(keyword, value)
 
 
 def faulty_proxy(
@@ -189,7 +160,7 @@ def _run_faulty_proxy(
             if fate == "stalls":
                 time.sleep(3600)
 
-    _Server(("127.0.0.1", port), Handler).serve_forever()
+    Server(("127.0.0.1", port), Handler).serve_forever()
 
 
 def environment(endpoint: str, cache: Path) -> dict[str, str]:
