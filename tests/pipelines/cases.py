@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_args
@@ -123,23 +124,18 @@ def batches(
 
     For synthetic images, whose epochs are long, start three steps before the end of the first one.
     """
-    loader = open_loader(name, root, **settings)
-    skip += loader.steps - 3 if name == "synthetic" else 0
-    try:
+    with closing(open_loader(name, root, **settings)) as loader:
+        skip += loader.steps - 3 if name == "synthetic" else 0
         first, *later_epochs = epochs or (0,)
         return [
             *loader.epoch(first, skip=skip),
             *(b for e in later_epochs for b in loader.epoch(e)),
         ]
-    finally:
-        loader.close()
 
 
 def first(loader: Loader, epoch: int = 0) -> Batch:
-    try:
+    with closing(loader):
         return next(iter(loader.epoch(epoch)))
-    finally:
-        loader.close()
 
 
 def change_image(name: str, root: Path, index: int, change: Callable[[bytes], bytes]) -> bytes:

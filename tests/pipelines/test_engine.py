@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from unittest.mock import Mock, patch
 
@@ -68,8 +69,7 @@ def cut_batches(draw: st.DrawFn) -> tuple[ListStore, dict[int, Cuts], int]:
 def test_crops_equal_pillow(batch: tuple[ListStore, dict[int, Cuts], int]) -> None:
     store, cuts, workers = batch
     index = np.arange(len(store))
-    engine = Engine(store, workers=workers)
-    try:
+    with closing(Engine(store, workers=workers)) as engine:
         for _ in range(2):  # headers are known the second time
             crops = tuple(
                 torch.empty((*side_cuts.flip.shape, side, side, 3), dtype=torch.uint8)
@@ -81,8 +81,6 @@ def test_crops_equal_pillow(batch: tuple[ListStore, dict[int, Cuts], int]) -> No
             assert read.call_count == len(store)
             for (side, side_cuts), crop in zip(cuts.items(), crops, strict=True):
                 np.testing.assert_array_equal(crop, pil_crops(store, index, side_cuts, side))
-    finally:
-        engine.close()
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ Images are decoded for real, but kernels are not launched. DALI cannot use torch
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock, PropertyMock, patch
@@ -61,8 +62,7 @@ def test_loaders_return_valid_gpu_batches(
     data = DataConfig(
         data=str(make_readable(pipeline, images / "train")), pipeline=pipeline, workers=0
     )
-    loader = build_loader(data, augment, batch=4, device="cuda", dtype=dtype)
-    try:
+    with closing(build_loader(data, augment, batch=4, device="cuda", dtype=dtype)) as loader:
         seen = 0
         for epoch in range(2):
             for batch in watched(loader.epoch(epoch), gpu):
@@ -76,8 +76,6 @@ def test_loaders_return_valid_gpu_batches(
                 seen += 1
         assert seen == 2 * loader.steps == 12
         assert bool(launches) == (pipeline != "torchvision")  # here PIL computes the views
-    finally:
-        loader.close()
     assert gpu.empty_cache.called == (pipeline == "memory")
 
 
