@@ -1,4 +1,4 @@
-"""Helpers that build, change and resolve the configs of test runs."""
+"""Helpers that build, change and resolve the configs of test runs, and a small checkpoint."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from fastsiam.config import ModelConfig, TrainConfig
 from fastsiam.config.train import as_arguments
 from fastsiam.console import Console
 from fastsiam.distributed import Place
+from fastsiam.run.checkpoint import Checkpoint
 from fastsiam.train.resolve import ResolvedConfig
 from fastsiam.train.run_images import RunImages
 from fastsiam.train.start import Start
@@ -51,6 +54,20 @@ def make_resolved_config(config: TrainConfig, place: Place) -> ResolvedConfig:
     """Wrap a config without "auto" settings as the resolved config of a new run on noise."""
     return ResolvedConfig(
         user_config=config, config=config, place=place, beginning=Start(), images=RunImages()
+    )
+
+
+def make_checkpoint(step: int = 3) -> Checkpoint:
+    """Build the checkpoint of a network and an optimizer with one tensor each."""
+    return Checkpoint(
+        config=TrainConfig(),
+        step=step,
+        seconds=1.5,
+        images=100,
+        steps_per_epoch=4,
+        model={"weight": torch.full((10,), float(step))},
+        optimizer={"state": {0: {"momentum_buffer": torch.ones(10)}}, "param_groups": []},
+        scaler={},
     )
 
 

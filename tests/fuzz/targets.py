@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
 import yaml
 from PIL import Image
 
@@ -26,9 +25,8 @@ from fastsiam.pipelines.store import open_store
 from fastsiam.pipelines.store.index import ROW, keep, pack_texts
 from fastsiam.pipelines.store.index import load as load_index
 from fastsiam.run import checkpoint as checkpoints
-from fastsiam.run.checkpoint import Checkpoint
 from tests import sources, tables
-from tests.configs import TINY
+from tests.configs import TINY, make_checkpoint
 from tests.conftest import write_images
 from tests.conversions import run
 from tests.data_formats import without_checksums
@@ -100,14 +98,6 @@ def _index(folder: Path) -> None:
     keep(arrays, [folder / "train.tar.index"], [])
 
 
-def _save_checkpoint(folder: Path) -> None:
-    state = Checkpoint(
-        config=TrainConfig(), step=3, seconds=1.5, images=100, steps_per_epoch=4,
-        model={"weight": torch.ones(3)}, optimizer={"state": {}, "param_groups": []}, scaler={},
-    )  # fmt: skip
-    checkpoints.save(folder / "last.pt", state)
-
-
 def _weights(name: str) -> Target:
     def write(folder: Path) -> None:
         export_weights(untrained(TINY), format="plain", out=folder / name)
@@ -173,7 +163,9 @@ TARGETS: dict[str, Target] = {
         read_images,
     ),
     "checkpoint": Target(
-        "last.pt", _save_checkpoint, lambda folder: checkpoints.load(folder / "last.pt")
+        "last.pt",
+        lambda folder: checkpoints.save(folder / "last.pt", make_checkpoint()),
+        lambda folder: checkpoints.load(folder / "last.pt"),
     ),
     "weights": _weights("x.pt"),
     "safetensors": _weights("x.safetensors"),

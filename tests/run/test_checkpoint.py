@@ -14,23 +14,11 @@ import torch
 from fastsiam.config import TrainConfig
 from fastsiam.errors import CheckpointError, DamagedError
 from fastsiam.run import checkpoint as checkpoints
-from fastsiam.run.checkpoint import Checkpoint, weights_hash
+from fastsiam.run.checkpoint import weights_hash
+from tests.configs import make_checkpoint
 from tests.conversions import stub_raising
 from tests.disks import small_disk
 from tests.train.runs import same_state
-
-
-def make_checkpoint(step: int = 3) -> Checkpoint:
-    return Checkpoint(
-        config=TrainConfig(),
-        step=step,
-        seconds=1.5,
-        images=100,
-        steps_per_epoch=4,
-        model={"weight": torch.full((10,), float(step))},
-        optimizer={"state": {0: {"momentum_buffer": torch.ones(10)}}, "param_groups": []},
-        scaler={},
-    )
 
 
 def test_save_and_load_round_trip(tmp_path: Path) -> None:
