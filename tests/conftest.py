@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import shutil
 import signal
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -39,11 +41,21 @@ if find_spec("hypothesis"):  # a machine with a GPU may lack it
     settings.load_profile("untimed")
 
 
-def skip(reason: str) -> None:
-    """Skip a test, or fail it if ``$FASTSIAM_NO_SKIP`` is set."""
+def skip(reason: str, *, allow_module_level: bool = False) -> NoReturn:
+    """Skip a test or module, or fail it if ``$FASTSIAM_NO_SKIP`` is set."""
     if os.environ.get("FASTSIAM_NO_SKIP"):
         pytest.fail(f"FASTSIAM_NO_SKIP is set, so this is a failure: {reason}")
-    pytest.skip(reason)
+    pytest.skip(reason, allow_module_level=allow_module_level)
+
+
+def import_or_skip(package: str, extra: str = "", *, allow_module_level: bool = False) -> Any:
+    """Return a package or module, or ``skip``; ``extra`` of fastsiam installs it."""
+    try:
+        return importlib.import_module(package)
+    except ModuleNotFoundError:
+        name = package.partition(".")[0]
+        install = f"'fastsiam[{extra}]'" if extra else name
+        skip(f"needs {name}: pip install {install}", allow_module_level=allow_module_level)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -21,11 +21,11 @@ from fastsiam.evaluate.command import evaluate_knn
 from fastsiam.interchange import load_pretrained
 from tests.bench.sample_records import bench
 from tests.configs import with_settings
-from tests.conftest import write_images
+from tests.conftest import import_or_skip, write_images
 from tests.tiers import rest_slow
 from tests.train.runs import CPU
 
-pytest.importorskip("lightly", reason="needs lightly: pip install lightly")
+import_or_skip("lightly", "peers", allow_module_level=True)
 
 METHODS = ["simsiam", "mocov2", "fastsiam", "simclr", "byol", "swav"]
 SMALL = {

@@ -21,7 +21,7 @@ from fastsiam.distributed.slurm import slurm_script
 from fastsiam.errors import FastSiamError
 from tests.commands import parse
 from tests.configs import flags, with_settings
-from tests.conftest import ROOT, skip
+from tests.conftest import ROOT, import_or_skip
 from tests.processes import fastsiam
 from tests.ranks import fastsiam_on_ranks
 from tests.slurm import Cluster, cluster
@@ -232,23 +232,16 @@ def test_submission_needs_submitit_and_sbatch(
     with pytest.raises(FastSiamError, match=r"pip install 'fastsiam\[slurm\]'"):
         slurm.submit("", folder=tmp_path)
     monkeypatch.undo()
-    require_submitit()
+    import_or_skip("submitit", "slurm")
     monkeypatch.setenv("PATH", "")
     with pytest.raises(FastSiamError, match="sbatch not found"):
         slurm.submit("", folder=tmp_path)
 
 
-def require_submitit() -> None:
-    try:
-        import submitit  # noqa: F401
-    except ImportError:
-        skip("needs submitit: pip install 'fastsiam[slurm]'")
-
-
 def test_submission_returns_job_id_or_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    require_submitit()
+    import_or_skip("submitit", "slurm")
     monkeypatch.setenv("PATH", os.pathsep.join([str(tmp_path), os.environ["PATH"]]))
 
     def submit(program: str) -> str:
@@ -279,7 +272,7 @@ def test_requeued_job_reproduces_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Run SLURM on two nodes with a launcher on each. Another job interrupts it for a while."""
-    require_submitit()
+    import_or_skip("submitit", "slurm")
     run = tmp_path / "run"
     config = with_settings(
         small, nodes=2, rendezvous="node:29500", epochs=10, knn_every=0, out=str(run)

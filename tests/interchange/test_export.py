@@ -29,6 +29,7 @@ from fastsiam.interchange.layouts import AUTHORS
 from fastsiam.methods import build_method
 from fastsiam.model.backbones import skeleton
 from tests.configs import TINY, make_model_config, with_model_settings
+from tests.conftest import import_or_skip
 from tests.interchange.networks import R18, Authors, X, refused, same, saved_run, untrained
 
 SMALL = with_model_settings(R18, dim=16)
@@ -68,7 +69,7 @@ def test_exported_file_is_loaded_by_card_snippet_and_read_back(
     """Features are bit-identical when read back; authors' layouts also contain the heads."""
     format, extension, model, library = EXPORTS[case]
     if library == "timm":
-        pytest.importorskip("timm")
+        import_or_skip("timm")
     side = 160 if model.backbone == "timm/test_vit" else 32
     x = nn.functional.interpolate(X, max(side, 64))  # pooling sees several positions
     method = saved_run(tmp_path / "run", model, side=side)
@@ -186,7 +187,7 @@ def test_detectron2_parameter_names(tmp_path: Path) -> None:
 
 
 def test_shared_resnets_have_same_parameter_names() -> None:
-    timm = pytest.importorskip("timm")
+    timm = import_or_skip("timm")
     assert all(timm.is_model(name) for name in SHARED_RESNETS)
     for name in ("resnet18", "resnet50", "wide_resnet50_2", "resnext50_32x4d"):  # one of each kind
         assert name in SHARED_RESNETS

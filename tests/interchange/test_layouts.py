@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from fastsiam.config import BackboneConfig, Stem
 from fastsiam.interchange import export_weights, load_pretrained
 from fastsiam.model.backbones import build_backbone
+from tests.conftest import import_or_skip
 from tests.interchange.networks import Authors, X, head, prefixed, resnets, same, trained
 from tests.tiers import rest_slow
 
@@ -133,7 +134,7 @@ def solo_learns(name: str, stem: Stem) -> File:
 def lightlys(
     backbone: nn.Module, features: int, model: BackboneConfig, **other_weights: Tensor
 ) -> File:
-    heads = pytest.importorskip("lightly.models.modules.heads")
+    heads = import_or_skip("lightly.models.modules.heads", "peers")
     parts = {
         "backbone": ("backbone.", backbone),
         "projector": ("projection_head.", heads.SimSiamProjectionHead(features, 32, 24)),
@@ -152,7 +153,7 @@ def lightlys_example() -> File:
 
 def lightlys_resnet(sequential: bool) -> File:
     """lightly's ResNet-9 is a ResNet-10. As a Sequential it loses the ReLU of the stem."""
-    models = pytest.importorskip("lightly.models")
+    models = import_or_skip("lightly.models", "peers")
     network, other_weights = models.ResNetGenerator("resnet-9", width=0.25), {}
     if sequential:
         children = list(network.children())[:-1]
@@ -311,7 +312,7 @@ def test_weights_with_compiled_submodule_are_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["timm/levit_128s", "timm/ghostnet_050"])
 def test_timm_weights_are_read(name: str, tmp_path: Path) -> None:
     """Classifiers with several modules; ``shortcut`` blocks, a name lightly's ResNets also use."""
-    timm = pytest.importorskip("timm")
+    timm = import_or_skip("timm")
     theirs = timm.create_model(name.removeprefix("timm/"))
     torch.save(theirs.state_dict(), tmp_path / "w.pth")
     pretrained = load_pretrained(tmp_path / "w.pth", backbone=name)

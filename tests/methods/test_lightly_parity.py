@@ -16,8 +16,9 @@ from fastsiam.methods import Method, build_method
 from fastsiam.methods.byol import BYOL
 from fastsiam.methods.mocov2 import MoCoV2
 from fastsiam.methods.swav import SwAV
+from tests.conftest import import_or_skip
 
-pytest.importorskip("lightly", reason="needs lightly: pip install lightly")
+import_or_skip("lightly", "peers", allow_module_level=True)
 
 IMAGES = 8
 HEADS: dict[str, dict[str, Any]] = {

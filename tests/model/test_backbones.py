@@ -27,7 +27,7 @@ from fastsiam.model.backbones import (
 )
 from fastsiam.model.batch_norm import unknown_batch_norm, use_view_batch_norm
 from tests.configs import make_model_config
-from tests.conftest import ROOT
+from tests.conftest import ROOT, import_or_skip
 
 
 def test_resnets_have_parameters_of_torchvision() -> None:
@@ -95,7 +95,7 @@ def test_networks_have_names_and_outputs_of_torchvision(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["test_efficientnet", "test_convnext", "test_mambaout"])
 def test_timm_networks_keep_parameter_names(name: str) -> None:
-    timm = pytest.importorskip("timm")
+    timm = import_or_skip("timm")
     ours = build_backbone(ModelConfig(backbone=f"timm/{name}")).eval()
     theirs = timm.create_model(name, num_classes=0).eval()
     theirs.load_state_dict(ours.state_dict())
@@ -116,7 +116,7 @@ FAMILIES = (
 
 def test_state_dict_without_metadata_loads() -> None:
     """Checkpoints and weight files lack the module versions that a state dict has."""
-    pytest.importorskip("timm")
+    import_or_skip("timm")
     for name in FAMILIES:
         backbone = skeleton(ModelConfig(backbone=name))
         backbone.load_state_dict(dict(backbone.state_dict()), assign=True)
@@ -124,7 +124,7 @@ def test_state_dict_without_metadata_loads() -> None:
 
 def test_networks_are_deterministic_in_training_mode() -> None:
     """Dropout and stochastic depth are disabled, so outputs in training mode ignore the seed."""
-    timm = pytest.importorskip("timm")
+    timm = import_or_skip("timm")
     functional = timm.create_model("test_efficientnet", num_classes=0, drop_rate=0.5).train()
     x = torch.randn(2, 3, 64, 64)
     assert not torch.equal(functional(x), functional(x))
@@ -144,7 +144,7 @@ def test_networks_are_deterministic_in_training_mode() -> None:
 def test_joint_and_separate_views_train_equally(name: str) -> None:
     """Two small steps: in some networks rounding alone changes early gradients by 1%."""
     if name.startswith("timm/"):
-        pytest.importorskip("timm")
+        import_or_skip("timm")
     losses, statistics = [], []
     views = torch.randn(2, 8, 3, 64, 64, generator=torch.Generator().manual_seed(0))
     views[1] += 1
@@ -191,14 +191,14 @@ def test_joint_and_separate_views_train_equally(name: str) -> None:
 )
 def test_unsupported_backbone_is_one_line_error(name: str, crop: int, message: str) -> None:
     if name.startswith("timm/"):
-        pytest.importorskip("timm")
+        import_or_skip("timm")
     with pytest.raises(ValueError, match=message) as caught:
         check_backbone(ModelConfig(backbone=name), crop=crop)
     assert "\n" not in str(caught.value)
 
 
 def test_backbone_with_token_bn_rejects_joint_views() -> None:
-    pytest.importorskip("timm")
+    import_or_skip("timm")
     levit = ModelConfig(backbone="timm/levit_128s")
     check_backbone(levit, crop=224)
     with pytest.raises(BackendError, match=r"levit_128s folds parts of .*; pass --compile off"):
@@ -216,7 +216,7 @@ def test_valid_backbones_pass_and_timm_is_optional(monkeypatch: pytest.MonkeyPat
 
 
 def test_unsupported_batch_norm_is_detected() -> None:
-    layers = pytest.importorskip("timm.layers")
+    layers = import_or_skip("timm.layers")
     assert unknown_batch_norm(nn.Sequential(nn.Linear(2, 2), layers.EvoNorm2dB0(4))) == (
         "EvoNorm2dB0"
     )

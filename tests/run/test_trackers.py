@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import signal
 import struct
 import sys
@@ -23,15 +22,8 @@ from fastsiam.run.run_folder import RunFolder
 from fastsiam.run.trackers import TRACKERS, Trackers, check_trackers
 from fastsiam.train.command import train_here
 from tests.configs import flags, with_settings
-from tests.conftest import skip
+from tests.conftest import import_or_skip
 from tests.processes import fastsiam
-
-
-def import_or_skip(package: str) -> Any:
-    try:
-        return importlib.import_module(package)
-    except ImportError:
-        skip(f"needs {package}: pip install 'fastsiam[{package}]'")
 
 
 def read_expected_metrics(run: Path) -> dict[int, dict[str, float]]:

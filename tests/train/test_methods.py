@@ -22,7 +22,7 @@ from fastsiam.interchange import load_pretrained
 from fastsiam.train.command import preflight
 from fastsiam.train.start import initial_weights
 from tests.configs import flags, with_settings
-from tests.conftest import small_config, write_data
+from tests.conftest import import_or_skip, small_config, write_data
 from tests.methods.variants import ALL_CASES
 from tests.processes import fastsiam
 from tests.tiers import rest_slow
@@ -129,7 +129,7 @@ def test_init_loads_matching_parts_of_method(
 
 
 def test_timm_backbone_is_trained_and_exported(small: TrainConfig, tmp_path: Path) -> None:
-    pytest.importorskip("timm")
+    import_or_skip("timm")
     network = {"backbone": "timm/test_efficientnet", "stem": "imagenet", "width": 64}
     config = with_settings(small, **network, crop=32, eval_resize=32, epochs=1)
     fastsiam("train", *flags(config))

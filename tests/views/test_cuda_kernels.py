@@ -4,6 +4,7 @@ Results must be bitwise equal: photometric kernels to the reference, crops to PI
 ``fastsiam.pipelines.crop_kernels``). tests/gpu repeats the comparisons on a GPU.
 """
 
+# ruff: noqa: E402 (imports that need Triton follow the check for it)
 from __future__ import annotations
 
 import json
@@ -26,12 +27,14 @@ from PIL import Image
 from fastsiam.config import AugmentConfig
 from fastsiam.views.draws import BRIGHTNESS, CONTRAST, HUE, SATURATION, ViewParams, draw_views
 from fastsiam.views.photometric import reference
+from tests.conftest import import_or_skip
 from tests.processes import Forked
 from tests.tiers import rest_slow, slow
 from tests.views.cases import UNEQUAL
 from tests.without_gpu.fake_gpu import TritonDriver
 
-pytest.importorskip("triton")  # torch installs Triton where CUDA GPUs are supported
+# torch installs Triton where CUDA GPUs are supported.
+import_or_skip("triton", allow_module_level=True)
 
 from fastsiam.pipelines import crop_kernels
 from fastsiam.pipelines.cuts import cut_views

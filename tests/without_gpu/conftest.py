@@ -9,6 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.conftest import import_or_skip
+
 from .fake_gpu import Gpu, fake_gpu
 
 
@@ -31,7 +33,7 @@ class Launch(NamedTuple):
 @pytest.fixture
 def launches(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> list[Launch]:
     """Record the launches of Triton kernels instead of running them."""
-    pytest.importorskip("triton")
+    import_or_skip("triton")
     from triton.runtime.jit import JITFunction
 
     recorded_launches: list[Launch] = []

@@ -13,12 +13,14 @@ from fastsiam.config import AugmentConfig
 from fastsiam.pipelines.job import crop_views
 from fastsiam.views.draws import draw_views
 from fastsiam.views.photometric import photometric
+from tests.conftest import import_or_skip
 from tests.views.cases import UNEQUAL
 
 from .conftest import Launch
 from .fake_gpu import CUDA, Gpu
 
-pytest.importorskip("triton")  # torch installs Triton where CUDA GPUs are supported
+# torch installs Triton where CUDA GPUs are supported.
+import_or_skip("triton", allow_module_level=True)
 
 PAPER = AugmentConfig.alike(crop=224)
 

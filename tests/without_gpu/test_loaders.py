@@ -18,13 +18,15 @@ from torch.utils.data import DataLoader
 from fastsiam.config import AugmentConfig, DataConfig
 from fastsiam.errors import BackendError
 from fastsiam.pipelines import build_eval_loader, build_loader, engine
+from tests.conftest import import_or_skip
 from tests.pipelines.cases import make_readable
 from tests.views.cases import UNEQUAL
 
 from .conftest import Launch
 from .fake_gpu import Gpu, TritonDriver
 
-pytest.importorskip("triton")  # torch installs Triton where CUDA GPUs are supported
+# torch installs Triton where CUDA GPUs are supported.
+import_or_skip("triton", allow_module_level=True)
 
 
 @pytest.fixture(autouse=True)

@@ -12,8 +12,9 @@ from fastsiam.bench.config import BenchConfig
 from fastsiam.bench.measurements import Record, Row, read
 from fastsiam.bench.session import session
 from tests.bench.sample_records import bench
+from tests.conftest import import_or_skip
 
-pytest.importorskip("lightly", reason="needs lightly: pip install lightly")
+import_or_skip("lightly", "peers", allow_module_level=True)
 
 
 @pytest.mark.slow

@@ -25,7 +25,7 @@ from fastsiam.bench.runner import Loading, Runner, Task
 from fastsiam.bench.session import session
 from fastsiam.config import AugmentConfig, DataConfig
 from fastsiam.errors import BackendError
-from tests.conftest import skip
+from tests.conftest import import_or_skip, skip
 from tests.conversions import run
 from tests.tiers import slow
 
@@ -116,7 +116,7 @@ def test_slipstream_is_rejected_for_other_blur_probability() -> None:
 
 
 def test_lightly_is_rejected_for_settings_that_it_lacks() -> None:
-    pytest.importorskip("lightly", reason="needs lightly: pip install lightly")
+    import_or_skip("lightly", "peers")
     loading: Any = SimpleNamespace(augment=AugmentConfig.alike(solarise_p=0.2))
     with pytest.raises(BackendError, match=r"for simsiam supports only solarise-p 0\.0"):
         STARTERS["lightly"](loading)

@@ -22,6 +22,7 @@ from fastsiam.bench.session import session
 from fastsiam.config import DataConfig, TrainConfig
 from fastsiam.errors import BackendError
 from tests.configs import with_settings
+from tests.conftest import import_or_skip
 
 
 def config_of(bench_config: BenchConfig, variant: str) -> TrainConfig:
@@ -36,7 +37,7 @@ def test_step_of_others_gives_same_weights(
 ) -> None:
     """From the same weights, on the same batches, both in float32."""
     if begin is lightly_step:
-        pytest.importorskip("lightly", reason="needs lightly: pip install lightly")
+        import_or_skip("lightly", "peers")
     setup = training_setup(config_of(bench_config, "plain"))
     steppers = step_of(setup), begin(setup)
     weights = [list(stepper.method.parameters()) for stepper in steppers]

@@ -21,7 +21,7 @@ from fastsiam.bench.session import session
 from fastsiam.bench.tables import table
 from fastsiam.config import DataConfig
 from fastsiam.pipelines import open_split
-from tests.conftest import write_images
+from tests.conftest import import_or_skip, write_images
 from tests.object_storage import read_all, reconnect
 from tests.pipelines.cases import SMALL
 
@@ -102,7 +102,7 @@ def test_s3_clients_find_objects_on_local_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """fastsiam's client lists the objects and fetches them by ETag."""
-    pytest.importorskip("obstore", reason="needs obstore: pip install 'fastsiam[cloud]'")
+    import_or_skip("obstore", "cloud")
     storage.pack(sorted(write_images(tmp_path / "images").rglob("*.jpg")), tmp_path / "shards")
     reconnect()
     with object_storage.serve(tmp_path, 0.0) as port:
@@ -135,7 +135,7 @@ def test_runners_of_one_latency_are_interleaved(
 
 @pytest.mark.slow
 def test_remote_storage_is_compared_with_local_disk(bench_config: BenchConfig) -> None:
-    pytest.importorskip("obstore", reason="needs obstore: pip install 'fastsiam[cloud]'")
+    import_or_skip("obstore", "cloud")
     config = replace(bench_config, latencies=(3,), recipe="imagenet", crop=32)  # slipstream blurs
     with session(config) as bench_session:
         records = CASES["storage"].measure(bench_session)

@@ -25,6 +25,7 @@ from fastsiam.evaluate.detection.training import DetectorTraining
 from fastsiam.report.run_report import evaluation_tables
 from fastsiam.run.records import read_records
 from fastsiam.study.detection import _options
+from tests.conftest import import_or_skip
 from tests.evaluate.detection.tiny import QUICK
 from tests.processes import Forked
 from tests.ranks import fastsiam_on_ranks
@@ -120,7 +121,7 @@ def test_test_set_without_objects_is_rejected(
 
 
 def test_coco_record_has_mask_scores(run: Path, detection_data: Path) -> None:
-    pytest.importorskip("pycocotools")
+    import_or_skip("pycocotools", "detection")
     record = evaluate_detection(
         run, replace(QUICK, data=str(detection_data / "coco"), task="coco", untrained=True), HERE
     )

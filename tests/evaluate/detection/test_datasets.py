@@ -17,6 +17,7 @@ from PIL import Image
 from fastsiam.errors import BackendError, DataError, NoSplitError
 from fastsiam.evaluate.detection import Detections, Task, coco_scores, open_detection, voc_scores
 from fastsiam.evaluate.detection.datasets import VOC_CLASSES
+from tests.conftest import import_or_skip
 from tests.evaluate.detection.generated_set import CLASSES, run_lengths, voc_annotation
 
 NAMES = "VOCdevkit/VOC2007/ImageSets/Main/test.txt"
@@ -47,7 +48,7 @@ def annotation(number: int, image: Any = 9, category: int = 3, **more: Any) -> d
 
 def coco_set(folder: Path, *objects: dict[str, Any]) -> Path:
     """Write a validation split of two images, with ids 7 and 9."""
-    pytest.importorskip("pycocotools")
+    import_or_skip("pycocotools", "detection")
     for part in ("val2017", "annotations"):
         (folder / part).mkdir(parents=True, exist_ok=True)
     for key in (7, 9):
@@ -110,7 +111,7 @@ def test_coco_boxes_become_corners_and_labels_contiguous(tmp_path: Path) -> None
 @pytest.mark.parametrize("task", ["voc07", "coco"])
 def test_ap_counts_thresholds_below_iou(task: Task, detection_data: Path) -> None:
     """Detect a share of each object's width; AP counts the IoU thresholds below that share."""
-    pytest.importorskip("pycocotools")
+    import_or_skip("pycocotools", "detection")
     assert len(open_detection("voc07", detection_data / "voc/VOCdevkit", "train").pictures) == 6
     assert len(open_detection("voc0712", detection_data / "voc", "train").pictures) == 12
     truth = open_detection(task, detection_data / task[:4].rstrip("0"), "val")
@@ -227,7 +228,7 @@ def test_invalid_masks_are_rejected_before_pycocotools(crowd: int, tmp_path: Pat
 
 def test_masks_equal_pycocotools(tmp_path: Path) -> None:
     """Plain and compressed run lengths; an object without a mask counts as missed."""
-    tools = pytest.importorskip("pycocotools.mask")
+    tools = import_or_skip("pycocotools.mask", "detection")
     covered = np.asfortranarray(np.random.default_rng(0).random((40, 60)) < 0.3, np.uint8)
     covered[5:25, 10:30] = 1
     code = tools.encode(covered)

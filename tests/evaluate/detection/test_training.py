@@ -27,6 +27,7 @@ from fastsiam.evaluate.detection import (
 from fastsiam.evaluate.detection.protocol import PROTOCOL, differences, schedule_of
 from fastsiam.evaluate.detection.training import DetectorTraining
 from fastsiam.evaluate.detection.training_images import DetectionBatches, Sample, draw_position
+from tests.conftest import import_or_skip
 from tests.evaluate.detection.tiny import SIDE, picture, squares, tiny
 from tests.train.runs import CPU as HERE
 from tests.train.runs import same_state
@@ -102,7 +103,7 @@ def test_batch_depends_only_on_seed_and_step(data: DetectionSet) -> None:
 
 def test_boxes_and_masks_are_resized_and_flipped_with_image(detection_data: Path) -> None:
     """Boxes still enclose their masks after resizing and flipping; image sides are as requested."""
-    pytest.importorskip("pycocotools")
+    import_or_skip("pycocotools", "detection")
     data = open_detection("coco", detection_data / "coco", "train")
     images = images_of(data, short_side="96-128", long_side=150)
     flips = set()
@@ -123,7 +124,7 @@ def test_zips_give_the_same_losses_and_scores(
 ) -> None:
     is_coco = task == "coco"
     if is_coco:
-        pytest.importorskip("pycocotools")
+        import_or_skip("pycocotools", "detection")
     folder = detection_data / ("coco" if is_coco else "voc")
     for one in folder.iterdir():
         name = "annotations_trainval2017" if one.name == "annotations" else one.name
@@ -189,7 +190,7 @@ def test_precise_bn_averages_statistics_over_batches(data: DetectionSet) -> None
 
 
 def test_detections_are_in_original_pixels(data: DetectionSet) -> None:
-    tools = pytest.importorskip("pycocotools.mask")
+    tools = import_or_skip("pycocotools.mask", "detection")
     trainer = training(replace(CONFIG, short_side="96", long_side=100), masks=True)
     heads: Any = trainer.network.roi_heads
     heads.score_thresh, heads.detections_per_img = 0.0, 5

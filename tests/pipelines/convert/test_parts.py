@@ -11,7 +11,6 @@ import signal
 import socket
 import sys
 import threading
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -22,20 +21,19 @@ from fastsiam.config import ConvertConfig
 from fastsiam.errors import FastSiamError
 from fastsiam.pipelines.convert import parts, writer
 from fastsiam.pipelines.store import open_store
-from tests.conftest import write_images
+from tests.conftest import import_or_skip, write_images
 from tests.conversions import run
 from tests.data_formats import write_converted_parts
 from tests.processes import command, fastsiam, wait_until
 from tests.sources import folder_members
 from tests.tiers import rest_slow
 
-pytestmark = pytest.mark.skipif(find_spec("distributed") is None, reason="needs dask")
-
 
 @pytest.fixture(autouse=True)
 def _forked_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make dask fork its workers in the tests' commands."""
     monkeypatch.setenv("DASK_DISTRIBUTED__WORKER__MULTIPROCESSING_METHOD", "fork")
+    import_or_skip("distributed", "dask")
 
 
 def test_parts_option_writes_same_files_as_part_option(images: Path, tmp_path: Path) -> None:

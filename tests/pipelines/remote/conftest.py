@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import write_data
+from tests.conftest import import_or_skip, write_data
 from tests.data_formats import write_shards
 from tests.object_storage import connected, environment, s3_server, upload
 
@@ -15,8 +15,8 @@ from tests.object_storage import connected, environment, s3_server, upload
 @pytest.fixture(scope="session")
 def s3() -> Iterator[str]:
     """The address of an S3 server on loopback."""
-    pytest.importorskip("obstore", reason="needs obstore: pip install 'fastsiam[cloud]'")
-    pytest.importorskip("moto.server", reason="needs moto: pip install 'moto[server]'")
+    import_or_skip("obstore", "cloud")
+    import_or_skip("moto.server", "dev")
     with s3_server() as endpoint:
         yield endpoint
 

@@ -29,7 +29,7 @@ from fastsiam.pipelines import open_split
 from fastsiam.pipelines.remote import RemoteFile, RemotePath, cache, file, storage
 from fastsiam.pipelines.remote.cache import Cache, Chunk
 from fastsiam.pipelines.remote.storage import Facts
-from tests.conftest import write_images
+from tests.conftest import import_or_skip, write_images
 from tests.disks import fill, read_only, small_disk
 from tests.object_storage import connected, read_all, upload, web_server
 from tests.pipelines.cases import batches, same
@@ -37,7 +37,7 @@ from tests.pipelines.conftest import Loaders
 from tests.processes import Forked
 from tests.sources import folder_members, imagenet, tar
 
-pytest.importorskip("obstore", reason="needs obstore: pip install 'fastsiam[cloud]'")
+import_or_skip("obstore", "cloud", allow_module_level=True)
 
 CHUNK = 1 << 14
 """Bytes of a chunk in these tests."""

@@ -16,6 +16,7 @@ from fastsiam.errors import DataError, FastSiamError, FileLostError, NoSplitErro
 from fastsiam.pipelines import open_store
 from fastsiam.pipelines.remote import storage
 from fastsiam.pipelines.remote.storage import Facts
+from tests.conftest import import_or_skip
 from tests.object_storage import KEY, SECRET, connected, faulty_proxy, read_all, upload, web_server
 from tests.processes import Forked, python, wait_until
 from tests.sources import folder_members, tar
@@ -257,7 +258,7 @@ def test_missing_obstore_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_aws_profiles_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("boto3", reason="needs boto3: pip install 'fastsiam[cloud]'")
+    import_or_skip("boto3", "cloud")
     for name in ("AWS_ACCESS_KEY_ID", "AWS_REGION", "AWS_PROFILE", "AWS_ENDPOINT_URL"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
