@@ -100,5 +100,6 @@ def test_oom_advice_depends_on_settings(
 
 def test_oom_error_without_advice_for_resuming() -> None:
     config = with_settings(RECIPES["imagenet"](), pipeline="native", activation_memory=0.5)
-    with pytest.raises(TrainingError, match=r"with --batch 512; a new run needs less with a low"):
+    advice = "with --batch 512; a new run needs less with a lower --batch"
+    with pytest.raises(TrainingError, match=advice):
         check_memory(GPU, config, at=1, saved="nothing was saved yet")
