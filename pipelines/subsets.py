@@ -119,7 +119,7 @@ def _open_images(data: DataConfig, split: Split) -> Store:
     elif data.cache:
         cache = Cache(Path(data.cache), data.cache_gb, is_random=not data.window)
     store = open_store(open_place(data.root, cache), split, columns=data.columns)
-    if cache is not None and not cache.keeps:
+    if cache is not None and cache.is_too_small:
         size = sum(map(len, store.files)) / 1e9
         warn_once(
             f"--cache stores nothing: {data.data} has {size:,.1f} GB, more than --cache-gb "

@@ -100,8 +100,13 @@ class Cache:
     def add_file(self, size: int) -> None:
         """Count the bytes of a file that will be read through the cache."""
         self._file_bytes += size
-        if self._is_random and self._file_bytes > self._max_bytes:
+        if self.is_too_small:
             self.keeps = False
+
+    @property
+    def is_too_small(self) -> bool:
+        """Whether nothing is added because the files exceed the limit and are read at random."""
+        return self._is_random and self._file_bytes > self._max_bytes
 
     def has(self, chunk: Chunk) -> bool:
         """Return whether a chunk is in the cache; if so, mark it as recently used."""

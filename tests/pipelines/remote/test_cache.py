@@ -497,6 +497,17 @@ def test_full_shuffle_larger_than_cache_caches_nothing(
     assert caplog.text.count(message) == 1
 
 
+def test_cache_on_full_disk_is_not_called_too_small(
+    web: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with small_disk(tmp_path / "disk", 1) as disk, web_server(web) as address:
+        Cache(disk, gigabytes=0.1)
+        fill(disk)
+        settings = DataConfig(data=f"{address}/train.tar", cache=str(disk), cache_gb=0.1)
+        assert len(open_split(settings, "train"))
+    assert "cannot write to the cache" in caplog.text and "stores nothing" not in caplog.text
+
+
 def test_cache_larger_than_validation_tar_keeps_it(
     cloud: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
