@@ -29,7 +29,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from fastsiam.child_process import LAUNCHER, add_package_to_path, own_program
 from fastsiam.config.run import NodesConfig
-from fastsiam.console import format_count
+from fastsiam.console import Console, format_count
 from fastsiam.errors import RANK_LOST, SIGNALLED
 from fastsiam.signals import STOPS, handle_signals, signal_name
 
@@ -106,6 +106,11 @@ def launch(arguments: Sequence[str], config: NodesConfig, *, max_restarts: int =
 def _settings(config: NodesConfig, max_restarts: int, run_id: str) -> LaunchConfig:
     host, port, address = "localhost", 0, "localhost"
     if config.max_nodes > 1:
+        number = str(config.nodes).replace(":", " to ")
+        Console().say(
+            f"waiting up to {config.rendezvous_timeout:g} s for {number} machines, this one "
+            f"included, at --rendezvous {config.rendezvous}"
+        )
         host, port = config.meeting
         address = address_towards(host)
         # Otherwise gloo uses the address of the host name, which may be 127.0.1.1.

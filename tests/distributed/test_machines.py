@@ -108,16 +108,19 @@ def test_error_on_one_machine_ends_run(config: TrainConfig) -> None:
     assert stderr.count("ZeroDivisionError") == 1 and "ChildFailedError" not in stderr
 
 
-def test_missing_machine_is_one_line_error(config: TrainConfig) -> None:
+def test_missing_machine_is_announced_and_one_line_error(config: TrainConfig) -> None:
     config = with_settings(config, rendezvous_timeout=1.0)
     result = fastsiam("train", *flags(config), code=RANK_LOST)
     assert result.stderr == (
+        "waiting up to 1 s for 2 machines, this one included, at --rendezvous "
+        f"{config.run.rendezvous}\n"
         f"error: fewer than 2 machines joined --rendezvous {config.run.rendezvous} within 1 s; "
         "run the same command on each machine, or pass a longer --rendezvous-timeout\n"
     )
     elsewhere = with_settings(config, rendezvous="192.0.2.1:29500")  # RFC 5737: reserved
     result = fastsiam("train", *flags(elsewhere), code=RANK_LOST)
     assert re.fullmatch(
+        r"waiting up to 1 s for 2 .* 192\.0\.2\.1:29500\n"
         r"error: no connection to --rendezvous 192\.0\.2\.1:29500 \([^()]+\); check that .*\n",
         result.stderr,
     ), result.stderr
