@@ -42,8 +42,9 @@ def caption(records: Sequence[Record]) -> str:
     """Return a line that says how a table was measured, and on which machine."""
     first = records[0]
     packages = first.environment["packages"]
+    own_version = f"fastsiam {first.environment['fastsiam']}"
     names = {"torch", "torchvision", "pillow", "ffcv", "nvidia-dali-cuda120", "nvidia-dali-cuda130"}
-    versions = ", ".join(f"{name} {packages[name]}" for name in packages if name in names)
+    versions = ", ".join([own_version, *(f"{x} {packages[x]}" for x in packages if x in names)])
     images = {one.images for one in records if one.images}
     images_text = f"{images.pop():,} images per repeat, " if len(images) == 1 else ""
     repeats = sorted({one.n for one in records})
