@@ -106,11 +106,11 @@ def counts(model: Sizes) -> str:
         ["parameters of ResNet-50 and SimSiam's heads", f"{model.parameters:,}"],
         ["gradients, float32", f"{model.gradients / 1e6:.1f} MB"],
         ["BN layers", f"{len(model.channels)}, {sum(model.channels):,} channels in all"],
-        ["BN's exchanges of a step",
+        ["BN exchanges per step",
          f"{model.exchanges}, {model.statistics / 1e3:.0f} kB sent by each rank"],
         ["checkpoint", f"{model.checkpoint / 1e6:.0f} MB, {model.checkpoint / DISK:.1f} s at "
          f"{DISK / 1e9:g} GB/s"],
-        ["an epoch's order, of ImageNet", f"{IMAGES * 8 / 1e6:.1f} MB on each rank, none sent"],
+        ["order of an ImageNet epoch", f"{IMAGES * 8 / 1e6:.1f} MB per rank, not sent"],
     ]  # fmt: skip
     return markdown(["", ""], rows)
 
@@ -118,8 +118,8 @@ def counts(model: Sizes) -> str:
 def network(model: Sizes) -> str:
     """Return the table of steps and their network traffic."""
     heads = [
-        "GPUs", "batch", "images of a GPU", "compute, ms", "gradients sent by a GPU, MB", "ms",
-        "BN's exchanges", "statistics that it gets, MB", "ms", "images/s at most", "of ideal",
+        "GPUs", "batch", "images per GPU", "compute, ms", "gradients sent per GPU, MB", "ms",
+        "BN exchanges", "statistics received per GPU, MB", "ms", "images/s at most", "of ideal",
         "with --sync-bn-ranks 8",
     ]  # fmt: skip
     rows = []
@@ -142,8 +142,8 @@ def network(model: Sizes) -> str:
 def storage(model: Sizes) -> str:
     """Return the table of storage requirements, for step times with BN within machines."""
     heads = [
-        "GPUs", "images/s", "MB/s", "requests at a time, one an image",
-        "requests/s with 100 images each", "an epoch", "of each machine, MB/s",
+        "GPUs", "images/s", "MB/s", "concurrent requests, one per image",
+        "requests/s with 100 images each", "time per epoch", "MB/s per machine",
     ]  # fmt: skip
     rows = []
     for gpus, batch in RUNS:
@@ -168,7 +168,8 @@ def faults(model: Sizes) -> str:
             " to ".join(f"{1 / x:,.0f}" for x in reversed(rates)) + " days",
             *(" to ".join(f"{lost(x, m, model):.2%}" for x in rates) for m in intervals),
         ])  # fmt: skip
-    heads = ["GPUs", "faults a day", "one in", *(f"lost, saved every {x} min" for x in intervals)]
+    heads = ["GPUs", "faults per day", "mean time between faults"]
+    heads += [f"lost, saved every {x} min" for x in intervals]
     return markdown(heads, rows)
 
 

@@ -75,7 +75,7 @@ class ConvertConfig(Config):
         "$DASK_SCHEDULER_ADDRESS, else workers on this machine.",
     )
     skip_bad: bool = setting(
-        False, "Leave out images that cannot be read, and list them in the manifest."
+        False, "Leave out images that cannot be decoded, and list them in the manifest."
     )
     workers: int = setting(-1, "Worker processes. -1: one per core.", at_least=-1)
 
