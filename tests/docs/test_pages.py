@@ -27,8 +27,8 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.S | re.M)
 SHELL = {
     "apt-get", "cd", "cp", "done", "export", "for", "git", "ln", "make", "mkdir", "pip", "source",
-    "sbatch", "sudo", "tar", "python", "python3", "torchrun", "srun", "[[", "scontrol", "exec", "fastsiam",
-    ".venv/bin/python", ".venv/bin/fastsiam",
+    "sbatch", "sudo", "tar", "python", "python3", "torchrun", "srun", "[[", "scontrol", "exec",
+    "fastsiam", ".venv/bin/python", ".venv/bin/fastsiam",
 }  # fmt: skip
 """Programs that commands on pages may start with."""
 
