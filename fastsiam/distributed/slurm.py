@@ -133,9 +133,11 @@ def _arguments(
     """Return the shortest command line for the settings, without those that the script sets."""
     recipe_settings = Settings(recipe=recipe, flags={"method": config.model.method.name})
     defaults = resumed or merge(recipe_settings).flags
-    script_settings = {"nodes", "rendezvous", "out", *["seed"] * bool(job.seeds)}
+    script_settings = {"rendezvous", "out", *["seed"] * bool(job.seeds)}
+    script_settings |= {"nodes"} if config.run.max_nodes > 1 else set()
     script_settings |= {"resume"} if resumed else set()
-    required = {"method", *(["data"] if config.data.mixed_with else [])}
+    required = {"method", *(["data", "mixed_with"] if config.data.mixed_with else [])}
+    required |= {"nodes", "gpus", "device"} if resumed else set()  # as requested by the job
     flags = {
         name: value
         for name, value in config.to_flags().items()
