@@ -81,6 +81,11 @@ def slurm(
     """Print a job script for sbatch that runs train, and resumes when the job is requeued."""
     from fastsiam.distributed.slurm import slurm_script
     from fastsiam.distributed.slurm import submit as submit_script
+    from fastsiam.run import checkpoint
+    from fastsiam.train.start import find_start
 
-    script = slurm_script(recipe, config, job, resumed=settings_of_resumed(config.run))
+    resumed = settings_of_resumed(config.run)
+    if resumed and checkpoint.exists(out := Path(config.run.out)):
+        find_start(config, out, restarts=True)
+    script = slurm_script(recipe, config, job, resumed=resumed)
     print(submit_script(script, folder=scripts) if submit else script.rstrip())

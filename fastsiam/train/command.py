@@ -39,7 +39,7 @@ from fastsiam.train.knn_monitor import knn_monitor
 from fastsiam.train.memory import check_memory
 from fastsiam.train.resolve import ResolvedConfig, resolve
 from fastsiam.train.start import (
-    check_no_existing_run,
+    find_start,
     initial_weights,
     load_initial_weights,
     will_resume,
@@ -152,7 +152,8 @@ def train_on_ranks(config: TrainConfig, recipe: str, arguments: Sequence[str]) -
 
     Raises:
         FastSiamError: the run's folder is in use or cannot be created.
-        CheckpointError: ``--resume never``, but the folder has a run.
+        CheckpointError: ``--resume never``, but the folder has a run; or the run cannot resume from
+            the named checkpoint.
     """
     from fastsiam.distributed.launch import launch
 
@@ -163,9 +164,10 @@ def train_on_ranks(config: TrainConfig, recipe: str, arguments: Sequence[str]) -
             with RunFolder(folder).lock():
                 pass  # fails here if it is in use, before ranks start
             extra_arguments = ["--out", str(folder)]
-        if config.run.resume == "never":
+        if config.run.resume != "auto":
             # Checked only here, because a restarted rank must resume from the run's checkpoint.
-            check_no_existing_run(folder)
+            find_start(config, folder)
+        if config.run.resume == "never":
             extra_arguments += ["--resume", "auto"]
         return launch(
             [*arguments, *extra_arguments], config.run, max_restarts=config.run.max_restarts

@@ -52,7 +52,7 @@ def start_of(config: TrainConfig, run: Path, place: Place) -> tuple[TrainConfig,
     Raises:
         CheckpointError: the run cannot be resumed, or not with these settings.
     """
-    start = _find_start(config, run)
+    start = find_start(config, run, restarts=distributed.is_worker())
     saved, folder = start.checkpoint, start.folder
     saved_config = None if saved is None else saved.config
     config = with_resolved_precision(config, place.device, began_with=saved_config)
@@ -128,11 +128,17 @@ def _record_branch(original: Checkpoint, start: Checkpoint, path: Path) -> tuple
     return replace(start, branch=branch), message
 
 
-def _find_start(config: TrainConfig, run: Path) -> Start:
+def find_start(config: TrainConfig, run: Path, *, restarts: bool = False) -> Start:
     """Find the checkpoint that ``--resume`` asks for, which must be the same on every rank.
 
     A branch that already has its own checkpoint resumes from that one, so that users can run the
     same command again.
+
+    Args:
+        config: the run's settings.
+        run: the run's folder.
+        restarts: whether a launcher or a job may have restarted the run. A branch then resumes from
+            its own checkpoint even if the original run is ahead of it.
 
     Raises:
         CheckpointError: the checkpoint is missing, the run would overwrite another run, or the
@@ -141,7 +147,7 @@ def _find_start(config: TrainConfig, run: Path) -> Start:
     start, warning = checkpoints.load_newest(run)
     folder = run
     if config.run.resume == "never":
-        check_no_existing_run(run)
+        _check_no_existing_run(run)
     path = Path(config.run.resume)
     is_named = config.run.resume not in ("auto", "never")
     if start is not None and path.resolve() == run.resolve():
@@ -160,7 +166,7 @@ def _find_start(config: TrainConfig, run: Path) -> Start:
             conflict = ""
             if not is_same_run and not _is_branch_of(start, origin):
                 conflict = f"that did not branch off {path}"
-            elif start.step < requested.step:
+            elif start.step < requested.step and not restarts:
                 conflict = f"at step {start.step:,}, before step {requested.step:,} of {path}"
             if conflict:
                 raise CheckpointError(
@@ -182,7 +188,7 @@ def _is_branch_of(checkpoint: Checkpoint, run: Path) -> bool:
     return recorded is not None and (Path(recorded) == run.resolve() or not Path(recorded).exists())
 
 
-def check_no_existing_run(run: Path) -> None:
+def _check_no_existing_run(run: Path) -> None:
     """Check that a folder has no checkpoint, for ``--resume never``.
 
     Raises:

@@ -19,6 +19,7 @@ from fastsiam.config.run import SlurmConfig
 from fastsiam.distributed import slurm
 from fastsiam.distributed.slurm import slurm_script
 from fastsiam.errors import FastSiamError
+from fastsiam.run import checkpoint as checkpoints
 from tests.commands import parse
 from tests.configs import flags, with_settings
 from tests.conftest import ROOT, import_or_skip
@@ -26,7 +27,7 @@ from tests.processes import fastsiam
 from tests.ranks import fastsiam_on_ranks
 from tests.slurm import Cluster, cluster
 from tests.sources import put
-from tests.train.runs import history
+from tests.train.runs import history, train_run
 
 SEVERAL = {"nodes": 4, "gpus": 8, "rendezvous": "node:29500", "batch": 512}
 SBATCH_OPTIONS = {
@@ -101,6 +102,26 @@ def test_srun_command_resumes_with_given_settings(small: TrainConfig, tmp_path: 
     (line,) = re.findall(r"^srun .* -m fastsiam train (.*)$", script, re.M)
     line = line.replace('"$start"', str(run))
     assert parse(*shlex.split(line))[1] == config and "--init" not in line
+
+
+def test_job_resumes_on_requested_devices_with_data_of_run(
+    small: TrainConfig, tmp_path: Path
+) -> None:
+    """The run was trained on four machines; its settings may change before the job starts."""
+    run = tmp_path / "run"
+    began = with_settings(small, **SEVERAL, data="a", mixed_with=("b",), weights=(0.7, 0.3))
+    put(run / "config.json", json.dumps({"recipe": "imagenet", "config": began.to_dict()}))
+    config = parse("--resume", str(run), "--nodes", "1")[1]
+    script = slurm_script(
+        "imagenet", config, SlurmConfig(), resumed=settings_of_resumed(config.run)
+    )
+    assert options(script)["nodes"] == "1"
+    (line,) = re.findall(r"^srun .* -m fastsiam train (.*)$", script, re.M)
+    line = line.replace('"$start"', str(run)).replace('"$out"', str(run))
+    put(run / "config.json", json.dumps({"recipe": "imagenet", "config": small.to_dict()}))
+    resumed = parse(*shlex.split(line))[1]
+    assert (resumed.run.max_nodes, resumed.run.gpus, resumed.run.device) == (1, 8, "cpu")
+    assert (resumed.data.data, resumed.data.mixed_with) == ("a", ("b",))
 
 
 def test_requeued_branch_resumes_itself(small: TrainConfig, tmp_path: Path) -> None:
@@ -223,6 +244,14 @@ def test_slurm_command_prints_script(small: TrainConfig) -> None:
     script = fastsiam("slurm", *arguments).stdout
     assert options(script)["time"] == "2:00:00" and options(script)["nodes"] == "4"
     assert " --lr 0.1 " in script and '--rendezvous "$head:' in script
+
+
+def test_job_that_would_resume_another_checkpoint_is_rejected(stopped_copy: TrainConfig) -> None:
+    run = train_run(stopped_copy, max_steps=8)
+    older = checkpoints.previous(run)
+    stderr = fastsiam("slurm", "--resume", str(older), code=1).stderr
+    assert f"{older} is at step" in stderr and "or another --out to branch off" in stderr
+    assert "srun" in fastsiam("slurm", "--resume", str(run)).stdout
 
 
 def test_submission_needs_submitit_and_sbatch(

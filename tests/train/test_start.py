@@ -19,6 +19,8 @@ from fastsiam.interchange import export_weights, load_pretrained
 from fastsiam.report.run_report import write_report
 from fastsiam.run import checkpoint as checkpoints
 from fastsiam.run.log import read_metrics
+from fastsiam.train.command import train_on_ranks
+from fastsiam.train.start import find_start
 from tests.configs import with_settings
 from tests.train.runs import assert_same_runs, history, train_run
 
@@ -230,6 +232,10 @@ def test_branch_behind_its_parent_is_not_overwritten(
     older = checkpoints.previous(last.parents[1])
     with pytest.raises(CheckpointError, match=r"previous\.pt is at step 8, but \S+ is at step 9"):
         train_run(branch_config, resume=older)
+    with pytest.raises(CheckpointError, match="at step 9, before step 12"):
+        train_on_ranks(with_settings(branch_config, gpus=2), "demo", [])
+    restarted = find_start(branch_config, last.parents[1], restarts=True).checkpoint
+    assert restarted is not None and restarted.step == 9
     train_run(branch_config, resume=last.parents[1])
     assert [line[0] for line in history(tmp_path / "branch")] == list(range(7, 13))
 
