@@ -63,7 +63,7 @@ def check_devices(config: NodesConfig) -> None:
     gpus = gpu_count()
     if config.device == "cuda" and not gpus:
         raise DeviceError("--device cuda: torch finds no GPU; pass --device cpu")
-    if config.gpus > max(1, gpus):
+    if config.gpus > max(1, gpus) and not is_worker():  # torchrun's number replaces --gpus
         count = f"{gpus} GPU{'' if gpus == 1 else 's'}" if gpus else "no GPU"
         raise DeviceError(
             f"--gpus {config.gpus}: torch finds {count}; pass at most --gpus {max(1, gpus)}, or "

@@ -106,6 +106,8 @@ def test_missing_gpus_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     check_devices(RunConfig(gpus=8))
+    monkeypatch.setenv("LOCAL_RANK", "0")  # torchrun has started the ranks
+    check_devices(RunConfig(gpus=16))
 
 
 def test_gpus_whose_driver_is_too_old_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
