@@ -83,10 +83,11 @@ class _MLflow:
         self._mlflow = mlflow
         self._last: Any = None  # the figures that an MLflow thread is sending
         if run_id := _known_id(run, "mlflow"):
-            try:
-                mlflow.start_run(run_id=run_id)
-                return
-            except mlflow.MlflowException as error:  # a new run replaces one that was deleted
+            try:  # a new run replaces one that was deleted
+                if mlflow.get_run(run_id).info.lifecycle_stage != "deleted":
+                    mlflow.start_run(run_id=run_id)
+                    return
+            except mlflow.MlflowException as error:
                 if error.error_code != "RESOURCE_DOES_NOT_EXIST":
                     raise
         active_run = mlflow.start_run(run_name=run.resolve().name)

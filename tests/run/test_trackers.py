@@ -143,6 +143,10 @@ def test_mlflow_store_has_settings_and_metrics(
         }
         assert history == {step: row[name] for step, row in metrics.items() if name in row}
     assert not (run / "tensorboard").exists()
+    client.delete_run(tracked_run.info.run_id)
+    TRACKERS["mlflow"](run, {}, 12).close("FINISHED")
+    new_id = (run / "trackers" / "mlflow.txt").read_text().strip()
+    assert only().info.run_id == new_id != tracked_run.info.run_id
 
 
 def test_every_tracker_name_is_implemented() -> None:
