@@ -55,6 +55,11 @@ def verify(run: Path, config: VerifyConfig) -> Iterator[str]:
         FastSiamError: a digest differs, the log has no digests, or the data cannot be read.
     """
     run_config = RunSettings.read(run).config
+    if config.data and run_config.data.mixed_with:
+        raise FastSiamError(
+            f"--data cannot replace the data sets of a mixture: leave it out, or link the "
+            f"data sets under the paths in {run / 'config.json'}"
+        )
     data = run_config.data.at(config.data, ColumnNames(config.image_column, config.label_column))
     all_lines = [_parse_line(line, run) for line in read_metrics(run, numbers={}) if "seen" in line]
     if not all_lines:

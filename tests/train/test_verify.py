@@ -161,6 +161,15 @@ def test_verify_detects_swapped_images(small: TrainConfig, monkeypatch: pytest.M
     assert "1 log line agrees: images and augmentations of steps 9 to 12" in verify_run(run, step=9)
 
 
+def test_mixture_is_not_verified_with_other_data(logged_run: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(logged_run, tmp_path / "run")
+    record = json.loads((run / "config.json").read_text())
+    record["config"]["data"]["mixed_with"] = ["b"]
+    (run / "config.json").write_text(json.dumps(record))
+    with pytest.raises(FastSiamError, match="--data cannot replace the data sets of a mixture"):
+        verify_run(run, data=record["config"]["data"]["data"])
+
+
 def test_verify_step_lists_its_images(logged_run: Path) -> None:
     """Step 8, the second of the third epoch, has eight images in the order that was drawn."""
     stdout = fastsiam("verify", str(logged_run), "--step", "8").stdout
