@@ -47,7 +47,7 @@ def resolve_precision(precision: Precision, device: torch.device) -> Precision:
 def check_precision(precision: str, device: str) -> None:
     """Raise ``DeviceError`` if ``--device`` does not support ``--precision``."""
     if precision == "fp16" and (device == "cpu" or not torch.cuda.is_available()):
-        raise DeviceError("--precision fp16 needs a GPU; use bf16 or fp32 on the CPU")
+        raise DeviceError("--precision fp16 needs a GPU; a new run can use bf16 or fp32 on the CPU")
 
 
 def autocast(device: torch.device, dtype: torch.dtype) -> torch.autocast:
