@@ -57,7 +57,8 @@ class RemotePath(Url):
         is_folder = not self.suffix or self.key in self.levels
         if not self.key or (self.is_on_web and is_folder):  # web servers send a page for a folder
             return None
-        if (level := self.levels.get(self.parent.key)) is not None:
+        # On a web server, the listing of a folder is a guess.
+        if self.key not in self.known and (level := self.levels.get(self.parent.key)) is not None:
             return level.files.get(self.name)
         if self.key not in self.known:
             (facts,) = storage.heads([self], denied_is_absent=denied_is_absent)

@@ -21,7 +21,7 @@ from tests.conversions import assert_same_images, run
 from tests.data_formats import FORMS
 from tests.object_storage import BUCKET, connected, read_all, upload, web_server
 from tests.pipelines.cases import batches, central, marked, same
-from tests.sources import folder_members, put
+from tests.sources import folder_members, put, tar
 from tests.tables import write_parquet
 
 
@@ -122,6 +122,15 @@ def test_remote_parquet_is_converted(cloud: str, images: Path, tmp_path: Path) -
     data = upload(cloud, tmp_path / "table", "parquet")
     for source, out in ((tmp_path / "table", "here"), (data, "there")):
         run("parquet", source, tmp_path / out, workers=2)
+    assert_same(opened(str(tmp_path / "there")), opened(str(tmp_path / "here")))
+
+
+def test_tar_on_web_server_is_converted(images: Path, tmp_path: Path) -> None:
+    """Its name has a split, but the server does not list its files."""
+    tar(tmp_path / "train.tar", [(name, data) for name, data in folder_members(images / "train")])
+    with web_server(tmp_path) as address:
+        run("folder", f"{address}/train.tar", tmp_path / "there")
+    run("folder", images / "train", tmp_path / "here")
     assert_same(opened(str(tmp_path / "there")), opened(str(tmp_path / "here")))
 
 
