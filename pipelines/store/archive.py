@@ -245,8 +245,9 @@ def _arrange(rows: NDArray[np.void], names: list[str], texts: list[str], source:
             f"{source} holds folders {', '.join(f'{top}/' for top in sorted(tops)[:3])}, which are "
             "splits: unpack it, or create one tar per split, train.tar and val.tar"
         )
-    samples = Counter(_sample(name) for name, text in zip(names, texts, strict=True) if text)
-    if several := [key for key, count in samples.items() if count > 1]:
+    keys = zip(rows["file"].tolist(), map(_sample, names), strict=True)
+    samples = Counter(key for key, text in zip(keys, texts, strict=True) if text)
+    if several := [sample for (_, sample), count in samples.items() if count > 1]:
         warn_once(
             f"{source} has {format_count(len(several), 'sample')} with several images, such as "
             f"{several[0]}.*; all of them are used, also masks and depth maps"

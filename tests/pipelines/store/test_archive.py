@@ -131,6 +131,10 @@ def test_unusual_webdataset_samples_cause_warning(
     samples, labels = caplog.messages
     assert "has 1 sample with several images, such as /0.*; all of them are used" in samples
     assert "are unlabelled: the label 99999999999 is not a class number" in labels
+    shards = [tar(tmp_path / f"{i}.tar", [("0.jpg", jpeg(i)), ("0.cls", b"1")]) for i in range(2)]
+    caplog.clear()
+    assert ArchiveStore(shards).labels.tolist() == [1, 1]
+    assert not caplog.messages  # numbered from 0 in each tar
 
 
 def test_size_too_large_for_index_is_unknown(tmp_path: Path) -> None:
