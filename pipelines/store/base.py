@@ -337,6 +337,11 @@ def is_image_name(name: str) -> bool:
     return name.lower().endswith(IMAGE_ENDINGS) and not name.startswith(".")
 
 
+def is_hidden(name: str) -> bool:
+    """Return whether a file or folder is not part of the data. Only root can list lost+found."""
+    return name.startswith(".") or name == "lost+found"
+
+
 def blocks(file: NDArray[np.integer], offset: NDArray[np.integer]) -> NDArray[np.int64]:
     """Divide images into blocks of neighbours in the same file.
 

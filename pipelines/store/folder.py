@@ -22,7 +22,7 @@ from fastsiam.errors import DataError, NoImagesError, NoSplitError, as_one_line
 from fastsiam.files import os_errors_as, reason
 from fastsiam.kernels import library
 
-from .base import IMAGE_ENDINGS, NewChunk, Store, warn_once
+from .base import IMAGE_ENDINGS, NewChunk, Store, is_hidden, warn_once
 from .labels import LABELS, number_classes, parse_labels
 from .probe import Bytes
 from .splits import ALL_SPLIT_NAMES, SPLIT_NAMES, Split
@@ -182,7 +182,7 @@ class FolderStore(FileStore):
             )
         if broken_links:
             warn_once(
-                f"{root} has broken links to images, which are skipped: "
+                f"{root} has broken links to images or folders, which are skipped: "
                 f"{len(broken_links):,}, such as {as_one_line(broken_links[0])}"
             )
         if not names:
@@ -263,11 +263,11 @@ def _scan(
     with os_errors_as(DataError, f"cannot list {folder}"), os.scandir(folder) as entries:
         for entry in entries:
             name = entry.name
-            if name.startswith("."):
+            if is_hidden(name):
                 continue
             is_image = name.lower().endswith(IMAGE_ENDINGS)
             if entry.is_symlink() and not os.path.exists(entry.path):
-                if is_image:
+                if is_image or (not os.path.splitext(name)[1] and is_broken(entry.path)):
                     broken_links.append(entry.path)
             elif is_image and entry.is_file():
                 images.append(name)
@@ -278,6 +278,11 @@ def _scan(
             elif name.lower().endswith(_OTHER_FORMATS):
                 others[os.path.splitext(name)[1].lower()] += 1
     return images, folders
+
+
+def is_broken(link: str | Path) -> bool:
+    """Return whether the target of a link is missing. A link that leads to itself is not broken."""
+    return not os.path.lexists(os.path.realpath(link))
 
 
 def _leads_back(link: str, folders: Sequence[str]) -> bool:

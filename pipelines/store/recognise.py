@@ -17,15 +17,23 @@ from fastsiam.files import os_errors_as, tilde_hint
 
 from ..remote.path import Place, RemotePath, open_place
 from .archive import ArchiveStore
-from .base import Store, is_image_name, warn_once
+from .base import Store, is_hidden, is_image_name, warn_once
 from .beton import BetonStore
 from .cifar import ARCHIVES as CIFAR_ARCHIVES
 from .cifar import CifarStore
-from .folder import CSV, FolderStore, ListedStore
+from .folder import CSV, FolderStore, ListedStore, is_broken
 from .labels import number_classes, validation_wnids
 from .mapped_files import require_local_path
 from .parquet import PARQUET, ParquetStore, open_parquet
-from .splits import ALL_SPLIT_NAMES, SPLIT_NAMES, Split, choose_split, find_split, list_visible
+from .splits import (
+    ALL_SPLIT_NAMES,
+    SPLIT_NAMES,
+    Split,
+    choose_split,
+    find_split,
+    list_visible,
+    words,
+)
 from .table import ArrowStore, TableStore, is_saved_dataset
 
 _KAGGLE = "ILSVRC/Data/CLS-LOC"
@@ -187,20 +195,36 @@ def _open_unconverted(root: Place, split: Split, columns: ColumnNames, in_order:
             f"{root} has a folder {val[0]}/ but no train/, so the images in {val[0]}/ are also "
             "training images; move the others into a folder train/"
         )
+    for_training, for_validation = (
+        [name for name in folders if not words(name).isdisjoint(SPLIT_NAMES[one])]
+        for one in ("train", "val")
+    )
+    if for_training and for_validation:
+        warn_once(
+            f"{root} has folders {for_training[0]}/ and {for_validation[0]}/, which are read as "
+            "classes; if they are splits, rename them to train/ and val/, or pass one of them"
+        )
     return _open_files(require_local_path(root))
 
 
 def _folders(root: Place) -> list[Place]:
-    """Return the visible folders in a folder, sorted, without a stat call per file."""
+    """Return the visible folders in a folder, sorted, without a stat call per file.
+
+    Raises:
+        DataError: a link named after a split is broken.
+    """
     entries: Iterable[Place]
     if isinstance(root, Path):
         with contextlib.closing(os.scandir(root)) as listing:
             entries = [
                 root / entry.name for entry in listing if not entry.is_file(follow_symlinks=False)
             ]
+        for path in entries:
+            if path.name.lower() in ALL_SPLIT_NAMES and is_broken(path):
+                raise DataError(f"{path} is a broken link: mount its target, or remove the link")
     else:
         entries = root.iterdir()
-    return sorted(path for path in entries if path.is_dir() and not path.name.startswith("."))
+    return sorted(path for path in entries if path.is_dir() and not is_hidden(path.name))
 
 
 def _warn_of_unused_folders(
@@ -222,13 +246,19 @@ def _warn_of_unused_folders(
         )
 
 
-def _has_image(folder: Path) -> bool:
-    """Return whether a folder has images, tars or parquet files, or is a saved data set."""
+def _has_image(folder: Path, *, depth: int = 1) -> bool:
+    """Return whether a folder has images, tars or parquet files, or is a saved data set.
+
+    So do its subfolders, down to ``depth``.
+    """
+    folders = list[Path]()
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
-        return is_saved_dataset(folder) or any(
-            is_image_name(entry.name) or entry.name.endswith((".tar", PARQUET)) for entry in entries
-        )
-    return False
+        for entry in entries:
+            if is_image_name(entry.name) or entry.name.endswith((".tar", PARQUET)):
+                return True
+            if depth and entry.is_dir():
+                folders.append(folder / entry.name)
+    return is_saved_dataset(folder) or any(_has_image(path, depth=depth - 1) for path in folders)
 
 
 def _open_images(folder: Place, columns: ColumnNames, in_order: bool) -> Store:
@@ -254,6 +284,10 @@ def _open_files(folder: Path) -> Store:
             raise NoImagesError(
                 f"{error}; to read tars, parquet files or a saved data set, pass their folder, "
                 f"such as {others[0]}"
+            ) from error
+        if archives := sorted(x.name for x in folder.iterdir() if x.name.endswith(_COMPRESSED)):
+            raise NoImagesError(
+                f"{error}; {archives[0]} is compressed: unpack it, or gunzip it to a plain .tar"
             ) from error
         raise
 

@@ -32,18 +32,15 @@ def choose_split(split: Split, files: Sequence[Place], folder: Place) -> list[Pl
         NoSplitError: no file belongs to the split.
     """
 
-    def words(path: Place) -> set[str]:
-        return {*re.split(r"[^a-z]+", path.stem.lower())}
-
     def parent(path: Place) -> str:
         if path.parent == folder:
             return ""
         return path.parent.name.lower().removesuffix(".parquet")  # Spark writes such folders
 
-    has_split = {path: not words(path).isdisjoint(ALL_SPLIT_NAMES) for path in files}
+    has_split = {path: not words(path.stem).isdisjoint(ALL_SPLIT_NAMES) for path in files}
     others = [p for p in files if not has_split[p] and parent(p) not in ALL_SPLIT_NAMES]
     for name in SPLIT_NAMES[split]:
-        matches = [path for path in files if name in words(path)]
+        matches = [path for path in files if name in words(path.stem)]
         matches = matches or [path for path in files if parent(path) == name]
         if matches:
             if split == "train" and others:
@@ -81,6 +78,11 @@ def find_split(path: Place, split: Split) -> list[Place]:
     return choose_split(
         split, [file for file in siblings if words_before_split(file) == prefix], path.parent
     )
+
+
+def words(name: str) -> set[str]:
+    """Return the words of a name, lower-case: train and faces of faces-train-00012."""
+    return {*re.split(r"[^a-z]+", name.lower())}
 
 
 def list_visible(folder: Place, ending: str) -> list[Place]:

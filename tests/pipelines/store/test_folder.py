@@ -42,7 +42,7 @@ def test_advice_for_corrupt_image_works_in_shell(tmp_path: Path) -> None:
 def test_circular_links_and_pipes_are_skipped(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """So are broken links to images and other formats, which warnings count."""
+    """So are broken links, other formats, which warnings count, and ext4's lost+found."""
     image = put(tmp_path / "a" / "0.jpg", jpeg(0))
     (tmp_path / "a" / "loop").symlink_to(tmp_path)
     (tmp_path / "b").symlink_to(image)
@@ -56,15 +56,15 @@ def test_circular_links_and_pipes_are_skipped(
         (tmp_path / "a" / name).touch()
     for name in ("2\n.jpg", "3.jpg"):
         (tmp_path / "a" / name).symlink_to(name.replace("2", "gone"))
-    for one, other in ("xy", "yx"):
+    for one, other in ("xy", "yx", ("z", "not mounted")):
         (tmp_path / one).symlink_to(other)
+    put(tmp_path / "lost+found" / "0.jpg")
     store = FolderStore(tmp_path)
     assert names_of(store) == ["a/0.jpg", "c/1.jpg", "d/e/to c/1.jpg"]
     other_formats, message = caplog.messages
     assert "has images of formats that are not read: 2 .heic, 1 .gif; convert" in other_formats
-    assert (
-        "broken links to images, which are skipped: 2, such as" in message and message.isprintable()
-    )
+    assert "has broken links to images or folders, which are skipped: 3, such as" in message
+    assert message.isprintable()
 
 
 def test_compiled_code_lists_like_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

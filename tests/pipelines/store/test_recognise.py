@@ -116,9 +116,14 @@ def test_sources_of_converted_and_incomplete_data(images: Path, tmp_path: Path) 
             "folder train/",
         ),
         (
-            ["training/0.jpg", "validation/0.jpg", "test/0.jpg", "rest/0.tar", "unlabeled/0.png"],
+            ["training/0.jpg", "validation/0.jpg", "test/0.jpg", "rest/0.tar", "extra/1/0.png"],
             "has a folder training/ with the training images, so the images in 2 other folders, "
             "such as rest/, are not used; to train on them too, pass them with another --data",
+        ),
+        (
+            ["train2017/0.jpg", "val2017/0.jpg"],
+            "has folders train2017/ and val2017/, which are read as classes; if they are splits, "
+            "rename them to train/ and val/, or pass one of them",
         ),
         (["texts/0.txt", "train/0.jpg", "val/0.jpg", "test/0.jpg"], ""),
     ],
@@ -130,7 +135,7 @@ def test_ambiguous_split_folders_cause_warning(
         put(tmp_path / name)
     for _ in range(2):
         open_store(tmp_path, "train")
-    if any(name.startswith("val") for name in files):
+    if any(name.startswith(("val/", "validation/")) for name in files):
         open_store(tmp_path, "val")  # without another warning
     assert caplog.messages == [f"{tmp_path} {message}"] * bool(message)
 
@@ -164,6 +169,14 @@ def test_files_of_no_split_cause_warning(tmp_path: Path, caplog: pytest.LogCaptu
         f"{tmp_path} has 2 files of no split, such as extra.tar, which are not used; to train on "
         "them too, pass them with another --data"
     ]
+
+
+@pytest.mark.parametrize("name", ["train", "Val"])
+def test_broken_link_of_split_is_error(name: str, tmp_path: Path) -> None:
+    put(tmp_path / "cats" / "0.jpg")
+    (tmp_path / name).symlink_to(tmp_path / "not mounted")
+    with pytest.raises(DataError, match=f"/{name} is a broken link: mount its target, or remove"):
+        open_store(tmp_path, "train")
 
 
 @pytest.mark.parametrize("below", ["", "train"])

@@ -172,6 +172,10 @@ CASES: dict[str, tuple[Build, str]] = {
     # folders
     "nowhere": (lambda root: root / "nowhere", "no data at"),
     "an empty folder": (lambda root: root, "holds no images"),
+    "compressed tars": (
+        lambda root: put(root / "0.tar.gz").parent,
+        r"holds no images .*; 0\.tar\.gz is compressed: unpack it, or gunzip it to a plain \.tar",
+    ),
     "two folders of one split": (
         lambda root: put(put(root / "train" / "0.jpg").parents[1] / "Train" / "1.jpg").parents[1],
         "has folders Train/ and train/ for one split: move the images from one to the other",
