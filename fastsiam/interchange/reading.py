@@ -131,8 +131,9 @@ def _parse_other(content: Any, path: Path, backbone: str, stem: Any) -> Pretrain
     left_out += [origin[name] for name in weights if name in classifier]
     weights = {name: value for name, value in weights.items() if name not in classifier}
     fold_biases(weights)
+    backbone_skeleton = skeleton(model)  # RegNets cannot be built on the meta device
     with torch.device("meta"):
-        network = build_parts(skeleton(model), weights)
+        network = build_parts(backbone_skeleton, weights)
     for key in network.state_dict():  # torch before 0.4.1 and Caffe have no counters
         if key.endswith(".num_batches_tracked"):
             weights.setdefault(key, torch.tensor(0))

@@ -58,8 +58,8 @@ def test_architecture_is_inferred_from_weights(model: ModelConfig, tmp_path: Pat
         assert str(built.get_submodule(part)) == str(method.get_submodule(part))
 
 
-def test_other_networks_need_backbone_option(tmp_path: Path) -> None:
-    name = "shufflenet_v2_x0_5"
+@pytest.mark.parametrize("name", ["shufflenet_v2_x0_5", "regnet_x_400mf"])
+def test_other_networks_need_backbone_option(name: str, tmp_path: Path) -> None:
     theirs = torchvision.models.get_model(name)
     torch.save(theirs.state_dict(), tmp_path / "w.pth")
     with pytest.raises(CheckpointError, match=r"cannot tell which network .*--backbone"):
