@@ -13,7 +13,7 @@ from torch import Tensor
 import fastsiam
 from fastsiam.config import BackboneConfig
 from fastsiam.errors import CheckpointError
-from fastsiam.files import os_errors_as
+from fastsiam.files import os_errors_as, require_local
 from fastsiam.model.backbones import BLOCKS, skeleton
 from fastsiam.run import checkpoint as checkpoints
 from fastsiam.run.records import Record
@@ -117,6 +117,7 @@ def export_weights(
         ValueError: the format is unknown, or it does not support the file's ending.
         CheckpointError: the format does not support the network, or a file cannot be written: it
             exists already, is the source of the weights, or is in a run's checkpoint folder.
+        FastSiamError: the target is not a local path.
     """
     if format not in _FORMATS:
         raise ValueError(f"unknown format {format!r}; there are {', '.join(_FORMATS)}")
@@ -160,7 +161,7 @@ def _find_backbone_problem(format: str, model: BackboneConfig) -> str:
         return "its authors have only ResNet-50, at 1, 2, 4 or 5 times the width"
     if format != "torchvision":
         if name not in SHARED_RESNETS or (format == "detectron2" and name not in BLOCKS):
-            return f"it has no {name}"
+            return f"not for {name}: only for ResNets whose weights have the same names"
         if model.stem != "imagenet":
             return f"{model.stem} stem"
     if width != 64 and format != "swav":
@@ -188,7 +189,11 @@ def _find_heads_problem(authors: Layout, pretrained: Pretrained) -> str:
 
 
 def _check_target(target: Path, source: Path, *, force: bool) -> None:
-    """Raise if the target is the source, is in a checkpoint folder, or exists without ``force``."""
+    """Raise if the target is no local path, is the source, is in a checkpoint folder, or exists.
+
+    With ``force`` it may exist.
+    """
+    require_local(target)
     with os_errors_as(CheckpointError, f"cannot write {target}"):
         if target.exists() and source.exists() and target.samefile(source):
             raise CheckpointError(f"{target} is the source of the weights: choose another file")

@@ -22,7 +22,7 @@ from fastsiam.config import (
 from fastsiam.config.methods.fastsiam import FastSiamConfig
 from fastsiam.config.methods.mocov2 import MoCoV2Config
 from fastsiam.config.methods.swav import SwAVConfig
-from fastsiam.errors import CheckpointError
+from fastsiam.errors import CheckpointError, FastSiamError
 from fastsiam.interchange import export_weights, load_pretrained
 from fastsiam.interchange.export import SHARED_RESNETS
 from fastsiam.interchange.layouts import AUTHORS
@@ -205,9 +205,13 @@ _PREDICTOR = SwAVConfig(projector_layers=2, predictor="trained")
 _NOT_R50 = "its authors have only ResNet-50, at 1, 2, 4 or 5 times the width"
 REFUSED: tuple[tuple[ModelConfig, str, str], ...] = (
     (TINY, "torchvision", "width 4: torchvision's ResNets are 64 wide"),
-    (TINY, "detectron2", "it has no resnet10"),
+    (TINY, "detectron2", "not for resnet10: only for ResNets whose"),
     (small(stem="cifar"), "timm", "cifar stem"),
-    (small(backbone="shufflenet_v2_x0_5"), "timm", "it has no shufflenet_v2_x0_5"),
+    (
+        small(backbone="shufflenet_v2_x0_5"),
+        "timm",
+        "not for shufflenet_v2_x0_5: only for ResNets whose",
+    ),
     (with_model_settings(R18, projector_layers=2), "simsiam", _LAYERS),
     (with_model_settings(R18, dim=64), "simsiam", _WIDE),
     (with_model_settings(R18, predictor="none"), "simsiam", "no predictor"),
@@ -241,6 +245,8 @@ def test_unsupported_exports_are_rejected(tmp_path: Path) -> None:
             export_weights(pretrained, format=format, out=tmp_path / name)
     with pytest.raises(ValueError, match="unknown format 'onnx'"):
         export_weights(pretrained, format="onnx", out=tmp_path / "w.pth")
+    with pytest.raises(FastSiamError, match="can only be written to a local path"):
+        export_weights(pretrained, format="timm", out=Path("s3://bucket/w.pth"))
     (tmp_path / "file").touch()
     for extension in ("pth", "safetensors"):
         with pytest.raises(CheckpointError, match="cannot write") as caught:
