@@ -25,7 +25,13 @@ from fastsiam.console import Console
 from fastsiam.distributed import Place, StopSignals
 from fastsiam.environment import environment
 from fastsiam.errors import FastSiamError, TrainingError
-from fastsiam.files import atomic_write_for_user, os_errors_as, write_json
+from fastsiam.files import (
+    atomic_write_for_user,
+    os_errors_as,
+    parse_json,
+    value_errors_as_data_error,
+    write_json,
+)
 from fastsiam.interchange import weight_files
 from fastsiam.interchange.export import plain_content
 from fastsiam.interchange.pretrained import Input, Pretrained
@@ -54,7 +60,7 @@ class _Images(Dataset[list[Tensor]]):
 def train(config: TrainConfig, recipe: str, *, loader: str = "lightly") -> dict[str, Any]:
     """Train in float32 without compilation; write backbone.pt and result.json to the run's folder.
 
-    A run that was stopped resumes after its last complete epoch.
+    A run that was stopped resumes after its last complete epoch. A finished run is not repeated.
 
     Args:
         config: all settings; ``run.out`` is the folder.
@@ -70,7 +76,7 @@ def train(config: TrainConfig, recipe: str, *, loader: str = "lightly") -> dict[
         DataError: the images cannot be read.
         DeviceError: the device is missing.
         TrainingError: the loss is infinite or NaN.
-        FastSiamError: the folder cannot be written, or has an unfinished run with other settings.
+        FastSiamError: the folder cannot be written, or has a run with other settings.
     """
     out, optim, seed = Path(config.run.out), config.optim, config.numerics.seed
     place = distributed.start(config.run)
@@ -93,12 +99,14 @@ def train(config: TrainConfig, recipe: str, *, loader: str = "lightly") -> dict[
         )  # fmt: skip
     torch.manual_seed(seed)
     step = Step(config, len(batches), place.device)
-    progress = _train_epochs(step, batches, config, place)
+    if (out / "result.json").exists():
+        return _finished(out / "result.json", config, loader)
+    progress = _train_epochs(step, batches, config, place, loader)
     steps = optim.epochs * len(batches)
     result = {
         "method": config.model.method.name, "lightly": metadata.version("lightly"),
         "data": config.data.data, "images": len(images), "seed": seed, "epochs": optim.epochs,
-        "steps": steps, "loader": loader,
+        "steps": steps,
         "images_per_second": steps * optim.batch / progress["seconds"], **progress,
         "weights": str(out / "backbone.pt"),
     }  # fmt: skip
@@ -109,16 +117,19 @@ def train(config: TrainConfig, recipe: str, *, loader: str = "lightly") -> dict[
     return result
 
 
-def _train_epochs(step: Step, batches: Any, config: TrainConfig, place: Place) -> dict[str, Any]:
+def _train_epochs(
+    step: Step, batches: Any, config: TrainConfig, place: Place, loader: str
+) -> dict[str, Any]:
     """Train for all epochs, and evaluate after the epochs that the settings name.
 
     Returns:
-        "seconds" and "cpu_seconds" of training, without evaluations. "losses": mean of each epoch.
-        "knn": epoch, seconds of training before it, and accuracy of each evaluation.
+        "loader": its name. "seconds" and "cpu_seconds" of training, without evaluations.
+        "losses": mean of each epoch. "knn": epoch, seconds of training before it, and accuracy of
+        each evaluation.
     """
     path = Path(config.run.out) / "state.pt"
-    state = _unfinished(path, config, step) if path.exists() else None
-    state = state or {"seconds": 0.0, "cpu_seconds": 0.0, "losses": [], "knn": []}
+    state = _unfinished(path, config, loader, step) if path.exists() else None
+    state = state or {"loader": loader, "seconds": 0.0, "cpu_seconds": 0.0, "losses": [], "knn": []}
     console, epochs = Console(), config.optim.epochs
     evaluate = knn_monitor(config, place, console, torch.float32)
     for epoch in range(len(state["losses"]), epochs + 1):
@@ -141,7 +152,7 @@ def _train_epochs(step: Step, batches: Any, config: TrainConfig, place: Place) -
     return state
 
 
-def _unfinished(path: Path, config: TrainConfig, step: Step) -> dict[str, Any]:
+def _unfinished(path: Path, config: TrainConfig, loader: str, step: Step) -> dict[str, Any]:
     """Load the weights of an unfinished run into ``step``, and return its figures.
 
     Raises:
@@ -149,13 +160,45 @@ def _unfinished(path: Path, config: TrainConfig, step: Step) -> dict[str, Any]:
     """
     with os_errors_as(FastSiamError, f"cannot read {path}"):
         state: dict[str, Any] = torch.load(path, map_location=step.device, weights_only=True)
-    if changes := differences(TrainConfig.from_dict(state.pop("config")), config):
-        raise FastSiamError(
-            f"{path.parent} holds an unfinished run with other settings "
-            f"({changes_text(changes)}): pass another --out, or delete {path}"
-        )
+    _check_same_settings(state, config, loader, path)
+    del state["config"]
     step.load(state.pop("model"), state.pop("optimizer"))
     return state
+
+
+def _finished(path: Path, config: TrainConfig, loader: str) -> dict[str, Any]:
+    """Return the figures of a finished run.
+
+    Raises:
+        FastSiamError: its file cannot be read, or it had other settings.
+    """
+    with os_errors_as(FastSiamError, f"cannot read {path}"), value_errors_as_data_error(path):
+        result: dict[str, Any] = parse_json(path.read_bytes())
+        _check_same_settings(result, config, loader, path)
+        del result["recipe"], result["config"], result["environment"]
+    Console().say(f"{path.parent} is already trained")
+    return result
+
+
+def _check_same_settings(
+    saved: dict[str, Any], config: TrainConfig, loader: str, path: Path
+) -> None:
+    """Check that the run whose content of ``path`` is ``saved`` had the same settings and data.
+
+    Raises:
+        FastSiamError: they differ; the message names them.
+    """
+    old = TrainConfig.from_dict(saved["config"])
+    changes = differences(old, config)
+    if not old.data.has_same_root(config.data):
+        changes["data"] = old.data.places, config.data.places
+    if saved["loader"] != loader:
+        changes["loader"] = saved["loader"], loader
+    if changes:
+        raise FastSiamError(
+            f"{path.parent} holds a run with other settings ({changes_text(changes)}): pass "
+            f"another --out, or delete {path}"
+        )
 
 
 def _train_epoch(step: Step, batches: Any, epoch: int, seed: int) -> float:

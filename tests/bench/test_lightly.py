@@ -107,6 +107,8 @@ def test_stopped_lightly_run_resumes(
     monkeypatch.undo()
     with pytest.raises(FastSiamError, match=r"other settings \(lr: .* -> .*\): pass another --out"):
         lightly.train(with_settings(config, lr=0.123), "demo")
+    with pytest.raises(FastSiamError, match=r"other settings \(loader: lightly -> fastsiam\)"):
+        lightly.train(config, "demo", loader="fastsiam")
     full = Mock(side_effect=FastSiamError("the disk is full"))
     monkeypatch.setattr(lightly, "write_json", full)
     with pytest.raises(FastSiamError, match="the disk is full"):
@@ -120,6 +122,31 @@ def test_stopped_lightly_run_resumes(
     for name, weight in states[0].items():
         assert torch.equal(weight, states[1][name]), name
     assert {x.name for x in (tmp_path / "stopped").iterdir()} == {"backbone.pt", "result.json"}
+
+
+def test_finished_lightly_run_is_not_repeated(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is not replaced by a run with other settings, another loader or other images either."""
+    from fastsiam.bench import lightly
+
+    config = with_settings(
+        RECIPES["demo"](), data=data, width=4, epochs=1, batch=8, workers=0, device="cpu",
+        knn_every=0, out=tmp_path / "out",
+    )  # fmt: skip
+    result = lightly.train(config, "demo")
+    record = (tmp_path / "out" / "result.json").read_bytes()
+    monkeypatch.setattr(lightly, "_train_epochs", None)
+    assert lightly.train(config, "demo") == result
+    assert "is already trained" in capsys.readouterr().err
+    for changes, loader, line in (
+        ({"lr": 0.123}, "lightly", "lr: .* -> 0.123"),
+        ({}, "fastsiam", "loader: lightly -> fastsiam"),
+        ({"data": data / "val"}, "lightly", "data: .*data -> .*val"),
+    ):
+        with pytest.raises(FastSiamError, match=rf"other settings \({line}\): pass another --out"):
+            lightly.train(with_settings(config, **changes), "demo", loader=loader)
+    assert (tmp_path / "out" / "result.json").read_bytes() == record
 
 
 UNSUPPORTED: list[tuple[str, dict[str, Any], str]] = [
