@@ -35,7 +35,6 @@ from fastsiam.files import (
 from fastsiam.interchange import weight_files
 from fastsiam.interchange.export import plain_content
 from fastsiam.interchange.pretrained import Input, Pretrained
-from fastsiam.model.numerics import keep_freed_memory
 from fastsiam.pipelines import ViewLoader, open_training_images
 from fastsiam.pipelines.store import Store
 from fastsiam.pipelines.workers import count as count_workers
@@ -81,8 +80,6 @@ def train(config: TrainConfig, recipe: str, *, loader: str = "lightly") -> dict[
     out, optim, seed = Path(config.run.out), config.optim, config.numerics.seed
     place = distributed.start(config.run)
     check_targets(out / "result.json")
-    if place.device.type == "cpu":
-        keep_freed_memory()
     images = open_training_images(config.data, batch=optim.batch)
     batches: Any
     if loader == "lightly":

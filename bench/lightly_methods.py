@@ -32,6 +32,7 @@ from fastsiam.config import AugmentConfig, TrainConfig, ViewConfig
 from fastsiam.errors import BackendError
 from fastsiam.methods.optim import decaying_rate, peak_lr
 from fastsiam.model.backbones import build_backbone
+from fastsiam.model.numerics import use_numerics
 
 Views = Sequence[Tensor]
 """Views of a batch: (N, 3, S, S) each, normalised."""
@@ -264,11 +265,14 @@ def _split_bn(network: nn.Module, splits: int) -> None:
 class Step:
     """Training step of a method built from lightly's components, with torch's SGD.
 
+    torch's and glibc's global options are those of ``fastsiam.train.step.TrainingStep``.
+
     Raises:
         BackendError: lightly does not support a setting; the message names it.
     """
 
     def __init__(self, config: TrainConfig, steps_per_epoch: int, device: torch.device) -> None:
+        use_numerics(config, device)
         # lightly's split BN does not support channels last.
         channels_last = config.numerics.channels_last and not config.numerics.bn_images
         self.layout = torch.channels_last if channels_last else torch.contiguous_format

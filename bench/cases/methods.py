@@ -86,7 +86,6 @@ def lightly_step(own: TrainingSetup) -> Stepper:
     require_lightly()
     from fastsiam.bench.lightly_methods import Step
 
-    torch.backends.cudnn.benchmark = True
     torch.manual_seed(0)
     step = Step(own.config, own.loader.steps, own.place.device)
 

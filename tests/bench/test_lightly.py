@@ -176,6 +176,18 @@ def test_settings_lightly_lacks_are_rejected(
         compose(with_settings(config, **changes), steps_per_epoch=3)
 
 
+def test_lightly_step_uses_process_settings_of_training_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from fastsiam.bench import lightly_methods
+
+    use_numerics = Mock()
+    monkeypatch.setattr(lightly_methods, "use_numerics", use_numerics)
+    config = with_settings(RECIPES["demo"](), width=4)
+    lightly_methods.Step(config, 3, CPU.device)
+    use_numerics.assert_called_once_with(config, CPU.device)
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_lightly_transform_follows_settings(method: str) -> None:
     """Without augmentation, views equal the normalised image; every setting changes them."""
