@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from fastsiam import distributed
-from fastsiam.bench.lightly_methods import Step, transform_of
+from fastsiam.bench.lightly_methods import Step, check_defaults, transform_of
 from fastsiam.bench.measure import cpu_seconds
 from fastsiam.config import TrainConfig
 from fastsiam.config.train import changes_text, differences
@@ -83,6 +83,7 @@ def train(config: TrainConfig, recipe: str, *, loader: str = "lightly") -> dict[
     images = open_training_images(config.data, batch=optim.batch)
     batches: Any
     if loader == "lightly":
+        check_defaults("lightly's loader", config.data, ("bad_images", "shuffle", "weights"))
         workers = count_workers(config.data.workers)
         batches = DataLoader(
             _Images(images, transform_of(config.model.method.name, config.augment)),

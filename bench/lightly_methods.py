@@ -29,6 +29,7 @@ from torch.nn import functional as F
 from torchvision.transforms import v2
 
 from fastsiam.config import AugmentConfig, TrainConfig, ViewConfig
+from fastsiam.config.setting import as_text
 from fastsiam.errors import BackendError
 from fastsiam.methods.optim import decaying_rate, peak_lr
 from fastsiam.model.backbones import build_backbone
@@ -233,9 +234,10 @@ def compose(config: TrainConfig, *, steps_per_epoch: int) -> LightlyMethod:
     kind = COMPOSED[method.name]
     supported = ("dim", "projector_layers", *kind.settings)
     unsupported = [one.name for one in fields(method) if one.name not in supported]
-    _check_defaults(f"lightly's {method.name}", method, unsupported)
-    _check_defaults("lightly's loop", config.run, ("gpus", "init", "max_steps", "nodes"))
-    _check_defaults("lightly's loop", optim, ("optimizer", "accumulate"))
+    check_defaults(f"lightly's {method.name}", method, unsupported)
+    of_run = ("extend", "gpus", "init", "max_steps", "nodes", "resume")
+    check_defaults("lightly's loop", config.run, of_run)
+    check_defaults("lightly's loop", optim, ("optimizer", "accumulate"))
     if getattr(method, "projector_layers", 2) < 2:
         raise BackendError("lightly's heads need at least 2 layers: set projector-layers")
     if bn_images and (kind is not MoCoV2 or optim.batch % bn_images):
@@ -243,13 +245,14 @@ def compose(config: TrainConfig, *, steps_per_epoch: int) -> LightlyMethod:
     return kind(config, steps_per_epoch=steps_per_epoch)
 
 
-def _check_defaults(owner: str, settings: Any, unsupported: Iterable[str]) -> None:
+def check_defaults(owner: str, settings: Any, unsupported: Iterable[str]) -> None:
     """Check that settings that lightly does not support have their default values."""
     defaults = type(settings)()
     for name in unsupported:
         value = getattr(defaults, name)
         if getattr(settings, name) != value:
-            raise BackendError(f"{owner} supports only {name.replace('_', '-')} {value}")
+            value_text = as_text(value) or "none"
+            raise BackendError(f"{owner} supports only {name.replace('_', '-')} {value_text}")
 
 
 def _split_bn(network: nn.Module, splits: int) -> None:
@@ -337,7 +340,7 @@ def _view(method: str, view: ViewConfig, augment: AugmentConfig) -> Callable[[An
     unsupported = ["ratio_min", "ratio_max", "crop_of", "solarise_threshold"]
     unsupported += [] if method == "swav" else ["scale_max"]
     unsupported += [] if method == "byol" else ["solarise_p"]
-    _check_defaults(f"lightly's transform for {method}", view, unsupported)
+    check_defaults(f"lightly's transform for {method}", view, unsupported)
     settings = {
         "cj_prob": view.jitter_p,
         "cj_strength": 1.0,

@@ -158,6 +158,8 @@ UNSUPPORTED: list[tuple[str, dict[str, Any], str]] = [
     ("byol", {"optimizer": "lars"}, "lightly's loop supports only optimizer sgd"),
     ("byol", {"accumulate": 2}, "lightly's loop supports only accumulate 1"),
     ("simsiam", {"max_steps": 10}, "lightly's loop supports only max-steps 0"),
+    ("simsiam", {"resume": "never"}, "lightly's loop supports only resume auto"),
+    ("simsiam", {"extend": 9}, "lightly's loop supports only extend 0"),
     ("simsiam", {"gpus": 2}, "lightly's loop supports only gpus 1"),
     ("simsiam", {"nodes": 2, "rendezvous": "a:1"}, "lightly's loop supports only nodes 1"),
 ]
@@ -174,6 +176,28 @@ def test_settings_lightly_lacks_are_rejected(
     config = replace(demo, model=replace(demo.model, width=4, method=METHOD_CONFIGS[method]()))
     with pytest.raises(BackendError, match=line):
         compose(with_settings(config, **changes), steps_per_epoch=3)
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"weights": (0.7, 0.3)}, "weights none"),
+        ({"shuffle": "window:8"}, "shuffle full"),
+        ({"bad_images": "replace"}, "bad-images stop"),
+    ],
+    ids=str,
+)
+def test_settings_lightly_loader_lacks_are_rejected(
+    changes: dict[str, Any], line: str, data: Path, tmp_path: Path
+) -> None:
+    from fastsiam.bench import lightly
+
+    config = with_settings(
+        RECIPES["demo"](), data=data, mixed_with=(str(data / "val"),), batch=8, device="cpu",
+        out=tmp_path / "out", **changes,
+    )  # fmt: skip
+    with pytest.raises(BackendError, match=f"lightly's loader supports only {line}"):
+        lightly.train(config, "demo")
 
 
 def test_lightly_step_uses_process_settings_of_training_step(
