@@ -162,6 +162,8 @@ class _Scheduler:
                 await self._execute(self._waiting.popleft(), slot)
             except FastSiamError as error:
                 self._failure = self._failure or error
+                if self._active:  # otherwise the error ends the study now
+                    self._console.say(f"{error}; no further run starts, active runs finish")
             await asyncio.sleep(_TICK)  # notice failures of other runs before the next one starts
 
     async def _execute(self, run: Run, slot: dict[str, str]) -> None:

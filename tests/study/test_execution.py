@@ -12,6 +12,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -217,6 +218,27 @@ def test_no_run_starts_after_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(FastSiamError, match="failed"):
         asyncio.run(execution._Scheduler(codes).finish([{}, {}]))
     assert started == [0, 1]
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_failure_is_reported_while_other_runs_are_active(
+    others: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A run that fails alone is reported by the study's error."""
+
+    async def execute(self: Any, code: int, slot: dict[str, str]) -> None:
+        if code:
+            raise FastSiamError("first failed")
+        self._active.add(Mock())
+        while not self._failure:
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(execution._Scheduler, "_execute", execute)
+    runs: Any = [0] * others + [1]
+    with pytest.raises(FastSiamError, match="first failed"):
+        asyncio.run(execution._Scheduler(runs).finish([{} for _ in runs]))
+    line = "first failed; no further run starts, active runs finish\n"
+    assert capfd.readouterr().err == line * others
 
 
 def test_run_without_result_is_failure(
