@@ -51,10 +51,13 @@ def _bind_to_gpu_node(gpu_index: int, ranks: int) -> int:
     torch's launcher needs ``numactl`` for this, which is often missing or forbidden in containers.
     """
     nodes = [_node_of(gpu) for gpu in range(min(ranks, torch.cuda.device_count()))]
-    cpulist = (_SYSTEM / f"devices/system/node/node{nodes[gpu_index]}/cpulist").read_text()
-    node_cores = _numbers(cpulist) & os.sched_getaffinity(0)
-    if not node_cores:
-        raise OSError(f"this process may not use the cores near GPU {gpu_index}, {cpulist.strip()}")
+    # A launcher may have bound this rank to its node, but not the other ranks or itself.
+    allowed = os.sched_getaffinity(os.getppid())
+    near = [allowed & _cores_of(node) for node in nodes]
+    near[gpu_index] &= os.sched_getaffinity(0)
+    if not all(near):  # every rank raises, so that none binds while others use all cores
+        raise OSError(f"the ranks may not use the cores near GPU {near.index(set())}")
+    node_cores = near[gpu_index]
     os.sched_setaffinity(0, node_cores)
     for thread in os.listdir("/proc/self/task"):  # some libraries start threads on import
         with contextlib.suppress(OSError):
@@ -70,6 +73,11 @@ def _node_of(gpu: int) -> int:
     if node < 0:
         raise OSError(f"the system does not know the NUMA node of GPU {gpu}")
     return node
+
+
+def _cores_of(node: int) -> set[int]:
+    """Return the cores of a NUMA node."""
+    return _numbers((_SYSTEM / f"devices/system/node/node{node}/cpulist").read_text())
 
 
 def _numbers(ranges: str) -> set[int]:

@@ -69,8 +69,11 @@ def local_ranks() -> int:
 
 
 def share(ranks: int) -> int:
-    """Return the number of cores per rank if ``ranks`` share this process's cores; at least 1."""
-    return max(1, cores() // ranks)
+    """Return the number of cores per rank if ``ranks`` share this process's cores; at least 1.
+
+    All ranks of the machine share its quotas, even if each may use only some of the cores.
+    """
+    return max(1, min([cores() // ranks, *(quota // local_ranks() for quota in _quotas())]))
 
 
 def own_cores() -> int:

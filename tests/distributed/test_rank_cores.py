@@ -125,6 +125,25 @@ def test_ranks_share_cores_of_their_numa_node(
     assert torch.get_num_threads() == own_cores() == share
 
 
+def test_quota_is_shared_by_the_ranks_of_all_nodes(
+    machine: set[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels.cores, "_quotas", lambda: [8])
+    take_cores_of_rank(monkeypatch, gpu=0, of=4)
+    assert machine == {0, 2, 4, 6, 8, 10} and own_cores() == 2
+
+
+def test_rank_that_its_launcher_bound_takes_its_share(
+    machine: set[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine &= {0, 2, 4, 6, 8, 10}
+    monkeypatch.setattr(
+        os, "sched_getaffinity", lambda pid: set(range(12)) if pid else set(machine)
+    )
+    take_cores_of_rank(monkeypatch, gpu=0, of=4)
+    assert machine == {0, 2, 4, 6, 8, 10} and own_cores() == 3
+
+
 def test_single_process_uses_all_cores(machine: set[int], monkeypatch: pytest.MonkeyPatch) -> None:
     before = torch.get_num_threads()
     take_cores_of_rank(monkeypatch, gpu=1, of=1)
@@ -155,24 +174,26 @@ def test_user_thread_count_is_kept(
     assert torch.get_num_threads() == threads
 
 
-@pytest.mark.parametrize("trouble", ["unknown", "elsewhere"])
+@pytest.mark.parametrize(("trouble", "of"), [("unknown", 2), (0, 2), (1, 4)])
 def test_missing_numa_binding_warns_once(
-    trouble: str,
+    trouble: str | int,
+    of: int,
     machine: set[int],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    if trouble == "unknown":
+    """Ranks near cores that they may use do not bind either, or take more than their share."""
+    if isinstance(trouble, str):
         (tmp_path / "bus/pci/devices/0001:0a:00.0/numa_node").write_text("-1\n")
     else:
-        machine -= {0, 2, 4, 6, 8, 10}
+        machine -= set(range(trouble, 12, 2))  # the cores of that node
     before = set(machine)
     with caplog.at_level(logging.WARNING):
-        take_cores_of_rank(monkeypatch, gpu=0, of=2)
-        assert own_cores() == len(before) // 2
-        if trouble == "unknown":  # only rank 0 warns
-            take_cores_of_rank(monkeypatch, gpu=1, of=2)
+        for gpu in range(of):  # only rank 0 warns
+            monkeypatch.delenv("FASTSIAM_CORES", raising=False)
+            take_cores_of_rank(monkeypatch, gpu=gpu, of=of)
+            assert own_cores() == len(before) // of
     (record,) = caplog.records
     assert record.getMessage().startswith("ranks use all cores") and machine == before
 
