@@ -33,7 +33,8 @@ from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
 from fastsiam.config import DataConfig
-from fastsiam.errors import DataError, ImageError
+from fastsiam.errors import BackendError, DataError, ImageError, lacks_memory
+from fastsiam.files import why
 from fastsiam.trace import span
 from fastsiam.views.batch import Crops, Shape
 from fastsiam.views.draws import ViewParams
@@ -99,6 +100,9 @@ class Cropper:
             have fewer images.
         device: device of the crops.
         dali_resizes: whether DALI crops and resizes too, or only decodes.
+
+    Raises:
+        BackendError: DALI cannot use the device; the message says what to install.
     """
 
     def __init__(
@@ -116,9 +120,17 @@ class Cropper:
         # If DALI only decodes, the engine crops one of the batches.
         self._prefetch = data.prefetch if dali_resizes else max(1, data.prefetch - 1)
         self._dimensions = store.dimensions()
+        try:
+            self._dali: Any = self._build()
+            """The graph while no batch is in flight; None otherwise, and after an error."""
+        except RuntimeError as error:
+            if lacks_memory(error):
+                raise
+            raise BackendError(
+                f"DALI cannot start on {device} ({why(error)}): install the DALI package for this "
+                "driver's CUDA version, or pass --pipeline native"
+            ) from error
         self._readers = ThreadPoolExecutor(self._threads, "fastsiam-reader")
-        self._dali: Any = self._build()
-        """The graph while no batch is in flight; None otherwise, and after an error."""
 
     def _build(self) -> Any:
         """Build a graph that takes encoded images and cuts, and returns the crops of each view.

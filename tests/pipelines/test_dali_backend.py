@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from fastsiam.config import AugmentConfig
-from fastsiam.errors import DataError
+from fastsiam.errors import BackendError, DataError
 from fastsiam.pipelines import Order, open_store
 from tests.pipelines.cases import GRAPH, batches, change_image, same
 from tests.pipelines.conftest import Loaders
@@ -40,6 +40,32 @@ def test_next_epoch_is_correct_after_error(
             with pytest.raises(type(error), match=r"cudaErrorIllegalAddress|now"):
                 list(loader.epoch(0))
         assert same(list(loader.epoch(0)), expected)
+
+
+@pytest.mark.parametrize(
+    ("error", "raised", "message"),
+    [
+        (
+            "cudaErrorInsufficientDriver (35):\nat 0x1",
+            BackendError,
+            r"^DALI cannot start on cpu \(cudaErrorInsufficientDriver \(35\):\): install the DALI "
+            r"package for this driver's CUDA version, or pass --pipeline native$",
+        ),
+        ("Can't allocate 4096 bytes on device 0.", RuntimeError, "^Can't allocate"),
+    ],
+)
+def test_dali_that_cannot_start_is_refused(
+    error: str,
+    raised: type[Exception],
+    message: str,
+    images: Path,
+    loaders: Loaders,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An example is a package for a newer CUDA than the driver's: it imports."""
+    monkeypatch.setattr("nvidia.dali.Pipeline.build", Mock(side_effect=RuntimeError(error)))
+    with pytest.raises(raised, match=message):
+        loaders(GRAPH, images / "train", batch=4)
 
 
 @pytest.mark.usefixtures("trusting")
