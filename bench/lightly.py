@@ -190,7 +190,7 @@ def _check_same_settings(
     changes = differences(old, config)
     if not old.data.has_same_root(config.data):
         changes["data"] = old.data.places, config.data.places
-    if saved["loader"] != loader:
+    if saved.get("loader", loader) != loader:  # older versions did not save it
         changes["loader"] = saved["loader"], loader
     if changes:
         raise FastSiamError(
