@@ -57,6 +57,13 @@ class StudyRunConfig(StudyConfig):
         "auto", "auto: the GPU if there is one, else the CPU."
     )
 
+    def check_given(self, given: Collection[str]) -> None:
+        """Raise if images are given at the scale that generates its own."""
+        require(
+            self.scale != "demo" or not self.data or "data" not in given,
+            "--scale demo generates its own images: leave out --data, or pass another --scale",
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyTableConfig(StudyConfig):

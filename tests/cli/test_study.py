@@ -24,6 +24,7 @@ def test_list_names_every_study() -> None:
     ("arguments", "message"),
     [
         (["run", "predictr"], "unknown study 'predictr'; did you mean predictor?"),
+        (["run", "cifar10", "--data", "x"], "--scale demo generates its own images: leave out"),
         (["table", "all", "--json", "x.json"], "--json and --record apply to a single study"),
         (["table", "batch", "--record", "x", "--scale", "demo"], "--record and --scale cannot be"),
     ],
