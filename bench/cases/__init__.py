@@ -120,7 +120,7 @@ _ROWS = (
         name="storage",
         help="Epochs from the local disk and from object storage, by latency and cache state.",
         title="Reading from object storage",
-        options=(*_IMAGES, "latencies", "pipelines", *_COMMON),
+        options=(*_IMAGES, "latencies", "pipelines", "repeats", "json"),
     ),
     Case(
         name="sweep",

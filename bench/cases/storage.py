@@ -1,4 +1,7 @@
-"""Speed of epochs from the local disk and from object storage, by latency and cache state."""
+"""Speed of epochs from the local disk and from object storage, by latency and cache state.
+
+All pipelines and libraries make views on the CPU, also on a machine with a GPU.
+"""
 
 from __future__ import annotations
 
@@ -44,6 +47,7 @@ LOCAL = "local disk"
 def measure(session: Session) -> list[Record]:
     """Measure pipelines and libraries from each place and in each cache state."""
     check_two_alike_views(session)
+    session = replace(session, device="cpu")
     batch, folder = session.loaded_batch, session.folder / "storage"
     with ExitStack() as stack:
         images, readers = session.images(batch), _readers(session)

@@ -133,6 +133,23 @@ def test_runners_of_one_latency_are_interleaved(
     assert calls == [(2 * 3, False), (2 * 5, True)]
 
 
+def test_all_readers_make_views_on_the_cpu(
+    bench_config: BenchConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also on a machine with a GPU, so that they do the same work; the records say so."""
+    devices: set[tuple[str, str]] = set()
+
+    def compare(_: object, rows: list[Any], *, apart: bool) -> list[object]:
+        devices.update((row.config["device"], row.build.args[1].device) for row in rows)
+        return []
+
+    monkeypatch.setattr(storage, "compare", compare)
+    monkeypatch.setattr(storage, "STREAMING", {})
+    with session(bench_config) as bench_session:
+        CASES["storage"].measure(replace(bench_session, device="cuda"))
+    assert devices == {("cpu", "cpu")} and "device" not in CASES["storage"].options
+
+
 @pytest.mark.slow
 def test_remote_storage_is_compared_with_local_disk(bench_config: BenchConfig) -> None:
     import_or_skip("obstore", "cloud")
