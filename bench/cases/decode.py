@@ -22,7 +22,7 @@ from fastsiam.bench.config import CONTAINERS, ORIGINAL, Stored, with_form
 from fastsiam.bench.measurements import Record, Row
 from fastsiam.bench.runner import Loading, Task, compare
 from fastsiam.bench.session import Session
-from fastsiam.config import AugmentConfig, DataConfig
+from fastsiam.config import DataConfig
 from fastsiam.files import why
 from fastsiam.kernels import library
 from fastsiam.pipelines import open_store
@@ -32,7 +32,7 @@ from fastsiam.views.draws import draw_views
 
 _DALI = {"cpu": "DALI", "cuda": "DALI on the GPU"}
 OURS, OUR_PART = "fastsiam", "fastsiam: the boxes' part"
-"""fastsiam's decoder: entire images, and only the part that the boxes of two views need."""
+"""fastsiam's decoder: entire images, and only the part that the boxes of all views need."""
 TURBO, TURBO_PART = "libjpeg-turbo", "libjpeg-turbo with crop and skip"
 """libjpeg-turbo through its public functions: entire images, and the same part."""
 _LIBRARY_DECODERS = ("PIL", "torchvision.io", TURBO, *_DALI.values())
@@ -110,7 +110,7 @@ def build_decoding(loading: Loading, form: Stored) -> dict[str, Task]:
 
         return decode_image(tensors[index], ImageReadMode.RGB)
 
-    by_function = partial(_by_function, size=size, data=data, workers=workers)
+    by_function = partial(_by_function, size=size, data=data, loading=loading)
     makers: dict[str, Callable[[], Callable[[], object]]] = {
         "PIL": lambda: in_threads(lambda _, index: decode(data[index])),
         "torchvision.io": lambda: in_threads(by_torchvision),
@@ -136,17 +136,17 @@ def build_decoding(loading: Loading, form: Stored) -> dict[str, Task]:
 
 
 def _by_function(
-    function: Any, size: NDArray[np.int64], data: Sequence[bytes], workers: int, *, part: bool
+    function: Any, size: NDArray[np.int64], data: Sequence[bytes], loading: Loading, *, part: bool
 ) -> Callable[[int, int], object]:
     """Return a function that decodes by a C function, given the numbers of a thread and an image.
 
-    ``size`` is (N, 2), height and width. With ``part``, it decodes only what the boxes of two views
+    ``size`` is (N, 2), height and width. With ``part``, it decodes only what the boxes of all views
     need.
     """
-    box = np.concatenate([np.zeros_like(size), size], 1)
+    workers, box = loading.workers, np.concatenate([np.zeros_like(size), size], 1)
     if part:
-        augment, index = AugmentConfig(), np.arange(len(size))
-        boxes = draw_views(augment, seed=0, epoch=0, index=index, size=size).box
+        index = np.arange(len(size))
+        boxes = draw_views(loading.augment, seed=0, epoch=0, index=index, size=size).box
         first, last = boxes[..., :2], boxes[..., :2] + boxes[..., 2:]
         box = np.concatenate([first.min(0), last.max(0)], 1)
     box = np.ascontiguousarray(box, np.int32)

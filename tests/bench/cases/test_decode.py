@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import io
 import shutil
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -41,6 +43,22 @@ def test_every_available_decoder_decodes_all_images(
         assert {task.images for task in tasks.values()} == {2}
     shutil.rmtree(folder)
     tasks["PIL"].run()  # the bytes are in memory: reading is not timed
+
+
+def test_part_that_is_decoded_follows_the_views_of_the_recipe() -> None:
+    boxes: list[list[int]] = []
+
+    def read_box(*arguments: Any) -> int:
+        boxes.append([*(ctypes.c_int32 * 4).from_address(arguments[4])])
+        return 0
+
+    whole = AugmentConfig.alike(2, scale_min=1.0, ratio_min=1.0, ratio_max=1.0)
+    data, size = [b"", b""], np.full((2, 2), 40)
+    loading = Loading(data=DataConfig(workers=1), augment=whole, batch=8, images=2, device="cpu")
+    decode_one = decode._by_function(read_box, size, data, loading, part=True)
+    for index in range(2):
+        decode_one(0, index)
+    assert boxes == [[0, 0, 40, 40]] * 2
 
 
 def test_decoding_of_originals_is_always_measured(bench_config: BenchConfig) -> None:
