@@ -73,6 +73,7 @@ def picture(record: StudyRecord) -> Figure:
 
 def _caption(record: StudyRecord) -> str:
     seeds = spelled_seeds(record.seeds) or "none yet"
+    seeds = seeds if record.has_equal_seeds else "each row's"
     lines = f"dotted: chance, {record.chance:g}"
     if (untrained := _untrained(record)) is not None:
         lines = f"dashed: untrained network, {untrained:.1f}; {lines}"

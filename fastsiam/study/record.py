@@ -129,8 +129,14 @@ class StudyRecord(Study):
 
     @property
     def seeds(self) -> list[int]:
-        """Sorted seeds with at least one result."""
-        return sorted({one.seed for one in self.every_result})
+        """Sorted seeds that all rows with results share."""
+        seeds_by_row = [{one.seed for one in row.results} for row in self.rows if row.results]
+        return sorted(set.intersection(*seeds_by_row)) if seeds_by_row else []
+
+    @property
+    def has_equal_seeds(self) -> bool:
+        """Whether all rows with results have the same seeds."""
+        return all(len(row.results) in (0, len(self.seeds)) for row in self.rows)
 
 
 def read_result(run: Run) -> Result | None:

@@ -70,11 +70,12 @@ def caption(record: StudyRecord) -> str:
     images = sorted({one.images for one in record.every_result if one.images})
     images_text = " or ".join(f"{count:,}" for count in images)
     images_text = f" ({images_text} training images)" if images else ""
-    seeds = spelled_seeds(record.seeds) or "that will be done"
+    seeds = f"the seeds {spelled_seeds(record.seeds) or 'that will be done'}"
+    seeds = seeds if record.has_equal_seeds else "each row's seeds"
     facts = [f"Ours: {record.measure} of {record.network}{images_text}, epochs: {record.epochs}"]
     if record.precisions:
         facts.append(f"precision: {' and '.join(record.precisions)}")
-    facts.append(f"mean ± standard deviation over the seeds {seeds}")
+    facts.append(f"mean ± standard deviation over {seeds}")
     if record.has_linear:
         protocol = "cached features of central crops" if record.cached else "random crops and flips"
         facts.append(f"linear evaluation on {protocol}, at the best of several rates")

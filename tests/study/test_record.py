@@ -6,9 +6,13 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
+from fastsiam.config.study import StudyConfig
+from fastsiam.study import pictures
+from fastsiam.study import record as record_module
 from fastsiam.study.catalogue import STUDIES
 from fastsiam.study.record import (
     Result,
@@ -18,7 +22,7 @@ from fastsiam.study.record import (
     setting,
     write_record,
 )
-from fastsiam.study.result_table import as_markdown, as_text, cells, reasons
+from fastsiam.study.result_table import as_markdown, as_text, caption, cells, reasons
 from fastsiam.study.runs import runs_of
 from fastsiam.study.scales import scale
 from tests.conftest import ROOT
@@ -107,6 +111,40 @@ def test_reasons_contain_figures(table_1: StudyRecord) -> None:
         "no predictor: collapses: holds (3 of 3 seeds; loss -0.90, std 0.02, rank 1.5)" in lines
         and sum("inconclusive" in line for line in lines) == 2
     )
+
+
+@pytest.mark.parametrize(
+    ("seeds_by_row", "seeds", "table_text", "picture_text"),
+    [
+        (([0, 1, 2, 3], [0, 1, 2, 3]), 4, "over the seeds 0 to 3;", "; seeds: 0 to 3;"),
+        (([0, 1, 2, 3], []), 4, "over the seeds 0 to 3;", "; seeds: 0 to 3;"),
+        (([0, 1, 2, 3], [0, 1]), 2, "over each row's seeds;", "; seeds: each row's;"),
+        (([0, 1], [2, 3]), 0, "over each row's seeds;", "; seeds: each row's;"),
+    ],
+)
+def test_captions_and_command_name_seeds_that_rows_share(
+    seeds_by_row: tuple[list[int], list[int]],
+    seeds: int,
+    table_text: str,
+    picture_text: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """If rows have different seeds, the captions say so; ``--seeds`` covers those of all rows."""
+    study, config = STUDIES["stop-gradient"], StudyConfig(out=str(tmp_path))
+    runs = [
+        one
+        for row, row_seeds in zip(study.rows, seeds_by_row, strict=True)
+        for one in runs_of([replace(study, rows=(row,))], scale("demo"), tmp_path, seeds=row_seeds)
+    ]
+    monkeypatch.setattr(record_module, "read_result", lambda run: result(run.seed, 50))
+    monkeypatch.setattr(record_module, "RunSettings", Mock())
+    study_record = record_module.collect(study, scale("demo"), runs, config)
+    flag = f" --seeds {seeds}" if seeds else ""
+    assert study_record.command == f"fastsiam study run stop-gradient --scale demo{flag}"
+    plain = replace(study_record, environments=(), precisions=())
+    assert table_text in caption(plain)
+    assert picture_text in pictures._caption(plain)
 
 
 def test_table_names_original(tmp_path: Path) -> None:
