@@ -139,7 +139,13 @@ class StoreLoader(ABC):
                 digest = batch_digest(params, index, epoch=epoch, place=self._order.place(step))
                 positions = to_device(index, self._device)
                 yield Batch(
-                    views, positions, self._labels[positions], digest, params, self._store.name
+                    views,
+                    positions,
+                    self._labels[positions],
+                    digest,
+                    params,
+                    self._store.name,
+                    torch.from_numpy(np.array(index)),
                 )
 
     def _run(

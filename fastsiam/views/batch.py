@@ -35,6 +35,8 @@ class Batch:
     """Crop boxes, flips and colour parameters of the views, on the host; None for noise."""
     name_of: Callable[[int], str] = field(default=_no_name, repr=False, compare=False)
     """Maps an image's position in the data set to its name."""
+    host_index: Tensor | None = field(default=None, repr=False, compare=False)
+    """``index`` on the host, so that looking up names does not wait for a GPU."""
 
     @property
     def view1(self) -> Tensor:
@@ -49,7 +51,8 @@ class Batch:
     @property
     def names(self) -> list[str]:
         """Names of the N images in the data set, such as ``class/file.jpg``; "" for noise."""
-        return [self.name_of(index) for index in self.index.tolist()]
+        index = self.index if self.host_index is None else self.host_index
+        return [self.name_of(position) for position in index.tolist()]
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Batch:
         """Move the batch's tensors to a device; Lightning calls this."""
@@ -60,10 +63,11 @@ class Batch:
 
     def chunks(self, count: int) -> list[Batch]:
         """Split into equal parts for gradient accumulation; parts have no digest and no params."""
-        parts = (t.chunk(count) for t in (self.index, self.label, *self.views))
+        host_index = self.index if self.host_index is None else self.host_index
+        parts = (t.chunk(count) for t in (self.index, self.label, host_index, *self.views))
         return [
-            Batch(tuple(views), index, label, name_of=self.name_of)
-            for index, label, *views in zip(*parts, strict=True)
+            Batch(tuple(views), index, label, name_of=self.name_of, host_index=host)
+            for index, label, host, *views in zip(*parts, strict=True)
         ]
 
 

@@ -17,9 +17,9 @@ from torch.utils.data import DataLoader
 
 from fastsiam.config import AugmentConfig, DataConfig
 from fastsiam.errors import BackendError
-from fastsiam.pipelines import build_eval_loader, build_loader, engine
+from fastsiam.pipelines import build_eval_loader, build_loader, engine, lightly_batch
 from tests.conftest import import_or_skip
-from tests.pipelines.cases import make_readable
+from tests.pipelines.cases import SMALL, make_readable
 from tests.views.cases import UNEQUAL
 
 from .conftest import Launch
@@ -79,6 +79,18 @@ def test_loaders_return_valid_gpu_batches(
         assert seen == 2 * loader.steps == 12
         assert bool(launches) == (pipeline != "torchvision")  # here PIL computes the views
     assert gpu.empty_cache.called == (pipeline == "memory")
+
+
+@pytest.mark.usefixtures("launches")
+def test_looking_up_names_does_not_wait(images: Path, gpu: Gpu) -> None:
+    data = DataConfig(data=str(images / "train"), pipeline="native", workers=0)
+    with closing(build_loader(data, SMALL, batch=4, device="cuda")) as loader:
+        batch = next(loader.epoch(0))
+        with gpu.watched():
+            *_, names = lightly_batch(batch)
+            assert len(names) == 4 and all(names)
+            parts = batch.to(batch.index.device).chunks(2)
+            assert [part.names for part in parts] == [names[:2], names[2:]]
 
 
 def test_dataloader_starts_with_loader_gpu_current(
