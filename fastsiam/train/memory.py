@@ -78,11 +78,11 @@ def check_memory(error: BaseException, config: TrainConfig, *, at: int, saved: s
     if config.step.activation_memory > 0.5 and (config.model.is_own or config.step.compile == "on"):
         flags += ["--activation-memory 0.5"]
     pipeline = config.data.pipeline
-    # Pipelines prefetch at least two batches, except dali on a GPU. These two ignore the setting.
-    least = 1 if pipeline == "dali" and is_gpu else 2
+    # Only dali prefetches into GPU memory. On the host, pipelines prefetch at least two batches.
+    prefetching, least = ({"dali"}, 1) if is_gpu else ({"native", "ffcv", "dali"}, 2)
     if pipeline == "memory":
         flags += ["--pipeline native"]
-    elif pipeline not in ("torchvision", "synthetic") and config.data.prefetch > least:
+    elif pipeline in prefetching and config.data.prefetch > least:
         flags += ["--prefetch 1"]
     if not is_gpu or pipeline == "dali":  # others have no GPU memory for each worker
         flags += ["fewer --workers"]

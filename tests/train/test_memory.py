@@ -73,7 +73,7 @@ def test_estimate_scales_with_settings() -> None:
         ({"pipeline": "dali"}, DALI, "--activation-memory 0.5 or --prefetch 1 or fewer --workers"),
         ({"pipeline": "memory"}, GPU, "--activation-memory 0.5 or --pipeline native; a new run"),
         ({"pipeline": "memory"}, HOST, "--activation-memory 0.5 or --pipeline native or fewer"),
-        ({"prefetch": 3, "activation_memory": 0.5}, GPU, "--prefetch 1; a new run"),
+        ({"prefetch": 3}, GPU, "--activation-memory 0.5; a new run"),  # prefetches on the host
         ({}, HOST, "--activation-memory 0.5 or fewer --workers"),
         ({"prefetch": 3}, HOST, "--activation-memory 0.5 or --prefetch 1 or fewer --workers"),
         (
