@@ -265,7 +265,7 @@ def perform(stage: Stage, out: Path, *, seconds: float) -> Outcome:
     code = child.process.returncode
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
     skipped = [line for line in lines if _SKIPPED.match(line)]
-    telling = [f"exit code {code}", *filter(_TELLING.search, lines), *skipped]
+    telling = [f"exit code {code}", *filter(_TELLING.search, lines), *([] if code else skipped)]
     failed = code or any(NOT_MEASURED in line for line in lines)
     return Outcome(
         status="stopped" if is_over else "failed" if failed else "partly" if skipped else "done",

@@ -52,8 +52,11 @@ def test_stage_with_skipped_tests(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     tests = Stage("tests", 60, ("-m", "pytest", str(file), "-v", "-ra"))
     outcome = perform(tests, tmp_path, seconds=100)
     assert outcome.status == "partly" and outcome.said.endswith("needs a GPU")
-    lines = (tmp_path / "logs" / "tests.txt").read_text().splitlines()
-    other_lines = "\n".join(line for line in lines if not line.endswith("needs a GPU"))
+    log = (tmp_path / "logs" / "tests.txt").read_text()
+    fails = build_stage("tests", f"print({log!r}); raise SystemExit(1)")
+    outcome = perform(fails, tmp_path, seconds=100)
+    assert outcome.status == "failed" and "1 passed, 2 skipped" in outcome.said
+    other_lines = "\n".join(line for line in log.splitlines() if not line.endswith("needs a GPU"))
     outcome = perform(build_stage("tests", f"print({other_lines!r})"), tmp_path, seconds=100)
     assert outcome.status == "done" and "1 passed, 2 skipped" in outcome.said
 
