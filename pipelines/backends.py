@@ -127,8 +127,10 @@ class Backend:
             raise ValueError(f"the {self.name} pipeline has no crops for crop_transform")
         if spec.data.workers == "auto" and not self.tunes_workers:
             warn_once(f"--workers auto has no effect with --pipeline {self.name}")
-        if spec.data.prefetch != DataConfig().prefetch and not (self.prefetches or self.resident):
-            warn_once(f"--prefetch has no effect with --pipeline {self.name}")
+        prefetches = self.prefetches or (self.resident and spec.device.type == "cpu")
+        if spec.data.prefetch != DataConfig().prefetch and not prefetches:
+            where = " on a GPU" * self.resident
+            warn_once(f"--prefetch has no effect with --pipeline {self.name}{where}")
         if spec.data.cache and not spec.data.loads_images:
             warn_once(f"--cache has no effect with --pipeline {self.name}")
         loader: Loader = getattr(self._module(), self.loader.partition(".")[2])(spec)

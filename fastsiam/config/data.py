@@ -106,7 +106,9 @@ class DataConfig(Config):
         "slow training down, measured over the first hundred batches.",
     )
     prefetch: int = setting(
-        2, "Batches to prepare ahead of the training step (native, ffcv, dali, memory).", at_least=1
+        2,
+        "Batches to prepare ahead of the training step (native, ffcv, dali, memory on a CPU).",
+        at_least=1,
     )
     cache: str = setting(
         "", "Folder on a local disk in which to cache remote data for later epochs and runs."

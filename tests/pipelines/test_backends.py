@@ -91,6 +91,7 @@ def test_settings_without_effect_cause_warning(
     warn_once.cache_clear()
     for name in ("torchvision", "native"):
         loaders(name, images / "train", workers="auto", prefetch=3)
+    loaders("memory", images / "train", prefetch=3)
     loaders("synthetic", images / "train", cache="folder")
     loaders("native", images / "train", cache=str(tmp_path / "cache"))
     assert not (tmp_path / "cache").exists()

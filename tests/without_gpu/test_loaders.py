@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader
 from fastsiam.config import AugmentConfig, DataConfig
 from fastsiam.errors import BackendError
 from fastsiam.pipelines import build_eval_loader, build_loader, engine, lightly_batch
+from fastsiam.pipelines.store.base import warn_once
 from tests.conftest import import_or_skip
 from tests.pipelines.cases import SMALL, make_readable
 from tests.views.cases import UNEQUAL
@@ -79,6 +80,17 @@ def test_loaders_return_valid_gpu_batches(
         assert seen == 2 * loader.steps == 12
         assert bool(launches) == (pipeline != "torchvision")  # here PIL computes the views
     assert gpu.empty_cache.called == (pipeline == "memory")
+
+
+@pytest.mark.usefixtures("gpu")
+def test_prefetch_without_effect_on_gpu_causes_warning(
+    images: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    warn_once.cache_clear()
+    for pipeline in ("native", "memory"):
+        data = DataConfig(data=str(images / "train"), pipeline=pipeline, workers=0, prefetch=3)
+        build_loader(data, SMALL, batch=4, device="cuda").close()
+    assert caplog.messages == ["--prefetch has no effect with --pipeline memory on a GPU"]
 
 
 @pytest.mark.usefixtures("launches")
