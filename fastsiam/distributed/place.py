@@ -15,6 +15,7 @@ from torch.distributed.rendezvous import rendezvous
 from fastsiam.child_process import is_worker
 from fastsiam.collectives import peer_is_gone, peer_is_late, sum_across_ranks
 from fastsiam.config.run import NodesConfig
+from fastsiam.console import format_count
 from fastsiam.environment import gpu_count
 from fastsiam.errors import DeviceError
 
@@ -108,11 +109,17 @@ def start(config: NodesConfig, *, numa_binding: bool = True) -> Place:
     rank, world = assigned_rank_and_world()
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     if config.device != "cpu" and torch.cuda.is_available():
-        if local_rank >= torch.cuda.device_count():
+        if local_rank >= (count := torch.cuda.device_count()):
+            gpus, visible = format_count(count, "GPU"), os.environ.get("CUDA_VISIBLE_DEVICES")
+            problem = f"which has {gpus};"
+            if visible:
+                problem = (
+                    f"but it sees {gpus} (CUDA_VISIBLE_DEVICES={visible}); let every rank see all "
+                    "GPUs of the machine,"
+                )
             raise DeviceError(
-                f"rank {rank} is process {local_rank + 1} of this machine, which has "
-                f"{torch.cuda.device_count()} GPUs; start one process for each GPU, "
-                "or add --device cpu"
+                f"rank {rank} is process {local_rank + 1} of this machine, {problem} start one "
+                "process for each GPU, or add --device cpu"
             )
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fastsiam.config import RunConfig
-from fastsiam.distributed import check_devices
+from fastsiam.distributed import check_devices, start
 from fastsiam.environment import environment
 from fastsiam.errors import DeviceError
 from tests import rank_jobs
@@ -108,6 +108,31 @@ def test_missing_gpus_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     check_devices(RunConfig(gpus=8))
     monkeypatch.setenv("LOCAL_RANK", "0")  # torchrun has started the ranks
     check_devices(RunConfig(gpus=16))
+
+
+@pytest.mark.parametrize(
+    ("visible", "problem"),
+    [
+        ("", "which has 1 GPU; start"),
+        (
+            "1",
+            r"but it sees 1 GPU \(CUDA_VISIBLE_DEVICES=1\); let every rank see all GPUs of the "
+            r"machine, start",
+        ),
+    ],
+)
+def test_rank_without_gpu_is_rejected(
+    visible: str, problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    variables = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    address = {"MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+    for name, value in (variables | address | {"CUDA_VISIBLE_DEVICES": visible}).items():
+        monkeypatch.setenv(name, value)
+    message = f"^rank 1 is process 2 of this machine, {problem} one process for each GPU, or add"
+    with pytest.raises(DeviceError, match=message):
+        start(RunConfig())
 
 
 def test_gpus_whose_driver_is_too_old_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
