@@ -216,12 +216,13 @@ def _folders(root: Place) -> list[Place]:
     entries: Iterable[Place]
     if isinstance(root, Path):
         with contextlib.closing(os.scandir(root)) as listing:
-            entries = [
+            paths = [
                 root / entry.name for entry in listing if not entry.is_file(follow_symlinks=False)
             ]
-        for path in entries:
+        for path in paths:
             if path.name.lower() in ALL_SPLIT_NAMES and is_broken(path):
                 raise DataError(f"{path} is a broken link: mount its target, or remove the link")
+        entries = paths
     else:
         entries = root.iterdir()
     return sorted(path for path in entries if path.is_dir() and not is_hidden(path.name))
