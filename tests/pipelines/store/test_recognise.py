@@ -116,7 +116,7 @@ def test_sources_of_converted_and_incomplete_data(images: Path, tmp_path: Path) 
             "folder train/",
         ),
         (
-            ["training/0.jpg", "validation/0.jpg", "test/0.jpg", "rest/0.tar", "extra/1/0.png"],
+            ["training/0.jpg", "validation/0.jpg", "test/0.jpg", "rest/0.tar", "unlabeled/1/0.png"],
             "has a folder training/ with the training images, so the images in 2 other folders, "
             "such as rest/, are not used; to train on them too, pass them with another --data",
         ),
