@@ -205,12 +205,12 @@ _PREDICTOR = SwAVConfig(projector_layers=2, predictor="trained")
 _NOT_R50 = "its authors have only ResNet-50, at 1, 2, 4 or 5 times the width"
 REFUSED: tuple[tuple[ModelConfig, str, str], ...] = (
     (TINY, "torchvision", "width 4: torchvision's ResNets are 64 wide"),
-    (TINY, "detectron2", "not for resnet10: only for ResNets whose"),
+    (TINY, "detectron2", "not for resnet10: only for ResNets whose weights have the same names"),
     (small(stem="cifar"), "timm", "cifar stem"),
     (
         small(backbone="shufflenet_v2_x0_5"),
         "timm",
-        "not for shufflenet_v2_x0_5: only for ResNets whose",
+        "not for shufflenet_v2_x0_5: only for ResNets whose weights have the same names",
     ),
     (with_model_settings(R18, projector_layers=2), "simsiam", _LAYERS),
     (with_model_settings(R18, dim=64), "simsiam", _WIDE),
