@@ -78,6 +78,8 @@ def train(config: TrainConfig, recipe: str, *, loader: str = "lightly") -> dict[
         FastSiamError: the folder cannot be written, or has a run with other settings.
     """
     out, optim, seed = Path(config.run.out), config.optim, config.numerics.seed
+    if (out / "result.json").exists():
+        return _finished(out / "result.json", config, loader)
     place = distributed.start(config.run)
     check_targets(out / "result.json")
     images = open_training_images(config.data, batch=optim.batch)
@@ -97,8 +99,6 @@ def train(config: TrainConfig, recipe: str, *, loader: str = "lightly") -> dict[
         )  # fmt: skip
     torch.manual_seed(seed)
     step = Step(config, len(batches), place.device)
-    if (out / "result.json").exists():
-        return _finished(out / "result.json", config, loader)
     progress = _train_epochs(step, batches, config, place, loader)
     steps = optim.epochs * len(batches)
     result = {
