@@ -65,7 +65,7 @@ def check_devices(config: NodesConfig) -> None:
     if config.device == "cuda" and not gpus:
         raise DeviceError("--device cuda: torch finds no GPU; pass --device cpu")
     if config.gpus > max(1, gpus) and not is_worker():  # torchrun's number replaces --gpus
-        count = f"{gpus} GPU{'' if gpus == 1 else 's'}" if gpus else "no GPU"
+        count = format_count(gpus, "GPU") if gpus else "no GPU"
         raise DeviceError(
             f"--gpus {config.gpus}: torch finds {count}; pass at most --gpus {max(1, gpus)}, or "
             f"add --device cpu for {config.gpus} processes on the CPU"
