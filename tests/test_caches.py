@@ -10,6 +10,7 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+import torch
 
 from fastsiam import files
 from fastsiam.config import TrainConfig
@@ -93,13 +94,27 @@ def test_caches_are_created_for_this_user_alone(
     try:
         library._folder.__wrapped__()
         compile._choose_cache()
-        assert compile.cache_folder() == str(tmp_path / "cache" / "torchinductor")
+        assert Path(compile.cache_folder()).parent == tmp_path / "cache" / "torchinductor"
         for _ in range(2):
             Cache(tmp_path / "images" / "remote", 1.0)
     finally:
         os.umask(old)
     folders = [path for path in tmp_path.rglob("*") if path.is_dir()]
     assert len(folders) >= 6 and not any(map(others_can_write, folders))
+
+
+def test_cpus_of_different_vector_width_share_no_compiled_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Code for AVX-512 gives NaN or crashes if it is compiled again for AVX2."""
+    monkeypatch.setattr(compile, "_CACHE", tmp_path)
+    folders = []
+    for capability in ("AVX2", "AVX512"):
+        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda c=capability: c)
+        monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+        compile._choose_cache()
+        folders.append(compile.cache_folder())
+    assert folders == [str(tmp_path / "avx2"), str(tmp_path / "avx512")]
 
 
 def test_compiling_without_user_name_uses_uid(

@@ -157,7 +157,8 @@ def _choose_cache() -> None:
     if os.environ.get("TORCHINDUCTOR_CACHE_DIR", default) != default:
         return
     with contextlib.suppress(OSError, RuntimeError):
-        folder = _CACHE.expanduser()
+        # inductor's keys do not name the vector width, and a home directory may serve several CPUs.
+        folder = _CACHE.expanduser() / torch.backends.cpu.get_cpu_capability().lower()
         create_private_folder(folder)
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(b"can be written")
