@@ -86,6 +86,8 @@ def check_memory(error: BaseException, config: TrainConfig, *, at: int, saved: s
         flags += ["--prefetch 1"]
     if not is_gpu or pipeline == "dali":  # others have no GPU memory for each worker
         flags += ["fewer --workers"]
+    if is_gpu and pipeline == "dali":
+        flags += ["--pipeline native"]
     advice = f"to resume this run, pass {' or '.join(flags)}; " if flags else ""
     raise TrainingError(
         f"out of {kind} at step {at:,} with --batch {config.optim.batch:,}; {advice}a new run "

@@ -69,8 +69,12 @@ def test_estimate_scales_with_settings() -> None:
     ("settings", "error", "advice"),
     [
         ({"pipeline": "dali"}, HOST, "--activation-memory 0.5 or fewer"),  # on a CPU it keeps two
-        ({"pipeline": "dali", "activation_memory": 0.5}, GPU, "--prefetch 1 or fewer --workers;"),
-        ({"pipeline": "dali"}, DALI, "--activation-memory 0.5 or --prefetch 1 or fewer --workers"),
+        ({"pipeline": "dali", "activation_memory": 0.5}, GPU, "--prefetch 1 or fewer --workers or"),
+        (
+            {"pipeline": "dali"},
+            DALI,
+            "--activation-memory 0.5 or --prefetch 1 or fewer --workers or --pipeline native;",
+        ),
         ({"pipeline": "memory"}, GPU, "--activation-memory 0.5 or --pipeline native; a new run"),
         ({"pipeline": "memory"}, HOST, "--activation-memory 0.5 or --pipeline native or fewer"),
         ({"prefetch": 3}, GPU, "--activation-memory 0.5; a new run"),  # prefetches on the host
