@@ -253,7 +253,7 @@ def perform(stage: Stage, out: Path, *, seconds: float) -> Outcome:
     variables = {"PYTHONUNBUFFERED": "1", "COLUMNS": "160"}
     if "pytest" in stage.arguments:  # many processes in parallel
         variables |= {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
-    else:
+    elif "bench" in stage.arguments:
         variables |= {"FASTSIAM_DEBUG": "1"}  # runners print into the log
     with os_errors_as(FastSiamError, f"cannot write {log}"):
         log.write_text(f"$ python {' '.join(stage.arguments)}\n")
