@@ -169,6 +169,8 @@ def read_settings(path: Path, *, resumes: bool = False) -> Settings:
                     flags[name] = table[key]
             check_name("recipe", recipe, ["", *RECIPES])
             check_name("method", flags.get("method", ""), ["", *METHOD_CONFIGS])
+    except UnicodeDecodeError:
+        raise ValueError(f"{file}: its text is not UTF-8; save it as UTF-8") from None
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{file}: {error}") from error
     return Settings(source=str(file), recipe=recipe, flags=flags)

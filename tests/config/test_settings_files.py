@@ -97,10 +97,11 @@ def test_toml_and_yaml_files_are_equivalent(name: str, text: str, tmp_path: Path
         ("a.yaml", "optim:\n  lr: ~", "lr has no value: leave it out"),
         ("a.json", '{"out": null}', "out has no value: leave it out"),
         ("a.toml", "[optim]\nrestarts = '2@6'", r"restarts was removed in version 0\.3"),
+        ("a.toml", "lr = 1".encode("utf-16"), "not UTF-8; save it as UTF-8"),
     ],
 )
 def test_invalid_settings_file_is_one_line_error(
-    name: str, text: str, message: str, tmp_path: Path
+    name: str, text: str | bytes, message: str, tmp_path: Path
 ) -> None:
     path = put(tmp_path / name, text)
     with pytest.raises(ValueError, match=message) as caught:
