@@ -56,8 +56,15 @@ def own_folder() -> Path:
 
 
 def cache_folder() -> Path:
-    """Return the folder for the libraries if ``own_folder`` is not writable."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    """Return the folder for the libraries if ``own_folder`` is not writable.
+
+    Raises:
+        RuntimeError: the user has no home directory, as in some containers.
+    """
+    try:
+        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    except RuntimeError as error:
+        raise RuntimeError(f"{error} Set XDG_CACHE_HOME to a folder of your own") from None
     return Path(base) / "fastsiam" / "kernels" / stamp()[:16]
 
 

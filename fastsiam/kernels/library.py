@@ -195,10 +195,7 @@ def kernels_if_any() -> Any:
 
 def compiled_kernels() -> Any:
     """Return the library for this processor; None if it would have to be compiled first."""
-    with contextlib.suppress(RuntimeError):  # no home directory
-        if _compiled() is not None:
-            return kernels_if_any()
-    return None
+    return kernels_if_any() if _compiled() is not None else None
 
 
 def next_marker(data: bytes | memoryview, begin: int) -> int:
@@ -239,11 +236,8 @@ def jpeg() -> Any:
 
 def decoder_name() -> str:
     """Return a description of the JPEG decoder in use, for ``fastsiam info``."""
-    try:
-        if _compiled() is None:
-            return "kernels not compiled yet; the first run compiles them"
-    except RuntimeError as error:
-        return f"kernels not compiled: {error}"
+    if _compiled() is None:
+        return "kernels not compiled yet; the first run compiles them"
     if jpeg() is None:
         return "Pillow (no suitable libjpeg-turbo)"
     version = jpeg().fastsiam_jpeg_version()
@@ -254,10 +248,11 @@ def decoder_name() -> str:
 
 def _compiled() -> Path | None:
     """Return the folder of the libraries; None if they are missing or out of date."""
-    for find in (build.own_folder, build.cache_folder):
-        folder = find()
-        if build.is_current(folder) and (folder / build.library(kinds()[0])).exists():
-            return folder
+    with contextlib.suppress(RuntimeError):  # no home directory, hence no cache
+        for find in (build.own_folder, build.cache_folder):
+            folder = find()
+            if build.is_current(folder) and (folder / build.library(kinds()[0])).exists():
+                return folder
     return None
 
 

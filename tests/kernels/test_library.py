@@ -211,3 +211,21 @@ def test_read_only_folder_falls_back_to_cache(
     assert library.jpeg() is None
     compiled.assert_called_once_with(build.cache_folder())
     assert build.cache_folder().is_relative_to(tmp_path)
+
+
+def test_kernels_without_home_directory(
+    empty_library_cache: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """They are compiled into a folder that is writable; otherwise the error gives advice."""
+    compiled = Mock(return_value=[])
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", Mock(side_effect=RuntimeError("No home directory.")))
+    monkeypatch.setattr(build, "is_current", lambda folder: False)
+    monkeypatch.setattr(build, "build", compiled)
+    monkeypatch.setenv(build.FOLDER, str(tmp_path))
+    assert library.jpeg() is None
+    compiled.assert_called_once_with(tmp_path)
+    library._folder.cache_clear()
+    monkeypatch.setattr("os.access", lambda *_: False)
+    with pytest.raises(BackendError, match=r"No home directory\. Set XDG_CACHE_HOME"):
+        library._folder()
