@@ -254,8 +254,10 @@ def _trained(
     )
     results = results or training.evaluate(validation())
     seconds, top = time.monotonic() - began, results[best()]
+    epochs = config.epochs - first_step // steps
     console.say(
-        f"trained in {duration(seconds)}; {top.images:,} validation images, each counted once"
+        f"trained {format_count(epochs, 'epoch')} in {duration(seconds)}; "
+        f"{top.images:,} validation images, each counted once"
     )
     pairs = list(zip(training.rates, results, strict=True))
     return files.keep(
@@ -263,7 +265,7 @@ def _trained(
         results=[{"lr": lr, "top1": x.top1, "top5": x.top5} for lr, x in pairs],
         summary=_summary(pairs, images, config, description),
         per_class=dict(zip(images.train.classes, top.per_class, strict=True)),
-        speed={"seconds": seconds, "epochs": config.epochs - first_step // steps},
+        speed={"seconds": seconds, "epochs": epochs},
         images_validated=top.images,
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -56,7 +57,9 @@ def test_small_data_set_defaults_to_sgd(run: Path, capsys: pytest.CaptureFixture
     assert record.best["top1"] >= papers.best["top1"] + 10
 
 
-def test_interrupted_fine_tuning_resumes(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_fine_tuning_resumes(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Tested with fine-tuning, whose state is that of linear evaluation plus BN."""
     config = FinetuneConfig(epochs=4, batch=8, workers=0, device="cpu", eval_every=2)
     reference = evaluate_finetuned(run, config, HERE)
@@ -76,6 +79,8 @@ def test_interrupted_fine_tuning_resumes(run: Path, monkeypatch: pytest.MonkeyPa
     assert len(list((run / "eval").glob("*.partial"))) == 1
     again = evaluate_finetuned(run, config, HERE)
     assert again.results == reference.results and steps[11:] == [9, 10, 11]
+    trained = re.findall(r"^trained (\d .+) in ", capsys.readouterr().err, re.M)
+    assert trained == ["4 epochs", "1 epoch"]
     assert not list((run / "eval").glob("*.partial"))
 
 
