@@ -31,7 +31,7 @@ _CURVES = {
     "top1": ("kNN top-1 (%)", "frozen pool5 features"),
     "rank": (
         "Effective rank of the projections",
-        "dimensions in use; at most the smaller of batch and dim",
+        "dimensions in use; at most dim, 1,024, and the images of a micro-batch on all ranks",
     ),
     "images_per_second": (
         "Images per second",
