@@ -59,6 +59,7 @@ def evaluate_detection(
     """
     console = Console(quiet=not place.is_leader)
     pretrained = open_network(path, config)
+    require_resnet(pretrained.network())
     own = pretrained.config or TrainConfig()
     train, val, data = _open_data(config)
     dtype = autocast_of(config, own, place)

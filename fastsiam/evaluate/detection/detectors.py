@@ -78,9 +78,11 @@ class Detector(GeneralizedRCNN):  # type: ignore[misc]
 def require_resnet(backbone: nn.Module) -> ResNet:
     """Return the backbone if it is one of fastsiam's ResNets, else raise ``FastSiamError``."""
     if not isinstance(backbone, ResNet):
+        kind = type(getattr(backbone, "network", backbone))
+        library = kind.__module__.partition(".")[0]
         raise FastSiamError(
-            f"{type(backbone).__name__} cannot be the backbone of a detector: detection supports "
-            "the ResNets resnet10 to resnet152"
+            "the backbone of a detector must be one of fastsiam's ResNets, resnet10 to resnet152, "
+            f"not {library}'s {kind.__name__}"
         )
     return backbone
 
