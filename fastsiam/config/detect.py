@@ -52,7 +52,10 @@ class DetectConfig(NetworkConfig):
         "fp32", "Autocast dtype, as for train; the protocol uses fp32. run: the run's."
     )
     seed: int = setting(
-        0, "Seed of the first trial: weights, order, sizes, flips and boxes.", at_least=0
+        0,
+        "Seed of the first trial: weights, order, sizes, flips and boxes.",
+        at_least=0,
+        below=2**63,
     )
     resume: Literal["auto", "never"] = setting(
         "auto", "auto: resume the same evaluation if it was interrupted; never: start over."

@@ -158,7 +158,10 @@ class LabelConfig(EvalConfig):
         10, "Epochs between validations; 0: only after the last epoch.", at_least=0
     )
     seed: int = setting(
-        0, "Seed of the subset, the initial weights, the image order and the crops.", at_least=0
+        0,
+        "Seed of the subset, the initial weights, the image order and the crops.",
+        at_least=0,
+        below=2**63,
     )
     resume: Literal["auto", "never"] = setting(
         "auto", "auto: resume the same evaluation if it was interrupted; never: start over."
