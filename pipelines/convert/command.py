@@ -42,7 +42,11 @@ def convert_data(kind: Kind, config: ConvertConfig) -> None:
         return
     seconds = time.monotonic() - start
     elapsed = f"{seconds:.1f} s" if seconds < 10 else duration(seconds)
-    print(f"in {elapsed}; check it with: fastsiam convert verify {out}; use it with: --data {out}")
+    when, it = ("", "it") if config.part_of[1] == 1 else (" when all parts are there,", "them")
+    print(
+        f"in {elapsed};{when} check {it} with: fastsiam convert verify {out}; use {it} with: "
+        f"--data {out}"
+    )
 
 
 def verify_data(path: Path, *, decode: bool, workers: int) -> bool:

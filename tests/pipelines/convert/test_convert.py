@@ -210,6 +210,8 @@ def test_imagenet_archives_are_converted_without_options(
     assert "train.beton: 9 images of 3 classes" in result.stdout
     assert result.stdout.endswith(f"fastsiam convert verify '{out}'; use it with: --data '{out}'\n")
     assert {path.name for path in out.iterdir()} == {"train.beton", "val.beton", "manifest.json"}
+    part = fastsiam("convert", "imagenet", "--part", "1/2", "--out", str(tmp_path / "parts"))
+    assert "; when all parts are there, check them with: fastsiam convert verify " in part.stdout
     assert {path.name for path in root.iterdir() if path.name[0] != "."} == before
     train, val = open_store(out, "train"), open_store(out, "val")
     assert isinstance(train, BetonStore) and train.classes == val.classes == WNIDS
