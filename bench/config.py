@@ -269,8 +269,8 @@ class SoakConfig(Config):
     minutes: float = setting(
         120.0, "Minutes to train for; the last pair of runs may take longer.", above=0
     )
-    seed: int = setting(0, "Seed of the faults, their times, and the runs.")
-    ranks: int = setting(4, "Processes of each run, on the CPU.", at_least=2)
+    seed: int = setting(0, "Seed of the faults, their times, and the runs.", at_least=0)
+    ranks: int = setting(4, "Processes of each run, on the CPU.", at_least=2, at_most=12)
     pipelines: tuple[Pipeline, ...] = setting(
         (), "Pipelines to train with in turn, comma-separated. Default: all that are installed."
     )

@@ -324,7 +324,7 @@ def soak(config: SoakConfig) -> Path:
     """
     start, path = time.monotonic(), Path(config.out)
     check_targets(path)
-    for name in config.pipelines:
+    for name in config.names:
         BACKENDS[name].check()
     with (
         # A second signal is ignored: killing the runs and deleting their folder is quick.
