@@ -289,7 +289,11 @@ def merge_sources(flags: Mapping[str, Any]) -> Settings:
         return merge(file, options, recipe=recipe)
     run = _resumed_run(resume, str(flags.get("out") or file.flags.get("out", "")))
     merged = merge(run, file, options, recipe=recipe)
+    given = {**file.flags, **flags}
     flags = {**merged.flags, "out": merged.flags["out"] or run.flags["out"]}  # a file may set ""
+    extend = train_settings()["extend"].convert_value(flags["extend"])
+    if "epochs" not in given and 0 < extend < run.flags["extend"]:
+        flags["epochs"] = extend  # the run may not have saved a checkpoint since it was extended
     return replace(merged, flags=flags, recipe=run.recipe or merged.recipe)
 
 

@@ -333,6 +333,12 @@ def test_resume_inherits_and_overrides_run_settings(
     config = parse("--config", str(file))[1]
     assert (config.optim.epochs, config.run.extend) == (7, 0)
     assert parse("--resume", str(run))[1].run.extend == 9
+    corrections = ((["--extend", "7"], 7), (["--extend", "7", "--epochs", "9"], 9))
+    for arguments, epochs in corrections:  # a start that failed wrote the mistyped 9
+        config = parse("--resume", str(run), *arguments)[1]
+        assert (config.optim.epochs, config.run.extend) == (epochs, 7)
+    file.write_text(f'resume = "{run}"\nextend = 7\n')
+    assert parse("--config", str(file))[1].optim.epochs == 7
     (run / "config.json").write_text(original)
 
     (run / "config.json").unlink()  # the checkpoint also has the settings
