@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import hashlib
 import os
@@ -119,27 +118,38 @@ class FileStore(Store):
         return data
 
     def sizes(self) -> NDArray[np.int64]:
-        """Return the size of each image in bytes: (images,); 0 if the file no longer exists."""
+        """Return the size of each image in bytes: (images,).
+
+        Raises:
+            DataError: a file no longer exists, or cannot be read.
+        """
         if self._whole is not None:
             return self._whole.sizes()[self.positions]
         return self._stats[:, 0]
 
     def stamp(self) -> str:
-        """Return a fingerprint of the files: their names, labels, sizes and modification times."""
+        """Return a fingerprint of the files: their names, labels, sizes and modification times.
+
+        Raises:
+            DataError: a file no longer exists, or cannot be read.
+        """
         parts = (self._names.tobytes(), self.labels.tobytes(), self._stats.tobytes())
         return hashlib.sha256(b"".join(parts)).hexdigest()
 
     @cached_property
     def _stats(self) -> NDArray[np.int64]:
-        """(files, 2): the size in bytes and the modification time (ns) of each file, or zeros."""
+        """(files, 2): the size in bytes and the modification time (ns) of each file."""
         files = len(self._names)
-        stats = np.zeros((files, 2), np.int64)
+        stats = np.empty((files, 2), np.int64)
 
         def stat(first: int) -> None:
             for index in range(first, min(first + _STAT_CHUNK, files)):
-                with contextlib.suppress(OSError):
-                    status = os.stat(self._file(index))
-                    stats[index] = status.st_size, status.st_mtime_ns
+                file = self._file(index)
+                try:
+                    status = os.stat(file)
+                except OSError as error:
+                    raise DataError(f"cannot read {os.fsdecode(file)}: {reason(error)}") from error
+                stats[index] = status.st_size, status.st_mtime_ns
 
         with (
             tally(f"checking files of {self.root}", files) as progress,

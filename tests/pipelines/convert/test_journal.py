@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import fcntl
 import itertools
 import os
@@ -33,7 +34,7 @@ from fastsiam.pipelines.convert.journal import Block
 from fastsiam.pipelines.store import BetonStore, FolderStore, beton
 from tests.configs import RecordingConsole
 from tests.conftest import write_images
-from tests.conversions import assert_same_images, find_problems, run
+from tests.conversions import assert_same_images, find_problems, run, stub_raising
 from tests.processes import Forked, wait_until
 from tests.sources import jpeg
 from tests.tiers import rest_slow
@@ -116,6 +117,10 @@ def resumed(source: Path, out: Path, **options: Any) -> str:
     return message
 
 
+def is_image(path: Any) -> bool:
+    return not isinstance(path, int) and os.fsdecode(path).endswith(".jpg")
+
+
 def test_when_conversion_resumes_or_restarts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -134,6 +139,11 @@ def test_when_conversion_resumes_or_restarts(
     journal.write_bytes(b"".join(lines) + lines[-1][:50])  # and the last line is torn
     with pytest.raises(ValueError, match="does not match its checksum"):
         Block.parse(lines[2].replace(b"A", b"B", 1))
+    with monkeypatch.context() as patch:
+        stat, fail = os.stat, stub_raising(errno.EIO)
+        patch.setattr(os, "stat", lambda x, **y: (fail if is_image(x) else stat)(x, **y))
+        with pytest.raises(DataError, match=r"cannot read .*\.jpg: Input/output error; "):
+            resumed(source, out)
     assert int(resumed(source, out).split(": ")[1].split(" ")[0]) < 20
     assert find_problems(out) == []
     assert_same_images(BetonStore(out / "train.beton"), FolderStore(source))

@@ -381,18 +381,17 @@ def test_unlistable_folder_is_reported(
 
 
 def test_deleted_files_are_reported(tmp_path: Path) -> None:
-    """A missing archive is an error when a resumed run checks it, an image file when it is read."""
+    """A missing file is an error when its size is needed; a missing image, when it is read."""
     folder = images(tmp_path)
     packed = tar(tmp_path / "t.tar", folder_members(folder))
     converted = write_converted(folder, tmp_path / "out") / "train.beton"
-    stores = [ArchiveStore([packed]), BetonStore(converted)]
-    for path in (packed, converted):
+    files = FolderStore(folder)
+    stores = [ArchiveStore([packed]), BetonStore(converted), files]
+    for path in (packed, converted, files.path(0)):
         path.unlink()
     for store in stores:
         with pytest.raises(DataError, match=GONE):
             store.stamp()
-    files = FolderStore(folder)
-    files.path(0).unlink()
     files.path(1).unlink()
     files.path(1).mkdir()
     for index, expected in ((0, "No such file"), (1, "Is a directory; check the path")):
