@@ -68,11 +68,10 @@ class BadImages:
         """Add an image that could not be decoded; the run had done ``step`` steps.
 
         Raises:
-            ImageError: ``error`` itself, if this image is not to be replaced.
+            ImageError: ``error`` itself, if no further images are replaced.
             DataError: there are too many bad images.
         """
-        previous = self._by_index.get(error.index)
-        if not self._takes_more or (previous is not None and previous.step <= step):
+        if not self._takes_more:
             raise error
         bad_image = BadImage(step, error.index, error.name, error.reason, epoch)
         self.add([bad_image])

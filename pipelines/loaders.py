@@ -188,6 +188,8 @@ class StoreLoader(ABC):
         """Add a bad image to the list; raise the error if bad images are not replaced."""
         if self.bad is None:
             raise error
+        if error.index not in self._order.indices(epoch, step):
+            return  # the batch was read before another rank shared that the image is bad
         bad_image = self.bad.note(error, epoch=epoch, step=epoch * self.steps + step)
         log.warning(
             f"bad image {bad_image.index:,} ({bad_image.name}): {bad_image.reason}; "

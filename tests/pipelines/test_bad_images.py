@@ -160,6 +160,30 @@ def test_image_is_replaced_only_after_becoming_bad(name: str, folder: Path) -> N
     assert same(load(name, folder, 0, 1, 2, bad=BadImages(IMAGES, [entry])), originals[:3] + rest)
 
 
+@pytest.mark.parametrize(
+    ("name", "step"),
+    [
+        ("torchvision", 1),
+        ("native", 1),
+        pytest.param("dali", 1, marks=pytest.mark.dali),
+        pytest.param(PAGES, 1, marks=pytest.mark.ffcv),
+    ],
+)
+def test_image_is_replaced_if_another_rank_finds_it_bad(
+    name: str, step: int, folder: Path, loaders: Loaders
+) -> None:
+    """Its batch may have been read before the ranks share the image."""
+    root = make_readable(name, folder)
+    index = int(load(name, root, 0, batch=2)[step].index[1])
+    damage(root, [index])
+    loader = loaders(name, root, batch=2, seed=4, workers=1, bad_images="replace")
+    epoch, found = loader.epoch(0), BadImage(0, index, "a", "b", 0)
+    loaded = [next(epoch)]
+    loader.bad.add([found])
+    loaded += epoch
+    assert same(loaded, load(name, root, 0, batch=2, bad=BadImages(IMAGES, [found])))
+
+
 def test_too_many_bad_images_raise_error(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Too many to replace, or to leave out of an evaluation."""
     damage(folder, range(8))
