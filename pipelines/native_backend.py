@@ -48,6 +48,8 @@ class NativeLoader(CropLoader):
         _ = self._engine.headers.decode  # compiles the kernels, or raises, before training
         self._read: Read | None = None
         """Reads the images of the next batch; None means ``Engine.read``."""
+        self._indices = self._order.indices
+        """Returns the positions of the images of an epoch's step."""
         tunes = workers == "auto" and backend_of(spec.data).tunes_workers
         self._tuner = WorkerTuner(self._engine.workers) if tunes else None
         self.tuned_workers: int | None = None
@@ -80,7 +82,7 @@ class NativeLoader(CropLoader):
         if self._tuner is not None:
             self._tuner.pause()
         batches = self._engine.batches(
-            partial(self._order.indices, epoch),
+            partial(self._indices, epoch),
             range(skip, self.steps),
             partial(self._submit, epoch, as_views),
             # With more batches ahead, too few threads would go unnoticed for longer.

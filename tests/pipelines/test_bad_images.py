@@ -14,6 +14,7 @@ import torch
 from fastsiam.bad_image_list import FILE, BadImage, format_list, read_bad_images
 from fastsiam.errors import DataError, ImageError
 from fastsiam.pipelines import BadImages, open_store
+from fastsiam.pipelines.store import beton
 from fastsiam.views.batch import Batch
 from tests.conftest import write_images
 from tests.pipelines.cases import (
@@ -167,12 +168,14 @@ def test_image_is_replaced_only_after_becoming_bad(name: str, folder: Path) -> N
         ("native", 1),
         pytest.param("dali", 1, marks=pytest.mark.dali),
         pytest.param(PAGES, 1, marks=pytest.mark.ffcv),
+        pytest.param(PAGES, 9, marks=pytest.mark.ffcv),
     ],
 )
 def test_image_is_replaced_if_another_rank_finds_it_bad(
-    name: str, step: int, folder: Path, loaders: Loaders
+    name: str, step: int, folder: Path, loaders: Loaders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its batch may have been read before the ranks share the image."""
+    """Its batch may have been read, or scheduled, before the ranks share the image."""
+    monkeypatch.setattr(beton, "_SMALLEST_PAGE", 2**11)  # a batch needs a few of many pages
     root = make_readable(name, folder)
     index = int(load(name, root, 0, batch=2)[step].index[1])
     damage(root, [index])
