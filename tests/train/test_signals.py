@@ -45,6 +45,12 @@ def endless_config(small: TrainConfig) -> TrainConfig:
     return with_settings(small, epochs=30000, save_every=10**6, knn_every=0)
 
 
+def train_with_long_echo(*options: str) -> None:
+    """Train; for a minute, further signals are repetitions, as a busy machine may delay them."""
+    vars(stop_signals).update(ECHO=60.0, _LONG_ECHO=60.0)
+    run_program("train", *options)
+
+
 @pytest.mark.parametrize(
     ("processes", "number", "code"),
     [
@@ -64,7 +70,7 @@ def test_signal_saves_checkpoint_and_exits(
     """
     config = with_settings(endless_config, pipeline="torchvision", workers=1, gpus=processes)
     run = tmp_path / "run"
-    process = command("train", *flags(config), session=True)
+    process = Forked(train_with_long_echo, *flags(config), session=True)
     wait_until(process, lambda: len(history(run)) >= 5)
     for _ in range(2 if number == signal.SIGINT else 1):
         os.killpg(process.pid, number)
