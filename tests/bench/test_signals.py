@@ -49,7 +49,8 @@ def run_soak(pid: Path) -> None:
     kill = soak.Run.kill
 
     def kill_late(run: soak.Run) -> None:
-        time.sleep(1)
+        while not pid.with_name("all-sent").exists():
+            time.sleep(0.02)
         kill(run)
 
     vars(soak)["Run"].kill = kill_late
@@ -81,6 +82,7 @@ def test_signal_ends_child_processes(
         for number in signals:
             process.send(number)
             time.sleep(0.5)
+        (tmp_path / "all-sent").touch()
         assert process.wait(60).returncode == code
         assert not any(folders.iterdir())
         assert not psutil.wait_procs([child], timeout=30)[1]
