@@ -40,16 +40,18 @@ from tests.sources import jpeg
 from tests.tiers import rest_slow
 
 
-def convert_slowly(source: Path, out: Path, workers: int) -> None:
+def convert_in_two_parts(source: Path, out: Path, workers: int) -> None:
+    """Convert; blocks after the first ten are only finished once the file ``all-sent`` exists."""
     writer.BLOCK_BYTES = 20_000
     write = writer.Job.write_block
 
-    def slow(job: writer.Job, task: Any) -> Block:
-        block = write(job, task)
-        time.sleep(0.15)
+    def write_late(job: writer.Job, task: Any) -> Block:
+        block, (number, _) = write(job, task), task
+        while number >= 10 and not out.with_name("all-sent").exists():
+            time.sleep(0.02)
         return block
 
-    writer.Job.write_block = slow  # type: ignore[assignment, method-assign]
+    writer.Job.write_block = write_late  # type: ignore[assignment, method-assign]
     sys.argv = ["fastsiam", "convert", "folder", "--source", str(source), "--out", str(out)]
     sys.argv += ["--workers", str(workers)]
     cli.main()
@@ -65,13 +67,14 @@ def test_interrupted_conversion_resumes_with_same_bytes(
     """
     write_images(tmp_path / "images", classes=3, each=60, side=60)
     out = tmp_path / "out"
-    process = Forked(convert_slowly, tmp_path / "images", out, 2, session=True)
+    process = Forked(convert_in_two_parts, tmp_path / "images", out, 2, session=True)
     journal = out / "train.beton.journal"
     wait_until(process, lambda: journal.exists() and journal.read_bytes().count(b"\n") > 5)
     if number == signal.SIGKILL:
         process.send(number)
     else:
         os.killpg(process.pid, number)
+    (tmp_path / "all-sent").touch()
     with journal.open("a") as file:  # workers hold the lock too, until their last output
         fcntl.flock(file, fcntl.LOCK_EX)
     result = process.wait(60)
@@ -81,7 +84,7 @@ def test_interrupted_conversion_resumes_with_same_bytes(
         assert errors.splitlines()[-1] == "stopped; run the same command again to resume"
     assert "Traceback" not in errors and not (out / "train.beton").exists()
     assert (out / "train.beton.partial").exists()
-    process = Forked(convert_slowly, tmp_path / "images", out, 3, session=True)
+    process = Forked(convert_in_two_parts, tmp_path / "images", out, 3, session=True)
     result = process.wait(120)
     errors = result.stderr
     assert result.returncode == 0, errors
