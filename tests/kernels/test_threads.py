@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -69,13 +70,20 @@ def test_run_all_waits_for_threads_after_ctrl_c(monkeypatch: pytest.MonkeyPatch)
     assert not left_at_work
 
 
+def is_waiting(thread: threading.Thread) -> bool:
+    """Return whether a thread waits for a result, an event or another condition."""
+    frame = sys._current_frames()[thread.ident or 0]
+    return frame.f_code is threading.Condition.wait.__code__
+
+
 def test_wait_ends_if_another_thread_shuts_down_the_pool() -> None:
     pool, release = ThreadPoolExecutor(1), threading.Event()
     pool.submit(release.wait, 60)
     queued = submit_all(pool, lambda: None, 1)
     waiting = threading.Thread(target=wait_all, args=(queued,), daemon=True)
     waiting.start()
-    time.sleep(0.2)
+    while not is_waiting(waiting):
+        time.sleep(0.001)
     pool.shutdown(wait=False, cancel_futures=True)
     waiting.join(20)
     release.set()

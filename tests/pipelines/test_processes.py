@@ -74,7 +74,11 @@ def test_killed_worker_raises_error_with_advice() -> None:
 
 def test_fork_server_ignores_sigint_during_import(tmp_path: Path) -> None:
     """The fork server ignores the signal: only the command reports that it stops."""
-    (tmp_path / "slow.py").write_text("import time; print('importing', flush=True); time.sleep(2)")
+    sent = tmp_path / "sent"
+    (tmp_path / "slow.py").write_text(
+        "import time; from pathlib import Path; print('importing', flush=True)\n"
+        f"while not Path({str(sent)!r}).exists(): time.sleep(0.02)"
+    )
     script = (
         "import time\n"
         "from fastsiam.pipelines.workers import server_context\n"
@@ -94,6 +98,7 @@ def test_fork_server_ignores_sigint_during_import(tmp_path: Path) -> None:
     assert process.stdout is not None
     assert {process.stdout.readline() for _ in range(2)} == {"importing\n", "started\n"}
     os.killpg(process.pid, signal.SIGINT)
+    sent.touch()
     assert process.communicate(timeout=60) == ("", "") and process.returncode == 0
 
 

@@ -20,11 +20,9 @@ import pytest
 from numpy.typing import NDArray
 
 from fastsiam import cli
-from fastsiam.config import ConvertConfig
 from fastsiam.errors import DataError, WorkerError
 from fastsiam.pipelines.convert import writer
-from fastsiam.pipelines.convert.prepare import Record, read_image
-from fastsiam.pipelines.store import BetonStore, Store, open_store
+from fastsiam.pipelines.store import BetonStore, open_store
 from tests.conftest import write_images
 from tests.conversions import find_problems, run, stub_raising
 from tests.processes import Forked, fastsiam
@@ -78,18 +76,20 @@ def test_failed_block_ends_workers_of_later_blocks(
     is_killed: bool, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They wait for its place in the file: after an error, or if its worker is killed."""
+    prepare = writer.Job._prepare
 
-    def fail(store: Store, index: int, config: ConvertConfig) -> Record:
-        if index == 5:
-            time.sleep(0.3)  # meanwhile other workers wait
+    def fail(job: Any, images: list[int]) -> Any:
+        if 5 in images:
+            while job._advanced._sleeping_count.get_value() < 2:  # until both other workers wait
+                time.sleep(0.01)
             if is_killed:
                 os.kill(os.getpid(), signal.SIGKILL)
             raise DataError("unreachable")
-        return read_image(store, index, config)
+        return prepare(job, images)
 
     monkeypatch.setattr(writer, "BLOCK_BYTES", 4_000)
     with monkeypatch.context() as patch:
-        patch.setattr(writer, "read_image", fail)
+        patch.setattr(writer.Job, "_prepare", fail)
         error, message = (WorkerError, "worker") if is_killed else (DataError, "unreachable")
         with pytest.raises(error, match=message):
             run("folder", images, tmp_path / "out", workers=3)
