@@ -58,15 +58,17 @@ def build_ranks(*, failing: int = -1) -> dict[str, Task]:
 
 def build_busy() -> Task:
     memory: list[Any] = []
+    facts: dict[str, float] = {}
 
     def work() -> None:
-        began = time.process_time()
+        start, began = time.perf_counter(), time.process_time()
         while time.process_time() - began < 0.1:
             pass
         if not memory:
             memory.append(np.ones(50_000_000, np.uint8))
+        facts["seconds"] = time.perf_counter() - start
 
-    return Task(work, 1, before=lambda: time.sleep(1.5))
+    return Task(work, 1, lambda: facts, before=lambda: time.sleep(1.5))
 
 
 @pytest.mark.parametrize("apart", [False, True])
@@ -127,8 +129,9 @@ def test_fresh_process_has_not_imported_torch() -> None:
 @pytest.mark.alone
 def test_sample_has_time_and_memory_of_task() -> None:
     with closing(Runner("work", build_busy)) as runner:
-        sample = runner.run("work")
-        assert 0.05 <= sample.cpu < 1.5 and 0.1 <= sample.wall < 1.5  # preparation is not timed
+        sample, seconds = runner.run("work"), runner.facts("work")["seconds"]
+        assert 0.05 <= sample.cpu < 1.5  # preparation is not timed
+        assert 0.1 <= seconds <= sample.wall < seconds + 1.5
         assert 50e6 < sample.host < 50e6 + host_memory() + 100e6
 
 

@@ -261,7 +261,7 @@ def test_claim_is_renewed_while_chunk_is_fetched(
     async def get_after_renewal(*arguments: Any) -> memoryview:
         (claim,) = files(tmp_path)
         start = claim.stat().st_mtime_ns
-        for _ in range(200):
+        for _ in range(6000):
             if claim.stat().st_mtime_ns > start:
                 return await server.get(*arguments)
             await asyncio.sleep(0.01)
