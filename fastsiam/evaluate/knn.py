@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fastsiam.config.setting import require
 from fastsiam.distributed import gather_uneven, sum_across_ranks
 from fastsiam.errors import DataError
 from fastsiam.evaluate.accuracy import Accuracy
@@ -142,8 +143,10 @@ def knn_accuracy(
         One result per pair, in the order of ``votes``.
 
     Raises:
+        ValueError: a k or a T is not positive.
         DataError: the bank or the queries are empty on all ranks.
     """
+    require(all(k > 0 and t > 0 for k, t in votes), f"k and T must be positive, not {votes}")
     query_labels = gather_uneven(query_labels)
     most = max(k for k, _ in votes)
     matches = nearest(gather_uneven(queries), bank, most=most)

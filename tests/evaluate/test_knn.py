@@ -96,6 +96,9 @@ def test_result_is_independent_of_blocks_and_scale(monkeypatch: pytest.MonkeyPat
     with pytest.raises(DataError, match="no training image can be decoded"):
         empty = torch.empty(0, bank.shape[1]), labels[:0]
         knn_accuracy([empty], queries, labels, votes=VOTES, classes=7)
+    for vote in ((0, 0.2), (5, 0.0), (5, -1.0)):
+        with pytest.raises(ValueError, match="k and T must be positive"):
+            classify([vote])
     sharp, nearest, every = classify([(20, 0.001), (1, 0.2), (10_000, 0.2)])
     assert sharp.top1 == nearest.top1  # the nearest has all the weight
     assert every.k == 403 and "k 403, T 0.2, bank 403" in str(every)
