@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fastsiam.config import BackboneConfig, MethodConfig, ModelConfig, TrainConfig
+from fastsiam.config.setting import check_name
 from fastsiam.config.views import IMAGENET_MEAN, IMAGENET_STD, usual_resize
 from fastsiam.console import format_count
 from fastsiam.errors import CheckpointError, as_one_line
@@ -118,9 +119,11 @@ class Pretrained:
         The state of torch's random generator does not change.
 
         Raises:
+            ValueError: there is no such layer.
             CheckpointError: there is no projector.
             BackendError: timm is needed but not installed.
         """
+        check_name("layer", layer, ("backbone", "projector"))
         parts = ("backbone",) if layer == "backbone" else ("backbone", "projector")
         state = self.part(*parts)
         with torch.random.fork_rng(devices=[]):

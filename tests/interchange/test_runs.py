@@ -50,6 +50,8 @@ def test_run_is_read_from_folder_or_checkpoint(
         )
         assert pretrained.run == tmp_path / "run" and pretrained.unused_keys == ()
         network, projected = pretrained.network(), pretrained.network("projector")
+        with pytest.raises(ValueError, match="unknown layer 'heads'"):
+            pretrained.network("heads")  # type: ignore[arg-type]
         assert torch.equal(network(X), method.backbone(X))
         assert torch.equal(projected(X), method.projector(method.backbone(X)))
         assert (network.features, projected.features, network.training) == (32, 16, False)
