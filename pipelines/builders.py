@@ -191,10 +191,11 @@ def _positions(store: Store, chosen: NDArray[np.int64] | None) -> NDArray[np.int
     chosen = np.asarray(chosen)
     positions = chosen.astype(np.int64)
     if (
-        chosen.dtype.kind not in "iu"
+        chosen.ndim != 1
+        or chosen.dtype.kind not in "iu"
         or not (np.diff(positions, prepend=-1, append=len(store)) > 0).all()
     ):
-        raise ValueError(f"chosen must be ascending positions among {len(store):,} images")
+        raise ValueError(f"chosen must be ascending positions among {len(store):,} images, as (N,)")
     return positions
 
 
