@@ -63,7 +63,7 @@ class FfcvLoader(NativeLoader):
         with contextlib.closing(results), contextlib.closing(pages):
             self._read = partial(self._load, pages)
             # Bad images that are shared later change the order, but not the schedule.
-            self._indices = lambda _, step: batches[step - skip]
+            self._indices = lambda epoch, step: batches[step - skip]
             for batch in results:  # noqa: UP028  # closes `pages` first, which ends a blocked read
                 yield batch
 

@@ -293,9 +293,9 @@ def test_state_is_plain_values(root: Path, tmp_path: Path) -> None:
     for chosen in (np.arange(9, dtype=np.uint64), [*range(9)]):
         with closing(build_loader(root, SMALL, batch=BATCH, chosen=chosen)) as few:  # type: ignore[arg-type]
             assert next(few.epoch(0)).index.max() < 9
-    for chosen in (np.arange(9.0), np.arange(9)[:, None]):
+    for wrong in (np.arange(9.0), np.arange(9)[:, None]):
         with pytest.raises(ValueError, match="chosen must be ascending positions"):
-            build_loader(root, SMALL, batch=BATCH, chosen=chosen)  # type: ignore[arg-type]
+            build_loader(root, SMALL, batch=BATCH, chosen=wrong)  # type: ignore[arg-type]
 
 
 def test_default_dtype_and_device_of_torch_do_not_matter(root: Path) -> None:
