@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastsiam.errors import DataError
+from fastsiam.files import why
 
 ROW = np.dtype(
     [
@@ -88,8 +89,8 @@ class Block(NamedTuple):
 
 
 @contextlib.contextmanager
-def open_locked(path: Path) -> Iterator[IO[bytes]]:
-    """Open the journal and lock it against other processes.
+def open_locked(path: Path, warn: Callable[[str], None]) -> Iterator[IO[bytes]]:
+    """Open the journal and lock it against other processes; warn if it cannot be locked.
 
     Raises:
         DataError: another conversion holds the lock.
@@ -99,12 +100,15 @@ def open_locked(path: Path) -> Iterator[IO[bytes]]:
         try:
             # Not by filelock: version 3.30, which is supported, empties the file that it locks.
             fcntl.flock(journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+        except (BlockingIOError, PermissionError) as error:  # EACCES: network shares
             raise DataError(
                 f"another conversion is writing {path.stem}; wait until it ends"
             ) from error
-        except OSError:
-            pass  # the file system does not support locks
+        except OSError as error:
+            warn(
+                f"{path} cannot be locked ({why(error)}); make sure that no other conversion "
+                f"writes {path.stem}"
+            )
         yield journal
 
 

@@ -81,7 +81,7 @@ def write(
     journal_path = path.with_name(f"{path.name}.journal")
     blocks: list[Block] = []
     try:
-        with journal.open_locked(journal_path) as log:
+        with journal.open_locked(journal_path, console.warn) as log:
             if path.exists():
                 journal_path.unlink(missing_ok=True)
                 about = check_existing(path, plan)

@@ -160,13 +160,24 @@ def test_when_conversion_resumes_or_restarts(
     assert find_problems(tmp_path / "source") == []
 
 
-def test_concurrent_conversion_is_rejected(images: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
+def test_concurrent_conversion_is_rejected(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Network shares answer EACCES, not EAGAIN. A file system without locks is a warning."""
+    out, in_use = tmp_path / "out", r"another conversion is writing train\.beton"
     out.mkdir()
     with (out / "train.beton.journal").open("w") as journal:
         fcntl.flock(journal, fcntl.LOCK_EX)
-        with pytest.raises(DataError, match=r"another conversion is writing train\.beton"):
+        with pytest.raises(DataError, match=in_use):
             run("folder", images, out)
+    monkeypatch.setattr(fcntl, "flock", stub_raising(errno.EACCES))
+    with pytest.raises(DataError, match=in_use):
+        run("folder", images, out)
+    monkeypatch.setattr(fcntl, "flock", stub_raising(errno.ENOLCK))
+    console = RecordingConsole()
+    convert("folder", ConvertConfig(source=str(images), out=str(out)), console)
+    message = "train.beton.journal cannot be locked (No locks available); make sure"
+    assert message in console.warnings[0]
 
 
 # Conversions that are stopped and damaged at random.
