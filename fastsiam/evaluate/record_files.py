@@ -14,10 +14,10 @@ import torch
 from fastsiam.config.detect import DetectConfig
 from fastsiam.config.evaluate import LabelConfig, NetworkConfig
 from fastsiam.console import Console
-from fastsiam.distributed import Place, from_leader, minimum_across_ranks
-from fastsiam.errors import FastSiamError
-from fastsiam.files import atomic_write, why, write_json
-from fastsiam.run.checkpoint import is_intact
+from fastsiam.distributed import Place, from_all, from_leader, minimum_across_ranks
+from fastsiam.errors import CheckpointError, DamagedError, FastSiamError
+from fastsiam.files import atomic_write, is_file, why, write_json
+from fastsiam.run.checkpoint import is_intact, read_errors
 from fastsiam.run.records import Evaluation, Record, check_targets
 
 Show = Callable[[Record], None]
@@ -41,7 +41,7 @@ class RecordFiles:
         config: has the path of the user's file, and whether to resume from a saved state.
 
     Raises:
-        FastSiamError: the user's file cannot be written.
+        FastSiamError: the user's file cannot be written, or a saved state cannot be read.
     """
 
     def __init__(
@@ -93,14 +93,21 @@ class RecordFiles:
             self._load()
 
     def _load(self) -> None:
-        """Load the saved state on every rank, or on no rank if some do not find it."""
-        saved: dict[str, Any] = {}
-        if (state := self._state) is not None and state.is_file():
-            with contextlib.suppress(Exception):  # the unpickler can raise anything
-                if is_intact(state):
-                    saved = torch.load(state, map_location=self._place.device, weights_only=True)
-            if not saved:
+        """Load the saved state on every rank, or on no rank if some do not find it.
+
+        Raises:
+            CheckpointError: a rank cannot read it.
+        """
+        saved, failure = dict[str, Any](), ""
+        if (state := self._state) is not None:
+            try:
+                saved = _read(state, self._place.device)
+            except DamagedError:
                 self.console.warn(f"{state} is corrupt: starting over")
+            except CheckpointError as error:
+                failure = str(error)
+        if failures := [text for text in from_all(failure) if text]:
+            raise CheckpointError(failures[0])
         step = torch.tensor([saved["step"] if saved.get("same") == self._identity else 0])
         if int(minimum_across_ranks(step)):
             self.saved, self.results = saved, saved["results"]
@@ -137,3 +144,19 @@ class RecordFiles:
         if self._state:
             self._state.unlink(missing_ok=True)
         return record
+
+
+def _read(state: Path, device: torch.device) -> dict[str, Any]:
+    """Read a saved state; empty if there is none.
+
+    Raises:
+        DamagedError: it is corrupt.
+        CheckpointError: it cannot be read, or memory ran out.
+    """
+    with read_errors(state):
+        if not is_file(state):
+            return {}
+        if is_intact(state):
+            saved: dict[str, Any] = torch.load(state, map_location=device, weights_only=True)
+            return saved
+    raise DamagedError(f"{state} does not match its checksum")

@@ -12,7 +12,7 @@ import hashlib
 import os
 import shutil
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -186,6 +186,29 @@ def previous_hint(path: Path) -> str:
     return f"; the previous checkpoint is {previous_path}" if is_last else ""
 
 
+@contextlib.contextmanager
+def read_errors(path: Path) -> Iterator[None]:
+    """Convert errors of reading a PyTorch file.
+
+    Raises:
+        DamagedError: the file is corrupt.
+        CheckpointError: it cannot be read, or memory ran out; the file may be intact.
+    """
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except Exception as error:  # the unpickler and zipfile may raise anything on a corrupt file
+        if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
+            raise CheckpointError(f"cannot read {path}: {reason(error)}") from error
+        if lacks_memory(error):
+            raise CheckpointError(f"cannot read {path}: out of memory") from error
+        raise DamagedError(
+            f"cannot read {path}: it is corrupt or not a PyTorch file of plain tensors"
+            f"{previous_hint(path)}"
+        ) from error
+
+
 def load(path: Path, *, resumes: bool = False) -> Checkpoint:
     """Read a checkpoint with torch's restricted unpickler; all tensors are on the CPU.
 
@@ -198,17 +221,8 @@ def load(path: Path, *, resumes: bool = False) -> Checkpoint:
             resumed.
     """
     path = locate(path)
-    try:
+    with read_errors(path):
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # the unpickler may raise anything on a corrupt file
-        if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
-            raise CheckpointError(f"cannot read {path}: {reason(error)}") from error
-        if lacks_memory(error):
-            raise CheckpointError(f"cannot read {path}: out of memory") from error
-        raise DamagedError(
-            f"cannot read {path}: it is corrupt or not a PyTorch file of plain tensors"
-            f"{previous_hint(path)}"
-        ) from error
     checkpoint = parse(path, state)
     if resumes:
         _check_schedule(path.parent.parent, state["config"].get("optim", {}).get("restarts"))
@@ -300,11 +314,13 @@ def parse(path: Path, state: Any) -> Checkpoint:
 
 
 def is_intact(path: Path) -> bool:
-    """Return whether a PyTorch file matches its CRC-32 checksums, which ``torch.load`` ignores."""
-    try:
-        with zipfile.ZipFile(path) as file:
-            # torch leaves the memory of an entry uninitialised if this bit says it is a directory.
-            has_folder = any(entry.external_attr & _FOLDER for entry in file.infolist())
-            return not has_folder and file.testzip() is None
-    except Exception:  # zipfile may raise anything on a corrupt file
-        return False
+    """Return whether a PyTorch file matches its CRC-32 checksums, which ``torch.load`` ignores.
+
+    Raises:
+        CheckpointError: it cannot be read.
+    """
+    with contextlib.suppress(DamagedError), read_errors(path), zipfile.ZipFile(path) as file:
+        # torch leaves the memory of an entry uninitialised if this bit says it is a directory.
+        has_folder = any(entry.external_attr & _FOLDER for entry in file.infolist())
+        return not has_folder and file.testzip() is None
+    return False

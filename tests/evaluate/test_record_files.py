@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
+import zipfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +21,8 @@ from fastsiam.config.evaluate import (
     LinearConfig,
     NeighboursConfig,
 )
-from fastsiam.errors import FastSiamError
+from fastsiam.errors import CheckpointError, FastSiamError
+from fastsiam.evaluate import record_files
 from fastsiam.evaluate.command import evaluate_knn, evaluate_linear
 from fastsiam.evaluate.feature_files import write_features, write_neighbours
 from fastsiam.evaluate.subject import open_subject
@@ -27,6 +30,7 @@ from fastsiam.files import write_json
 from fastsiam.interchange import load_pretrained
 from fastsiam.report.run_report import write_report
 from fastsiam.run.records import Record, read_records
+from tests.conversions import stub_raising
 from tests.disks import fill, read_only, small_disk
 from tests.processes import fastsiam
 from tests.train.runs import CPU
@@ -78,6 +82,25 @@ def test_state_of_weights_file_is_stored_next_to_json(
         assert [path.name for path in partial] == state
         for path in partial:
             path.unlink()
+
+
+def test_unreadable_state_is_error_on_all_ranks(
+    run: Path, images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be intact: starting over would overwrite it."""
+    subject = open_subject(run, EvalConfig(data=str(images), crop=16), CPU)
+    facts = subject.data_facts(*subject.loaders())
+    subject.record_files("linear", facts, {}, LinearConfig()).save_state(1, dict, last=True)
+    for target, name, fail in (
+        (zipfile.ZipFile, "testzip", stub_raising(errno.EIO)),
+        (torch, "load", stub_raising(errno.ENOMEM)),
+        (record_files, "from_all", lambda text: [text, "cannot read x.partial: of another rank"]),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(target, name, fail)
+            with pytest.raises(CheckpointError, match=r"^cannot read .*\.partial: "):
+                subject.record_files("linear", facts, {}, LinearConfig())
+    assert subject.record_files("linear", facts, {}, LinearConfig()).saved is not None
 
 
 def test_evaluation_on_full_disk(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import random
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -153,6 +154,19 @@ def test_checkpoint_on_unmounted_disk_is_error(name: str, tmp_path: Path) -> Non
     for function in (checkpoints.exists, checkpoints.load_newest, checkpoints.load):
         with pytest.raises(CheckpointError, match=message):
             function(tmp_path)
+
+
+def test_checkpoint_that_cannot_be_checked_is_not_corrupt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run must not resume from the previous one, and rename the last."""
+    for step in (1, 2):
+        checkpoints.save(
+            checkpoints.last(tmp_path), make_checkpoint(step), keep=checkpoints.previous(tmp_path)
+        )
+    monkeypatch.setattr(zipfile.ZipFile, "testzip", stub_raising(errno.EIO))
+    with pytest.raises(CheckpointError, match=r"last\.pt: Input/output error; check the disk"):
+        checkpoints.load_newest(tmp_path)
 
 
 def test_failed_fsync_keeps_both_checkpoints(
