@@ -44,9 +44,13 @@ QUICK = LinearConfig(
 )
 
 
-def test_small_data_set_defaults_to_sgd(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The paper's LARS does not learn from 24 images; the default is SGD, which is logged."""
-    config = LinearConfig(workers=0, device="cpu", cached=True, eval_every=0)
+def test_small_data_set_defaults_to_sgd(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The paper's LARS does not learn 24 images by heart; the default is SGD, which is logged."""
+    data = write_images(tmp_path / "data" / "train").parent
+    write_images(data / "val")  # the same images
+    config = LinearConfig(data=str(data), workers=0, device="cpu", cached=True, eval_every=0)
     record = evaluate_linear(run, config, HERE)
     stderr = capsys.readouterr().err
     assert "SGD: 24 images x 90 epochs" in stderr
