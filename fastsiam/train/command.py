@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 import torch
@@ -31,6 +32,7 @@ from fastsiam.model.numerics import check_precision
 from fastsiam.pipelines import BadImages, build_loader, open_training_images
 from fastsiam.pipelines.survey import survey
 from fastsiam.run import checkpoint as checkpoints
+from fastsiam.run.log import read_metrics
 from fastsiam.run.run_folder import PATIENCE, RunFolder, create_folder
 from fastsiam.run.trackers import check_trackers
 from fastsiam.train import image_list
@@ -379,7 +381,7 @@ def _begin_folder(resolved: ResolvedConfig, recipe: str, folder: RunFolder) -> N
     if start is None or resolved.beginning.is_branch(folder.path):
         # A start that failed before its first checkpoint may have left log lines and tracker ids.
         with os_errors_as(FastSiamError, f"cannot remove old files in {folder.path}"):
-            (folder.path / "metrics.jsonl").unlink(missing_ok=True)
+            _remove_log(folder, save_every=resolved.config.run.save_every)
             for ids in (folder.path / "trackers").glob("*.txt"):
                 ids.unlink()
     if start is not None and not last_checkpoint.is_file():
@@ -391,6 +393,34 @@ def _begin_folder(resolved: ResolvedConfig, recipe: str, folder: RunFolder) -> N
     settings = {"recipe": recipe, **resolved.record(), "environment": machine}
     text = json.dumps(settings, indent=2, allow_nan=False) + "\n"
     folder.keep("config.json", text.encode())
+
+
+def _remove_log(folder: RunFolder, *, save_every: int) -> None:
+    """Remove the log of a start that saved no checkpoint; rename that of a run that lost its own.
+
+    Raises:
+        FastSiamError: the log cannot be read.
+        OSError: it cannot be removed or renamed.
+    """
+    path = folder.path / "metrics.jsonl"
+    try:
+        lines = read_metrics(folder.path, numbers={"train": ["step"], "knn": ["epoch"]})
+    except DataError:  # a line is corrupt
+        had_checkpoint = True
+    else:  # a run saves before an evaluation, too
+        had_checkpoint = any(
+            x["step"] >= save_every if x["kind"] == "train" else x["kind"] == "knn" and x["epoch"]
+            for x in lines
+        )
+    if had_checkpoint:
+        names = (path.with_name(f"{path.name}.old{number or ''}") for number in count())
+        kept = next(name for name in names if not name.exists())
+        path.rename(kept)
+        folder.console.warn(
+            f"the checkpoints of the run in {folder.path} are gone: its log is kept as "
+            f"{kept.name}, and a new run starts"
+        )
+    path.unlink(missing_ok=True)
 
 
 def _check_same_settings_on_ranks(config: TrainConfig) -> None:

@@ -102,6 +102,24 @@ def test_restarted_branch_resumes_bit_for_bit(branch_config: TrainConfig, tmp_pa
     assert not left_id.exists()
 
 
+def test_log_is_kept_if_checkpoints_are_gone(
+    small: TrainConfig, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Two such logs do not overwrite each other. That of a start that saved nothing is removed."""
+    run = train_run(small, max_steps=7)
+    log, kept = (run / "metrics.jsonl").read_text(), ["metrics.jsonl.old", "metrics.jsonl.old1"]
+    first_lines = "".join(log.splitlines(keepends=True)[:3])
+    for text, names in ((log, kept[:1]), (log, kept), (first_lines, kept)):
+        shutil.rmtree(run / "checkpoints")
+        (run / "metrics.jsonl").write_text(text)
+        capfd.readouterr()
+        train_run(small, max_steps=1)
+        assert sorted(path.name for path in run.glob("metrics.jsonl.*")) == names
+        assert ("are gone: its log is kept as" in capfd.readouterr().err) == (text == log)
+        assert len(history(run)) == 1
+    assert all((run / name).read_text() == log for name in kept)
+
+
 def test_interrupted_extended_run_resumes_bit_for_bit(
     stopped_copy: TrainConfig, tmp_path: Path
 ) -> None:
