@@ -83,6 +83,13 @@ class Training:
         self.scaler.step(self.optimizer)
         self.scaler.update()
 
+    def check(self, step: int, losses: Tensor) -> None:
+        """Raise an error if the state after ``step`` steps must not be saved.
+
+        Args:
+            losses: mean losses since the last checkpoint, over all ranks.
+        """
+
     def run(
         self,
         batches: Callable[[int], Generator[Any]],
@@ -102,8 +109,9 @@ class Training:
             every: steps between two checkpoints, at which ``files`` may save the state.
             images: images per step, over all ranks.
             files: saves the state, and has the one to resume from.
-            on_checkpoint: called with the number of completed steps and the mean losses since the
-                last checkpoint, over all ranks; returns text for the progress bar.
+            on_checkpoint: called after the state is saved, with the number of completed steps and
+                the mean losses since the last checkpoint, over all ranks; returns text for the
+                progress bar.
             unit: unit of the progress bar.
 
         Returns:
@@ -120,9 +128,11 @@ class Training:
             for done, batch in enumerate(stream, start=first + 1):
                 losses.append(self.step(done - 1, batch))
                 if done % every == 0 or done == steps:
-                    text = on_checkpoint(done, mean_across_ranks(torch.stack(losses).mean(0)))
+                    mean_losses = mean_across_ranks(torch.stack(losses).mean(0))
                     losses.clear()
+                    self.check(done, mean_losses)
                     files.save_state(done, self.state, last=done == steps)
+                    text = on_checkpoint(done, mean_losses)
                 speed = (done - first) * images / max(time.monotonic() - began, 1e-9)
                 remaining = pace(speed, (steps - done) * images)
                 console.advance(done, f"{text}{remaining}", place=f" of {steps:,}")

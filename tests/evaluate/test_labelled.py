@@ -64,7 +64,10 @@ def test_small_data_set_defaults_to_sgd(
 def test_interrupted_fine_tuning_resumes(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Tested with fine-tuning, whose state is that of linear evaluation plus BN."""
+    """Tested with fine-tuning, whose state is that of linear evaluation plus BN.
+
+    It does not repeat an epoch if the validation after it was interrupted.
+    """
     config = FinetuneConfig(epochs=4, batch=8, workers=0, device="cpu", eval_every=2)
     reference = evaluate_finetuned(run, config, HERE)
     monkeypatch.setattr(record_files, "_SECONDS_BETWEEN_SAVES", 0.0)
@@ -81,10 +84,13 @@ def test_interrupted_fine_tuning_resumes(
     with pytest.raises(KeyboardInterrupt):
         evaluate_finetuned(run, config, HERE)
     assert len(list((run / "eval").glob("*.partial"))) == 1
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(SupervisedTraining, "evaluate", Mock(side_effect=KeyboardInterrupt))
+        evaluate_finetuned(run, config, HERE)
     again = evaluate_finetuned(run, config, HERE)
     assert again.results == reference.results and steps[11:] == [9, 10, 11]
     trained = re.findall(r"^trained (\d .+) in ", capsys.readouterr().err, re.M)
-    assert trained == ["4 epochs", "1 epoch"]
+    assert trained == ["4 epochs", "0 epochs"]
     assert not list((run / "eval").glob("*.partial"))
 
 

@@ -70,7 +70,7 @@ class DetectorTraining(Training):
             every=_STEPS_BETWEEN_READS,
             images=config.batch_size,
             files=files,
-            on_checkpoint=_loss_text,
+            on_checkpoint=lambda _, loss: f"loss {loss:.3f}, ",
             unit=unit,
         )
         self.compute_precise_bn(images.from_step(steps, steps + config.precise_bn))
@@ -84,6 +84,13 @@ class DetectorTraining(Training):
         loss = self._loss(self.model, batch)
         self.update(loss)
         return loss.detach()
+
+    def check(self, step: int, losses: Tensor) -> None:
+        """Raise an error if the loss is not finite."""
+        if not losses.isfinite():
+            raise FastSiamError(
+                f"{NOT_FINITE} after step {step:,}: try a lower --lr or a longer --warmup"
+            )
 
     def compute_precise_bn(self, batches: Iterable[Sequence[Sample]]) -> None:
         """Replace BN's running statistics by their means over batches, without training on them.
@@ -152,13 +159,3 @@ class DetectorTraining(Training):
         """Seed torch's random generator, which samples boxes."""
         words = np.random.SeedSequence([self._seed, 2 + stream, number, self._place.rank])
         torch.manual_seed(int(words.generate_state(1, np.uint64)[0]) % 2**63)
-
-
-def _loss_text(step: int, loss: Tensor) -> str:
-    """Format the loss for the progress bar."""
-    value = float(loss)
-    if not np.isfinite(value):
-        raise FastSiamError(
-            f"{NOT_FINITE} after step {step:,}: try a lower --lr or a longer --warmup"
-        )
-    return f"loss {value:.3f}, "

@@ -15,6 +15,7 @@ from torch import nn
 from torchvision.ops import masks_to_boxes
 
 from fastsiam.config.detect import DetectConfig
+from fastsiam.console import Console
 from fastsiam.distributed import Place
 from fastsiam.errors import DataError, FastSiamError
 from fastsiam.evaluate.detection import (
@@ -170,6 +171,16 @@ def test_every_weight_is_trained_and_loss_falls(data: DetectionSet) -> None:
     assert decays["weight_decay"] == 1e-4 and rest["weight_decay"] == 0.0
     norms = [module for module in trainer.network.modules() if isinstance(module, nn.BatchNorm2d)]
     assert len(rest["params"]) == 2 * len(norms)
+
+
+def test_state_after_loss_that_is_not_finite_is_not_saved(
+    data: DetectionSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer, files = training(), Mock(saved=None, console=Console(quiet=True))
+    monkeypatch.setattr(trainer, "step", lambda *_: torch.tensor(torch.nan))
+    with pytest.raises(FastSiamError, match=r"after step 8: try a lower --lr"):
+        trainer.fit(data, files, "step")
+    files.save_state.assert_not_called()
 
 
 def test_precise_bn_averages_statistics_over_batches(data: DetectionSet) -> None:
