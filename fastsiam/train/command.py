@@ -381,7 +381,7 @@ def _begin_folder(resolved: ResolvedConfig, recipe: str, folder: RunFolder) -> N
     if start is None or resolved.beginning.is_branch(folder.path):
         # A start that failed before its first checkpoint may have left log lines and tracker ids.
         with os_errors_as(FastSiamError, f"cannot remove old files in {folder.path}"):
-            _remove_log(folder, save_every=resolved.config.run.save_every)
+            _remove_log(folder, start, save_every=resolved.config.run.save_every)
             for ids in (folder.path / "trackers").glob("*.txt"):
                 ids.unlink()
     if start is not None and not last_checkpoint.is_file():
@@ -395,21 +395,28 @@ def _begin_folder(resolved: ResolvedConfig, recipe: str, folder: RunFolder) -> N
     folder.keep("config.json", text.encode())
 
 
-def _remove_log(folder: RunFolder, *, save_every: int) -> None:
+def _remove_log(
+    folder: RunFolder, start: checkpoints.Checkpoint | None, *, save_every: int
+) -> None:
     """Remove the log of a start that saved no checkpoint; rename that of a run that lost its own.
+
+    A branch's log begins at the step of ``start``.
 
     Raises:
         FastSiamError: the log cannot be read.
         OSError: it cannot be removed or renamed.
     """
     path = folder.path / "metrics.jsonl"
+    step, epoch = (start.step, start.epoch) if start else (0, 0)
     try:
         lines = read_metrics(folder.path, numbers={"train": ["step"], "knn": ["epoch"]})
     except DataError:  # a line is corrupt
         had_checkpoint = True
     else:  # a run saves before an evaluation, too
         had_checkpoint = any(
-            x["step"] >= save_every if x["kind"] == "train" else x["kind"] == "knn" and x["epoch"]
+            x["step"] // save_every > step // save_every
+            if x["kind"] == "train"
+            else x["kind"] == "knn" and x["epoch"] > epoch
             for x in lines
         )
     if had_checkpoint:

@@ -99,7 +99,7 @@ def test_restarted_branch_resumes_bit_for_bit(branch_config: TrainConfig, tmp_pa
         (run / "config.json").unlink()
     assert_same_runs(train_run(config), reference)
     assert RunSettings.read(run).branch == RunSettings.read(reference).branch
-    assert not left_id.exists()
+    assert not left_id.exists() and not [*run.glob("metrics.jsonl.*")]
 
 
 def test_log_is_kept_if_checkpoints_are_gone(
