@@ -18,7 +18,7 @@ from fastsiam.config.run import SlurmConfig
 from fastsiam.config.settings_files import Settings, merge
 from fastsiam.config.train import as_arguments
 from fastsiam.errors import FastSiamError
-from fastsiam.files import require_local
+from fastsiam.files import os_errors_as, require_local
 
 _PORT = "$((20000 + SLURM_JOB_ID % 40000))"
 """Port of the rendezvous; two jobs on the same machine rarely share it."""
@@ -153,7 +153,8 @@ def submit(script: str, *, folder: Path) -> str:
     submitit saves this script in ``folder`` under the job number.
 
     Raises:
-        FastSiamError: submitit or SLURM is missing, or ``sbatch`` rejects the job.
+        FastSiamError: submitit or SLURM is missing, ``folder`` cannot be created, or ``sbatch``
+            rejects the job.
     """
     try:
         import submitit
@@ -166,8 +167,9 @@ def submit(script: str, *, folder: Path) -> str:
         def _make_submission_file_text(self, command: str, uid: str) -> str:
             return script
 
-    try:
+    with os_errors_as(FastSiamError, f"cannot write {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
+    try:
         job = Executor(folder)._submit_command("")
     except submitit.core.utils.FailedJobError as error:
         # submitit's message contains sbatch's.

@@ -273,16 +273,18 @@ def test_submission_returns_job_id_or_error(
     import_or_skip("submitit", "slurm")
     monkeypatch.setenv("PATH", os.pathsep.join([str(tmp_path), os.environ["PATH"]]))
 
-    def submit(program: str) -> str:
+    def submit(program: str, folder: str = "scripts") -> str:
         for name in ("sbatch", "srun"):
             (tmp_path / name).write_text(f'#!/bin/bash\ncp "$1" {tmp_path}/got\n{program}\n')
             (tmp_path / name).chmod(0o755)
-        return slurm.submit("#!/bin/bash\n# ours\n", folder=tmp_path / "scripts")
+        return slurm.submit("#!/bin/bash\n# ours\n", folder=tmp_path / folder)
 
     assert submit("echo Submitted batch job 4711") == "4711"
     assert (tmp_path / "got").read_text() == "#!/bin/bash\n# ours\n"
     with pytest.raises(FastSiamError, match=r"^sbatch rejects the job: invalid partition \S+$"):
         submit("echo 'sbatch: error: invalid partition x' >&2; exit 1")
+    with pytest.raises(FastSiamError, match=rf"^cannot write {tmp_path}/got: .* is not a folder$"):
+        submit("", folder="got")
 
 
 @pytest.fixture
