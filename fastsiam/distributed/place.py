@@ -130,7 +130,7 @@ def start(config: NodesConfig, *, numa_binding: bool = True) -> Place:
     if world > 1 and not dist.is_initialized():
         try:
             meet(place)
-        except RuntimeError as error:
+        except (RuntimeError, ValueError) as error:  # ValueError: MASTER_PORT is not a port
             if peer_is_gone(error) or peer_is_late(error):
                 raise
             raise DeviceError(

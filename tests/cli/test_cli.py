@@ -209,6 +209,9 @@ def test_url_as_output_is_rejected(scheme: str) -> None:
     require_local(Path(f"{scheme}/run"))
 
 
+RANK_0_OF_2 = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost"}
+
+
 @pytest.mark.parametrize(
     ("variables", "message"),
     [
@@ -221,6 +224,10 @@ def test_url_as_output_is_rejected(scheme: str) -> None:
         ({"WORLD_SIZE": "2"}, "WORLD_SIZE set without RANK, LOCAL_RANK, MASTER_ADDR, MASTER_PORT"),
         ({"RANK": "x"}, "RANK must be a number, not 'x': run `unset RANK` first"),
         ({"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": ""}, "LOCAL_WORLD_SIZE must be a number, not ''"),
+        (
+            RANK_0_OF_2 | {"MASTER_PORT": "x"},
+            "the ranks cannot connect: invalid literal for int() with base 10: 'x'; check the ",
+        ),
     ],
 )
 def test_invalid_launcher_variables_are_rejected(
