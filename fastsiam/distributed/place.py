@@ -23,6 +23,7 @@ from .rank_cores import take_cores
 
 _TIMEOUT = timedelta(seconds=NodesConfig().rank_timeout)
 _BEFORE_NCCL = timedelta(seconds=60)
+_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +77,10 @@ def assigned_rank_and_world() -> tuple[int, int]:
     """Return the rank of this process and the number of ranks, from the launcher's variables.
 
     Raises:
-        DeviceError: some of the launcher's variables are missing, or one is not a number.
+        DeviceError: some of the launcher's variables are missing, one is not a number, or a rank is
+            not below the number of ranks.
     """
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+    for name in _VARIABLES:
         if not (value := os.environ.get(name, "0")).isdecimal():
             raise DeviceError(f"{name} must be a number, not {value!r}: run `unset {name}` first")
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
@@ -91,6 +93,13 @@ def assigned_rank_and_world() -> tuple[int, int]:
             f"{', '.join(present)} set without {', '.join(missing)}: start ranks with --gpus or "
             f"torchrun, or run `unset {' '.join(present)}` first"
         )
+    for name, number in (("RANK", "WORLD_SIZE"), ("LOCAL_RANK", "LOCAL_WORLD_SIZE")):
+        index, count = int(os.environ.get(name, "0")), os.environ.get(number)
+        if count is not None and index >= int(count):
+            raise DeviceError(
+                f"{name} must be below {number}, but they are {index} and {count}: start ranks "
+                f"with --gpus or torchrun, or run `unset {' '.join(_VARIABLES)}` first"
+            )
     return rank, world
 
 

@@ -225,6 +225,15 @@ RANK_0_OF_2 = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR":
         ({"RANK": "x"}, "RANK must be a number, not 'x': run `unset RANK` first"),
         ({"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": ""}, "LOCAL_WORLD_SIZE must be a number, not ''"),
         (
+            RANK_0_OF_2 | {"RANK": "5", "MASTER_PORT": "1"},
+            "RANK must be below WORLD_SIZE, but they are 5 and 2: start ranks with --gpus or ",
+        ),
+        ({"WORLD_SIZE": "0"}, "RANK must be below WORLD_SIZE, but they are 0 and 0: "),
+        (
+            {"WORLD_SIZE": "1", "LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "2"},
+            "LOCAL_RANK must be below LOCAL_WORLD_SIZE, but they are 2 and 2: ",
+        ),
+        (
             RANK_0_OF_2 | {"MASTER_PORT": "x"},
             "the ranks cannot connect: invalid literal for int() with base 10: 'x'; check the ",
         ),
