@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -13,6 +13,7 @@ import typer
 from fastsiam.cli.options import Commands, settings_of_resumed, usage_errors
 from fastsiam.config import TrainConfig
 from fastsiam.config.run import SlurmConfig
+from fastsiam.config.setting import require
 from fastsiam.config.settings_files import to_toml
 from fastsiam.errors import Interrupted
 
@@ -64,6 +65,11 @@ class _JobsRunConfig(TrainConfig):
     @classmethod
     def from_flags(cls, flags: Mapping[str, Any]) -> Self:
         return super().from_flags({**flags, "rendezvous": flags["rendezvous"] or "node:29500"})
+
+    def check_given(self, given: Collection[str]) -> None:
+        """Raise if a rendezvous is given."""
+        require("rendezvous" not in given, "the job chooses the rendezvous; leave out --rendezvous")
+        super().check_given(given)
 
 
 @app.command()

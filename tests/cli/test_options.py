@@ -222,10 +222,16 @@ def test_option_without_effect_is_rejected(tmp_path: Path) -> None:
     for command in (["eval", "knn", str(OLD_RUN)], ["features", str(OLD_RUN)]):
         result = CliRunner().invoke(cli.app, [*command, "--rendezvous", "node1"])
         assert result.exit_code == 2 and "pass --nodes too" in " ".join(result.output.split())
+    for value in (["--rendezvous", "node1"], ["--set", "rendezvous=node1"]):
+        result = CliRunner().invoke(cli.app, ["slurm", "--nodes", "4", *value])
+        assert result.exit_code == 2
+        assert "the job chooses the rendezvous; leave out" in " ".join(result.output.split())
     file = tmp_path / "my.toml"
     file.write_text('rendezvous = "node1"\nnodes = 4\nsync_bn_ranks = 2\ninit = "a.pt"\n')
     parse("--config", str(file), "--nodes", "1", "--no-sync-bn")
     parse("--config", str(file), "--resume", str(OLD_RUN))
+    result = CliRunner().invoke(cli.app, ["slurm", "--config", str(file), "--no-sync-bn"])
+    assert result.exit_code == 0 and "node1" not in result.output
 
 
 def test_flag_overrides_file_overrides_recipe(tmp_path: Path) -> None:
