@@ -88,8 +88,12 @@ def slurm(
     from fastsiam.distributed.slurm import slurm_script
     from fastsiam.distributed.slurm import submit as submit_script
     from fastsiam.run import checkpoint
+    from fastsiam.train.command import check_shares
     from fastsiam.train.start import find_start
 
+    with usage_errors():
+        for machines in range(config.run.min_nodes, config.run.max_nodes + 1):
+            check_shares(config, machines * config.run.gpus)
     resumed = settings_of_resumed(config.run)
     if resumed and checkpoint.exists(out := Path(config.run.out)):
         find_start(config, out, restarts=True)

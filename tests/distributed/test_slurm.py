@@ -237,6 +237,8 @@ def test_impossible_runs_are_rejected_before_they_queue(small: TrainConfig) -> N
         slurm_script("imagenet", remote, SlurmConfig())
     with pytest.raises(FastSiamError, match="a resumed run keeps its seed"):
         slurm_script("imagenet", small, SlurmConfig(seeds="0-2"), resumed=small.to_flags())
+    stderr = fastsiam("slurm", "--nodes", "2:3", "--batch", "16", code=2).stderr
+    assert "batch 16 is not divisible by 3 ranks" in " ".join(stderr.split())
 
 
 def test_slurm_command_prints_script(small: TrainConfig) -> None:
