@@ -147,7 +147,7 @@ class RecordFiles:
 
 
 def _read(state: Path, device: torch.device) -> dict[str, Any]:
-    """Read a saved state; empty if there is none.
+    """Read a saved state; empty if the file does not exist.
 
     Raises:
         DamagedError: it is corrupt.

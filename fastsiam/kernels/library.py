@@ -248,7 +248,7 @@ def decoder_name() -> str:
 
 def _compiled() -> Path | None:
     """Return the folder of the libraries; None if they are missing or out of date."""
-    with contextlib.suppress(RuntimeError):  # no home directory, hence no cache
+    with contextlib.suppress(RuntimeError):  # no home directory, so no cache
         for find in (build.own_folder, build.cache_folder):
             folder = find()
             if build.is_current(folder) and (folder / build.library(kinds()[0])).exists():
