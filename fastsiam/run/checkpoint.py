@@ -298,6 +298,11 @@ def parse(path: Path, state: Any) -> Checkpoint:
             f"{previous_hint(path)}"
         )
     content = state if isinstance(state, dict) else {}
+    if {"fastsiam", "state_dict"} <= content.keys():  # as export writes them
+        raise CheckpointError(
+            f"{path} is a weight file, not a checkpoint: to start a new run from its weights, pass "
+            f"--init {quote(path)} instead of --resume"
+        )
     if content.get("format") != FORMAT:
         raise CheckpointError(
             f"{path} is not a checkpoint of this version of fastsiam, or too old: only checkpoints "

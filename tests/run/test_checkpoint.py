@@ -53,6 +53,10 @@ def test_missing_and_foreign_files_are_rejected(tmp_path: Path) -> None:
         torch.save(foreign, checkpoints.last(tmp_path))
         with pytest.raises(CheckpointError, match="not a checkpoint of this version"):
             checkpoints.load_newest(tmp_path)
+    exported = tmp_path / "exported.pt"
+    torch.save({"state_dict": {}, "fastsiam": {}}, exported)
+    with pytest.raises(CheckpointError, match=f"is a weight file, .* pass --init {exported} inst"):
+        checkpoints.load(exported)
     with pytest.raises(CheckpointError, match=f"is not a run folder.*; pass {tmp_path}$"):
         checkpoints.load(checkpoints.last(tmp_path).parent)
 
