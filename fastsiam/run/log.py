@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from itertools import count
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 from fastsiam.console import format_count
 from fastsiam.errors import DataError, FastSiamError
 from fastsiam.files import atomic_write, is_file, os_errors_as, parse_json, reason, write_at
+from fastsiam.run.checkpoint import Checkpoint
 from fastsiam.run.run_folder import RunFolder
 from fastsiam.run.trackers import Outcome, Trackers
 
@@ -165,6 +167,42 @@ def read_metrics(
             if not isinstance(value, int | float) or (name == "epoch" and not isfinite(value)):
                 raise _invalid_line(path, number, f": {name} must be a number, not {value!r}")
     return lines
+
+
+def remove_log(folder: RunFolder, start: Checkpoint | None, *, save_every: int) -> None:
+    """Remove the log of a start that saved no checkpoint; rename that of a run that lost its own.
+
+    Args:
+        folder: the run's folder, which has no checkpoint.
+        start: where the log begins: the original run's checkpoint for a branch, else None.
+        save_every: steps between two checkpoints.
+
+    Raises:
+        FastSiamError: the log cannot be read.
+        OSError: it cannot be removed or renamed.
+    """
+    path = folder.path / "metrics.jsonl"
+    step, epoch = (start.step, start.epoch) if start else (0, 0)
+    try:
+        lines = read_metrics(folder.path, numbers={"train": ["step"], "knn": ["epoch"]})
+    except DataError:  # a line is corrupt
+        had_checkpoint = True
+    else:  # a run saves before an evaluation, too
+        had_checkpoint = any(
+            x["step"] // save_every > step // save_every
+            if x["kind"] == "train"
+            else x["kind"] == "knn" and x["epoch"] > epoch
+            for x in lines
+        )
+    if had_checkpoint:
+        names = (path.with_name(f"{path.name}.old{number or ''}") for number in count())
+        kept = next(name for name in names if not name.exists())
+        path.rename(kept)
+        folder.console.warn(
+            f"the checkpoints of the run in {folder.path} are gone: its log is kept as "
+            f"{kept.name}, and a new run starts"
+        )
+    path.unlink(missing_ok=True)
 
 
 def _invalid_line(path: Path, number: int, reason: str = "") -> DataError:

@@ -9,7 +9,6 @@ import signal
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import count
 from pathlib import Path
 
 import torch
@@ -32,7 +31,7 @@ from fastsiam.model.numerics import check_precision
 from fastsiam.pipelines import BadImages, build_loader, open_training_images
 from fastsiam.pipelines.survey import survey
 from fastsiam.run import checkpoint as checkpoints
-from fastsiam.run.log import read_metrics
+from fastsiam.run.log import remove_log
 from fastsiam.run.run_folder import PATIENCE, RunFolder, create_folder
 from fastsiam.run.trackers import check_trackers
 from fastsiam.train import image_list
@@ -102,8 +101,7 @@ def check_run(config: TrainConfig) -> int:
         flag = "--out" if not config.run.out else "--resume auto"
         if not config.run.out or config.run.resume == "never":
             raise ValueError(f"torchrun --max-restarts needs {flag}: a restart resumes the run")
-    machines = range(config.run.min_nodes, config.run.max_nodes + 1)
-    *smaller_worlds, largest_world = [number * config.run.gpus for number in machines]
+    *smaller_worlds, largest_world = config.run.worlds
     if distributed.is_worker():
         smaller_worlds, (_, largest_world) = [], distributed.assigned_rank_and_world()
     preflight(config, world=largest_world)
@@ -381,7 +379,7 @@ def _begin_folder(resolved: ResolvedConfig, recipe: str, folder: RunFolder) -> N
     if start is None or resolved.beginning.is_branch(folder.path):
         # A start that failed before its first checkpoint may have left log lines and tracker ids.
         with os_errors_as(FastSiamError, f"cannot remove old files in {folder.path}"):
-            _remove_log(folder, start, save_every=resolved.config.run.save_every)
+            remove_log(folder, start, save_every=resolved.config.run.save_every)
             for ids in (folder.path / "trackers").glob("*.txt"):
                 ids.unlink()
     if start is not None and not last_checkpoint.is_file():
@@ -393,41 +391,6 @@ def _begin_folder(resolved: ResolvedConfig, recipe: str, folder: RunFolder) -> N
     settings = {"recipe": recipe, **resolved.record(), "environment": machine}
     text = json.dumps(settings, indent=2, allow_nan=False) + "\n"
     folder.keep("config.json", text.encode())
-
-
-def _remove_log(
-    folder: RunFolder, start: checkpoints.Checkpoint | None, *, save_every: int
-) -> None:
-    """Remove the log of a start that saved no checkpoint; rename that of a run that lost its own.
-
-    A branch's log begins at the step of ``start``.
-
-    Raises:
-        FastSiamError: the log cannot be read.
-        OSError: it cannot be removed or renamed.
-    """
-    path = folder.path / "metrics.jsonl"
-    step, epoch = (start.step, start.epoch) if start else (0, 0)
-    try:
-        lines = read_metrics(folder.path, numbers={"train": ["step"], "knn": ["epoch"]})
-    except DataError:  # a line is corrupt
-        had_checkpoint = True
-    else:  # a run saves before an evaluation, too
-        had_checkpoint = any(
-            x["step"] // save_every > step // save_every
-            if x["kind"] == "train"
-            else x["kind"] == "knn" and x["epoch"] > epoch
-            for x in lines
-        )
-    if had_checkpoint:
-        names = (path.with_name(f"{path.name}.old{number or ''}") for number in count())
-        kept = next(name for name in names if not name.exists())
-        path.rename(kept)
-        folder.console.warn(
-            f"the checkpoints of the run in {folder.path} are gone: its log is kept as "
-            f"{kept.name}, and a new run starts"
-        )
-    path.unlink(missing_ok=True)
 
 
 def _check_same_settings_on_ranks(config: TrainConfig) -> None:
