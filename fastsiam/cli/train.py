@@ -92,8 +92,8 @@ def slurm(
     from fastsiam.train.start import find_start
 
     with usage_errors():
-        for machines in range(config.run.min_nodes, config.run.max_nodes + 1):
-            check_shares(config, machines * config.run.gpus)
+        for world in config.run.worlds:
+            check_shares(config, world)
     resumed = settings_of_resumed(config.run)
     if resumed and checkpoint.exists(out := Path(config.run.out)):
         find_start(config, out, restarts=True)

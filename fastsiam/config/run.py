@@ -80,6 +80,11 @@ class NodesConfig(Config):
         return int(str(self.nodes).rpartition(":")[2])
 
     @property
+    def worlds(self) -> list[int]:
+        """Numbers of ranks with which the command may run, in ascending order."""
+        return [number * self.gpus for number in range(self.min_nodes, self.max_nodes + 1)]
+
+    @property
     def meeting(self) -> tuple[str, int]:
         """Host and port of ``--rendezvous``.
 
