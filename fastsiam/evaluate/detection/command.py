@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from fastsiam.config import TrainConfig
 from fastsiam.config.detect import DetectConfig
@@ -59,11 +60,11 @@ def evaluate_detection(
     """
     console = Console(quiet=not place.is_leader)
     pretrained = open_network(path, config)
-    require_resnet(pretrained.network())
+    backbone = require_resnet(pretrained.network())
     own = pretrained.config or TrainConfig()
     train, val, data = _open_data(config)
     dtype = autocast_of(config, own, place)
-    evaluation = _evaluation(pretrained, config, place, data, dtype)
+    evaluation = _evaluation(pretrained, backbone, config, place, data, dtype)
     pictures = (*train.pictures, *val.pictures)
     check_same_images((f"{one.file.name} {data.labels_crc32}" for one in pictures), config.data)
     details = config.task, config.detector, "untrained" if config.untrained else ""
@@ -140,7 +141,12 @@ def _plan(train: DetectionSet, val: DetectionSet, config: DetectConfig, machine:
 
 
 def _evaluation(
-    pretrained: Pretrained, config: DetectConfig, place: Place, data: DataFacts, dtype: torch.dtype
+    pretrained: Pretrained,
+    backbone: nn.Module,
+    config: DetectConfig,
+    place: Place,
+    data: DataFacts,
+    dtype: torch.dtype,
 ) -> Evaluation:
     default = pretrained.input_or_default
     images = ImageFacts(
@@ -165,7 +171,7 @@ def _evaluation(
     }
     return Evaluation(
         kind="detect",
-        network=network_facts(pretrained, pretrained.network(), untrained=config.untrained),
+        network=network_facts(pretrained, backbone, untrained=config.untrained),
         data=data,
         images=images,
         protocol=protocol_of(config) | {"differences": differences(config, facts)},
