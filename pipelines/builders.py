@@ -195,7 +195,9 @@ def _positions(store: Store, chosen: NDArray[np.int64] | None) -> NDArray[np.int
         or chosen.dtype.kind not in "iu"
         or not (np.diff(positions, prepend=-1, append=len(store)) > 0).all()
     ):
-        raise ValueError(f"chosen must be ascending positions among {len(store):,} images, as (N,)")
+        raise ValueError(
+            f"chosen must be ascending positions among {len(store):,} images, in one dimension"
+        )
     return positions
 
 

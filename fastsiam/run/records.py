@@ -164,8 +164,8 @@ class Record(Evaluation):
     per_class: dict[str, float | None]
     """Top-1 of each class for ``headline``, in percent; None for a class without images."""
     speed: dict[str, float]
-    """Seconds of the last call, and the images, epochs or steps that it evaluated or trained in
-    them; kNN's include the extraction of features."""
+    """Seconds that the last call evaluated or trained (kNN: with the extraction of features), and
+    the images, epochs or steps in that time."""
     images_validated: int | None = None
     """Number of distinct validation images evaluated; None for kNN, which uses all."""
     environment: dict[str, Any]
