@@ -69,7 +69,11 @@ def test_estimate_scales_with_settings() -> None:
     ("settings", "error", "advice"),
     [
         ({"pipeline": "dali"}, HOST, "--activation-memory 0.5 or fewer"),  # on a CPU it keeps two
-        ({"pipeline": "dali", "activation_memory": 0.5}, GPU, "--prefetch 1 or fewer --workers or"),
+        (
+            {"pipeline": "dali", "activation_memory": 0.5},
+            GPU,
+            "--prefetch 1 or fewer --workers or --pipeline native;",
+        ),
         (
             {"pipeline": "dali"},
             DALI,
