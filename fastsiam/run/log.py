@@ -14,7 +14,6 @@ from typing import Any
 from fastsiam.console import format_count
 from fastsiam.errors import DataError, FastSiamError
 from fastsiam.files import atomic_write, is_file, os_errors_as, parse_json, reason, write_at
-from fastsiam.run.checkpoint import Checkpoint
 from fastsiam.run.run_folder import RunFolder
 from fastsiam.run.trackers import Outcome, Trackers
 
@@ -169,12 +168,12 @@ def read_metrics(
     return lines
 
 
-def remove_log(folder: RunFolder, start: Checkpoint | None, *, save_every: int) -> None:
+def remove_log(folder: RunFolder, *, step: int, epoch: float, save_every: int) -> None:
     """Remove the log of a start that saved no checkpoint; rename that of a run that lost its own.
 
     Args:
         folder: the run's folder, which has no checkpoint.
-        start: where the log begins: the original run's checkpoint for a branch, else None.
+        step, epoch: where the log begins: 0, or for a branch where it left the original run.
         save_every: steps between two checkpoints.
 
     Raises:
@@ -182,7 +181,6 @@ def remove_log(folder: RunFolder, start: Checkpoint | None, *, save_every: int) 
         OSError: it cannot be removed or renamed.
     """
     path = folder.path / "metrics.jsonl"
-    step, epoch = (start.step, start.epoch) if start else (0, 0)
     try:
         lines = read_metrics(folder.path, numbers={"train": ["step"], "knn": ["epoch"]})
     except DataError:  # a line is corrupt

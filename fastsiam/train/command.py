@@ -379,7 +379,8 @@ def _begin_folder(resolved: ResolvedConfig, recipe: str, folder: RunFolder) -> N
     if start is None or resolved.beginning.is_branch(folder.path):
         # A start that failed before its first checkpoint may have left log lines and tracker ids.
         with os_errors_as(FastSiamError, f"cannot remove old files in {folder.path}"):
-            remove_log(folder, start, save_every=resolved.config.run.save_every)
+            step, epoch = (start.step, start.epoch) if start else (0, 0)
+            remove_log(folder, step=step, epoch=epoch, save_every=resolved.config.run.save_every)
             for ids in (folder.path / "trackers").glob("*.txt"):
                 ids.unlink()
     if start is not None and not last_checkpoint.is_file():
