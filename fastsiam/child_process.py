@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import faulthandler
 import io
 import os
 import signal
@@ -145,11 +146,13 @@ def is_worker() -> bool:
 
 
 def begin() -> None:
-    """Set up this process if it is a rank; call this first.
+    """Set up this process; call this first.
 
-    If the launcher is killed, the rank gets SIGTERM, saves its state and exits. All ranks except
-    rank 0 prefix the lines of stderr with their rank.
+    A crash in compiled code, such as SIGSEGV or SIGABRT, prints the Python stack of each thread. If
+    the launcher is killed, a rank gets SIGTERM, saves its state and exits. All ranks except rank 0
+    prefix the lines of stderr with their rank.
     """
+    faulthandler.enable(2)
     if not is_worker():
         return
     die_with_parent(int(os.environ.get(LAUNCHER) or os.getppid()))()

@@ -28,6 +28,11 @@ FAULTS = {
         128 + signal.SIGKILL,
         r"error: rank 1 was killed by SIGKILL, perhaps because memory",
     ),
+    "SIGABRT": (
+        128 + signal.SIGABRT,
+        r"Fatal Python error: Aborted\n(?s:.*) in _fault\n(?s:.*)"
+        r"error: rank 1 was killed by SIGABRT \(a crash, or NCCL",
+    ),
     "SIGSTOP": (RANK_LOST, LATE_RANK),
 }
 """The launcher's exit code and message for each way in which a rank can fail."""

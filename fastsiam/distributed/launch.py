@@ -40,7 +40,7 @@ _FATAL = 3
 """torch's highest log level. The exceptions contain the messages of the lower levels."""
 _KILL_HINTS: dict[int, str] = {
     signal.SIGKILL: ", perhaps because memory ran out",
-    signal.SIGABRT: ", perhaps by NCCL after --rank-timeout; see the messages above",
+    signal.SIGABRT: " (a crash, or NCCL after --rank-timeout); see the messages above",
 }
 
 
