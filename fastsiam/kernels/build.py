@@ -93,10 +93,17 @@ def is_current(folder: Path) -> bool:
 
 
 def compiler() -> list[str] | None:
-    """Return the C++ compiler command: ``$CXX``, a system compiler or ziglang's; None if absent."""
+    """Return the C++ compiler command: ``$CXX``, a system compiler or ziglang's; None if absent.
+
+    Raises:
+        RuntimeError: ``$CXX`` is not a command.
+    """
     command = os.environ.get("CXX")
     if command:
-        return shlex.split(command)
+        try:
+            return shlex.split(command)
+        except ValueError as error:  # unbalanced quotes
+            raise RuntimeError(f"CXX={command} is not a command: {error}") from error
     for name in ("g++", "clang++", "c++"):
         if shutil.which(name) and _is_new_enough([name]):
             return [name]
@@ -123,7 +130,7 @@ def build(folder: Path) -> list[Path]:
         The paths of the libraries.
 
     Raises:
-        RuntimeError: no compiler was found, or it failed.
+        RuntimeError: no compiler was found, ``$CXX`` is not a command, or it failed.
     """
     command = compiler()
     if command is None:

@@ -109,6 +109,15 @@ def test_missing_or_failing_compiler_raises(
     assert not list(tmp_path.glob("*.so"))
 
 
+def test_compiler_with_unbalanced_quote_raises(
+    empty_library_cache: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv(build.FOLDER, str(tmp_path))
+    monkeypatch.setenv("CXX", "'g++")
+    with pytest.raises(BackendError, match=r"CXX='g\+\+ is not a command: No closing quotation"):
+        library.jpeg()
+
+
 FAKE_COMPILER = """
 import os, sys
 log, *options = sys.argv[1:]
