@@ -5,6 +5,7 @@ Results are bitwise equal on the same number of ranks, and equal up to float32 r
 
 from __future__ import annotations
 
+import faulthandler
 import re
 import shutil
 import signal
@@ -126,6 +127,7 @@ def start_all_but_rank_1(*arguments: str, environment: Mapping[str, str]) -> For
 def test_stderr_of_nonzero_ranks_has_rank_prefix(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr(faulthandler, "enable", lambda file: None)  # pytest has enabled it
     monkeypatch.setattr(child_process, "die_with_parent", lambda parent: lambda: None)
     monkeypatch.setenv("LOCAL_RANK", "1")
     for rank in ("0", "2"):
