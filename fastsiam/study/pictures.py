@@ -9,7 +9,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from fastsiam.console import format_count
 from fastsiam.files import atomic_write_for_user
 from fastsiam.report import drawing
 from fastsiam.report.drawing import BLUE, GRAY, GREEN, INK, ORANGE, PINK, QUIET, SKY, VERMILION
@@ -78,7 +77,7 @@ def _caption(record: StudyRecord) -> str:
     if (untrained := _untrained(record)) is not None:
         lines = f"dashed: untrained network, {untrained:.1f}; {lines}"
     return (
-        f"Ours: {record.measure} of {record.network}, {format_count(record.epochs, 'epoch')}; "
+        f"Ours: {record.measure} of {record.network}, {record.trained_epochs}; "
         f"seeds: {seeds}; {record.date}. The paper's, beside the names: {record.figure}. Curves "
         "and bars: mean over seeds; bands: lowest to highest; whiskers: 95% confidence interval of "
         f"the mean; dots: seeds; {lines}."

@@ -18,6 +18,7 @@ from fastsiam.config.setting import convert_value
 from fastsiam.config.settings_files import RunSettings
 from fastsiam.config.study import StudyConfig
 from fastsiam.config.train import differences
+from fastsiam.console import format_count
 from fastsiam.errors import DataError
 from fastsiam.files import atomic_write_for_user, os_errors_as, parse_json
 from fastsiam.run.log import initial_spread
@@ -121,6 +122,13 @@ class StudyRecord(Study):
     def every_result(self) -> list[Result]:
         """Results of all rows."""
         return [one for row in self.rows for one in row.results]
+
+    @property
+    def trained_epochs(self) -> str:
+        """Length of its runs: "24 epochs", "12 to 96 epochs"; without runs, the recipe's."""
+        ends = [one.knn_epochs[-1] for one in self.every_result if not one.diverged]
+        low, high = min(ends, default=self.epochs), max(ends, default=self.epochs)
+        return f"{low:g} to " * (low < high) + format_count(high, "epoch")
 
     @property
     def has_linear(self) -> bool:

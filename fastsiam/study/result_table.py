@@ -72,7 +72,7 @@ def caption(record: StudyRecord) -> str:
     images_text = f" ({images_text} training images)" if images else ""
     seeds = f"the seeds {spelled_seeds(record.seeds) or 'that will be done'}"
     seeds = seeds if record.has_equal_seeds else "each row's seeds"
-    facts = [f"Ours: {record.measure} of {record.network}{images_text}, epochs: {record.epochs}"]
+    facts = [f"Ours: {record.measure} of {record.network}{images_text}, {record.trained_epochs}"]
     if record.precisions:
         facts.append(f"precision: {' and '.join(record.precisions)}")
     facts.append(f"mean ± standard deviation over {seeds}")

@@ -58,7 +58,7 @@ def test_stored_records_are_judged_by_current_claims(tmp_path: Path) -> None:
     files = sorted((ROOT / "bench/results/study").rglob("*.json"))
     old, text = tmp_path / "old.json", files[-1].read_text()
     old.write_text(text.replace('"works"', '"diverges"'))
-    assert len(files) == 20 and old.read_text() != text
+    assert len(files) == 21 and old.read_text() != text
     for file in [*files, old]:
         study = read_record(file)
         claims = [row.claims for row in STUDIES[study.name].rows]
@@ -145,6 +145,23 @@ def test_captions_and_command_name_seeds_that_rows_share(
     plain = replace(study_record, environments=(), precisions=())
     assert table_text in caption(plain)
     assert picture_text in pictures._caption(plain)
+
+
+def test_captions_name_the_epochs_of_the_runs() -> None:
+    """Not those of the recipe, of which a study's rows may train a multiple."""
+    short, long = (
+        tuple(replace(one, knn_epochs=(0.0, epochs)) for one in row(60, 61))
+        for epochs in (12.0, 96.0)
+    )
+    lost = replace(result(0, diverged=True), knn_epochs=(0.0,))
+    for rows, text in (
+        ([short, long, long, (lost,)], "12 to 96 epochs"),
+        ([long, (lost,)] * 2, "96 epochs"),
+    ):
+        of_runs = record("schedule", rows=rows)
+        assert f", {text}; mean" in caption(of_runs)
+        assert f", {text}; seeds" in pictures._caption(of_runs)
+    assert ", 12 epochs; mean" in caption(record("schedule", rows=[()] * 4))
 
 
 def test_table_names_original(tmp_path: Path) -> None:
