@@ -30,11 +30,11 @@ from fastsiam.train.image_list import (
     with_replacements,
 )
 
-ADVICE = "restore the data, or choose another --out for a new run"
-"""What to do if a resumed run's data changed."""
+ADVICE = "restore the data, or train a new run with another --out"
+"""What to do if the data of a run changed, in ``train`` and in ``verify``."""
 _ADVICE_TO_ACCEPT = (
-    "restore the data, pass --data-changed accept to continue with the current images, or choose "
-    "another --out for a new run"
+    "restore the data, continue training on the current images with --data-changed accept, or "
+    "train a new run with another --out"
 )
 _MAX_NAMES = 3
 """Maximum number of names in a message."""

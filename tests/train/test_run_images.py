@@ -134,8 +134,8 @@ def test_changed_file_size_is_rejected(
         train_run(config)
     assert str(caught.value) == (
         f"{file} changed since the run was last started: it had {size:,} bytes and now has "
-        f"{size + 10240:,}; restore the data, pass --data-changed accept to continue with the "
-        "current images, or choose another --out for a new run"
+        f"{size + 10240:,}; restore the data, continue training on the current images with "
+        "--data-changed accept, or train a new run with another --out"
     )
     train_run(config, data=file.with_name("moved.tar"), max_steps=8)
     (run / FILE).write_bytes(ImageList(listed.names).to_bytes())  # an older list, without files
@@ -177,8 +177,8 @@ def test_renamed_image_is_rejected_on_resume_and_branch(
             train_run(config, resume=path, out=out)
         assert str(caught.value) == (
             f"the data changed since the run started: 1 of 24 images missing ({NAME}), 1 new "
-            "(class1/other.jpg); restore the data, pass --data-changed accept to continue with the "
-            "current images, or choose another --out for a new run"
+            "(class1/other.jpg); restore the data, continue training on the current images with "
+            "--data-changed accept, or train a new run with another --out"
         )
     assert before == {path: path.read_bytes() for path in run.glob("*.*")}
 
