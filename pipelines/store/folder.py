@@ -382,6 +382,9 @@ def _read_csv(path: Path, names: ColumnNames) -> dict[str, list[str]]:
                         f"{path} has no column {name!r}, only {as_one_line(', '.join(header))}: "
                         f"name the columns in its first line, or pass --{option}-column NAME"
                     )
+            for name in (names.image or _PATH, names.label, *LABELS, _SPLIT):
+                if name and header.count(name) > 1:
+                    raise DataError(f"{path} has several columns named {name}: rename all but one")
             rows: list[list[str]] = []
             for line in lines:
                 if len(line) == len(header):

@@ -246,6 +246,9 @@ CASES: dict[str, tuple[Build, str]] = {
     "a list without paths": (
         listing('na\nme,label', [[THERE, "a"]]), r"no column 'path', only 'na\\nme, label'"
     ),
+    "a list with two columns of labels": (
+        listing("path,label,label", [[THERE, "a", "b"]]), "several columns named label: rename all"
+    ),
     "a row without a path": (listing("path,label", [[THERE, "a"], ["", "b"]]), "no path in row 2"),
     "a list without rows": (listing("path,label", []), "lists no images: it has no rows"),
     "a row of another length": (
