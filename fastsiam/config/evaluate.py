@@ -172,19 +172,13 @@ class LabelConfig(EvalConfig):
         EvalConfig.check(self)
         require(not (self.subset and self.percent < 100), "give --subset or --percent, not both")
 
-    @property
-    def global_batch(self) -> int:
-        """Images per step over all ranks, with the default filled in."""
-        raise NotImplementedError
-
     def with_defaults(self, images: int) -> Self:
-        """Resolve the settings that depend on the number of training images."""
+        """Resolve the settings whose default depends on others or on the number of images."""
         return self
 
     def protocol(self) -> dict[str, Any]:
         """Return the resolved settings that identify the evaluation in its record."""
         return {
-            "batch": self.global_batch,
             "momentum": self.momentum,
             "weight_decay": self.weight_decay,
             "schedule": "cosine per step",
@@ -236,33 +230,30 @@ class LinearConfig(LabelConfig):
         )
         require(len(set(self.lrs)) == len(self.lrs), f"lrs has a duplicate rate: {self.lrs}")
 
-    @property
-    def rates(self) -> list[float]:
-        """Base learning rates, with the default filled in."""
-        return list(self.lrs) or [30.0 if self.optimizer == "sgd" else 0.1]
-
-    @property
-    def global_batch(self) -> int:
-        """Images per step over all ranks, with the default filled in."""
-        return self.batch or (256 if self.optimizer == "sgd" else _PAPERS_BATCH)
-
     def with_defaults(self, images: int) -> Self:
-        """Resolve "auto" for this number of training images."""
-        if self.optimizer != "auto":
-            return self
-        # The relative change of a weight by LARS depends on the sum of the rates, which scale with
-        # the batch size. So only images x epochs matters.
-        if self.lrs or images * self.epochs >= _LARS_STEPS * _PAPERS_BATCH:
-            return replace(self, optimizer="lars")
-        batch = self.batch or _batch_for_little(images)
-        return replace(self, optimizer="sgd", lrs=_RATES_FOR_LITTLE, batch=batch)
+        """Resolve optimizer, rates and batch size for this number of training images."""
+        optimizer, lrs, batch = self.optimizer, self.lrs, self.batch
+        if optimizer == "auto":
+            # The relative change of a weight by LARS depends on the sum of the rates, which scale
+            # with the batch size. So only images x epochs matters.
+            if lrs or images * self.epochs >= _LARS_STEPS * _PAPERS_BATCH:
+                optimizer = "lars"
+            else:
+                optimizer, lrs = "sgd", _RATES_FOR_LITTLE
+                batch = batch or _batch_for_little(images)
+        default_rate, default_batch = (30.0, 256) if optimizer == "sgd" else (0.1, _PAPERS_BATCH)
+        return replace(
+            self, optimizer=optimizer, lrs=lrs or (default_rate,), batch=batch or default_batch
+        )
 
     def protocol(self) -> dict[str, Any]:
         """Return the resolved settings that identify the evaluation in its record."""
-        return LabelConfig.protocol(self) | {
+        return {
+            "batch": self.batch,
+            **LabelConfig.protocol(self),
             "optimizer": self.optimizer,
             "lars_trust": self.lars_trust if self.optimizer == "lars" else None,
-            "rates": self.rates,
+            "rates": list(self.lrs),
             "epochs": self.epochs,
             "cached": self.cached,
             "storage": self.storage if self.cached else None,
@@ -309,14 +300,11 @@ class FinetuneConfig(LabelConfig):
         at_least=0,
     )
 
-    @property
-    def global_batch(self) -> int:
-        """Images per step over all ranks."""
-        return self.batch
-
     def protocol(self) -> dict[str, Any]:
         """Return the resolved settings that identify the evaluation in its record."""
-        return LabelConfig.protocol(self) | {
+        return {
+            "batch": self.batch,
+            **LabelConfig.protocol(self),
             "optimizer": "sgd, Nesterov" if self.momentum else "sgd",
             "lr": self.lr,
             "epochs": self.epochs,

@@ -56,7 +56,7 @@ def preflight(path: Path, config: EvalConfig) -> None:
     """
     place = Place(0, config.gpus * config.max_nodes, torch.device("cpu"))
     subject = open_subject(path, config, place)
-    if isinstance(config, LabelConfig):
+    if isinstance(config, LinearConfig | FinetuneConfig):
         LabelledImages(subject, config)
     else:
         subject.loaders()
@@ -139,7 +139,7 @@ def evaluate_linear(
     name = "SGD"
     if config.optimizer == "lars":
         name = f"LARS (trust {config.lars_trust:g}, no clipping, biases adapted too)"
-    rates = ", ".join(f"{lr:g} ({lr * config.batch / 256:g})" for lr in config.rates)
+    rates = ", ".join(f"{lr:g} ({lr * config.batch / 256:g})" for lr in config.lrs)
     storage_text = f"one central crop of each image, stored as {config.storage}: no augmentation"
     subject.print_summary(
         f"linear evaluation on {images}: {name}, {_shared_settings(config)}",

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fastsiam.bad_image_list import BadImage
-from fastsiam.config.evaluate import LabelConfig
+from fastsiam.config.evaluate import FinetuneConfig, LinearConfig
 from fastsiam.console import format_count
 from fastsiam.distributed import complete, minimum_across_ranks
 from fastsiam.errors import FastSiamError
@@ -45,7 +45,7 @@ class LabelledImages:
             ranks, or there are too few images.
     """
 
-    def __init__(self, subject: Subject, config: LabelConfig) -> None:
+    def __init__(self, subject: Subject, config: LinearConfig | FinetuneConfig) -> None:
         self.subject = subject
         self.positions: NDArray[np.int64] | None = None
         """Positions of the images to train on in the data set's training split; None for all."""
@@ -68,7 +68,7 @@ class LabelledImages:
         self.train, self.val = subject.loaders(self.positions)
         subject.check_same(self.train, self.val)
         self.config = config.with_defaults(self.train.images)
-        world, images, batch = subject.place.world, self.train.images, self.config.global_batch
+        world, images, batch = subject.place.world, self.train.images, self.config.batch
         if batch % world:
             raise FastSiamError(
                 f"--batch {batch} is not divisible by {world} ranks; pass --batch "

@@ -181,7 +181,7 @@ class SupervisedTraining(Training):
         dtype: torch.dtype = torch.float32,
         place: Place,
     ) -> None:
-        self.rates = config.rates if isinstance(config, LinearConfig) else [config.lr]
+        self.rates = config.lrs if isinstance(config, LinearConfig) else (config.lr,)
         self.steps = config.epochs * steps_per_epoch
         """Total number of steps."""
         self._peaks = [rate * config.batch / 256 for rate in self.rates]

@@ -96,7 +96,7 @@ class Run:
             if record.kind != "linear" or not isinstance(data, TrainingDataFacts):
                 continue
             linear = LinearConfig(cached=self.scale.cached).with_defaults(data.train)
-            batch = min(linear.global_batch, data.train // ranks * ranks)
+            batch = min(linear.batch, data.train // ranks * ranks)
             if (
                 record.network.epoch == self.config.optim.epochs
                 and data.chosen_crc32 is None

@@ -30,7 +30,7 @@ def test_linear_defaults_follow_data_set_size(
 ) -> None:
     config = LinearConfig(**given)  # type: ignore[arg-type]
     resolved = config.with_defaults(images)
-    assert (resolved.optimizer, resolved.global_batch, resolved.rates) == (optimizer, batch, rates)
+    assert (resolved.optimizer, resolved.batch, [*resolved.lrs]) == (optimizer, batch, rates)
     assert resolved.with_defaults(images) == resolved
     reason = "--lrs is given" if config.lrs else f"{images:,} images x {config.epochs} epochs are "
     reason = f"{optimizer.upper()}: {reason}"

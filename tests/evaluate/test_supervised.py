@@ -55,7 +55,7 @@ def sgd_by_hand(weight: Tensor, gradient: Tensor, buffer: Tensor, rate: float) -
 @pytest.mark.parametrize(("config", "update"), [(LARS, lars_by_hand), (SGD, sgd_by_hand)])
 def test_each_head_matches_manual_recomputation(config: LinearConfig, update: Any) -> None:
     """Recompute training: base rate x 20 / 256, cosine per step, the softmax's gradient."""
-    rates = [0.02, 0.1, *config.rates]
+    rates = [0.02, 0.1, *config.lrs]
     training = trained(config, rates)
     features, labels, _, _ = linear_problem()
     start = Heads(1, 6, 4, seed=5)
