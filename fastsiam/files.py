@@ -212,7 +212,7 @@ def require_local(path: Path, *, reads: bool = False) -> None:
     if hint := tilde_hint(path):
         raise FastSiamError(f"cannot {action} {path}{hint}")
     scheme, *parts = path.parts or ("",)
-    if scheme.endswith(":") and scheme.removesuffix(":") in _SCHEMES:
+    if scheme.endswith(":") and scheme.removesuffix(":").lower() in _SCHEMES:
         advice = "only --data and --source can be remote; copy it to this machine"
         if not reads:
             advice = (

@@ -202,7 +202,7 @@ def test_tilde_path_of_other_user() -> None:
         others_can_write(Path("~nobody-here/run"))
 
 
-@pytest.mark.parametrize("scheme", ["s3", "gs", "az", "https", "file", "hf"])
+@pytest.mark.parametrize("scheme", ["s3", "S3", "gs", "az", "https", "file", "hf"])
 def test_url_as_output_is_rejected(scheme: str) -> None:
     with pytest.raises(FastSiamError, match=f"^cannot write to {scheme}://b/run: results can only"):
         require_local(Path(f"{scheme}://b/run"))
