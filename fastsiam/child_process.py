@@ -42,11 +42,22 @@ def add_package_to_path() -> None:
 def own_program() -> list[str]:
     """Return the arguments with which Python starts this program again.
 
-    That is ``fastsiam``, or the script of a user who registers a method and runs the command line.
+    That is ``fastsiam``, or the script or module of a user who registers a method and runs the
+    command line.
     """
-    script = Path(sys.argv[0])
-    is_users = script.suffix == ".py" and script.name != "__main__.py"
-    return [str(script.absolute())] if is_users else ["-m", "fastsiam"]
+    script, spec = Path(sys.argv[0]), sys.modules["__main__"].__spec__
+    if script.suffix != ".py" or script.name == "__main__.py":
+        return [*FASTSIAM[1:]]
+    if spec and spec.origin == str(script):  # python -m
+        return ["-m", spec.name]
+    return [str(script.absolute())]
+
+
+def add_program_to_path() -> None:
+    """Let ranks import what a user's program imports from its folder, despite PYTHONSAFEPATH."""
+    if own_program() != [*FASTSIAM[1:]]:
+        path = sys.path[0], os.environ.get("PYTHONPATH")
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, path))
 
 
 class Child:

@@ -27,7 +27,7 @@ from torch.distributed.elastic.rendezvous.api import (
 )
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from fastsiam.child_process import LAUNCHER, add_package_to_path, own_program
+from fastsiam.child_process import LAUNCHER, add_package_to_path, add_program_to_path, own_program
 from fastsiam.config.run import NodesConfig
 from fastsiam.console import Console, format_count
 from fastsiam.errors import RANK_LOST, SIGNALLED
@@ -64,6 +64,7 @@ def launch(arguments: Sequence[str], config: NodesConfig, *, max_restarts: int =
         logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(logging.ERROR)
     _silence_torch()
     add_package_to_path()
+    add_program_to_path()
     os.environ[LAUNCHER] = str(os.getpid())
     try:
         with handle_signals(_FORWARDED, _raise_signal):  # torch handles them only while ranks run

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -83,12 +84,14 @@ def test_user_method_resumes_after_kill_and_exports(
         RunSettings.read(reference)
 
 
-SCRIPT = """
+METHOD = """
 from fastsiam.config import METHOD_CONFIGS
 from tests.methods.barlow_twins import BarlowTwinsConfig
 
 METHOD_CONFIGS["barlow-twins"] = BarlowTwinsConfig
-
+"""
+SCRIPT = """
+import own_method
 from fastsiam.cli import main
 
 if __name__ == "__main__":
@@ -100,15 +103,23 @@ if __name__ == "__main__":
 def test_user_script_trains_and_resumes_on_two_ranks(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The ranks run the script, which registers the method. Two ranks resume as one whole run."""
-    monkeypatch.setitem(METHOD_CONFIGS, BarlowTwinsConfig.name, BarlowTwinsConfig)
-    script = tmp_path / "run.py"
-    script.write_text(SCRIPT)
+    """The ranks run the script, which imports the method that is beside it, or the module.
 
-    def run(*arguments: object) -> str:
-        words = [sys.executable, str(script), *map(str, arguments)]
+    Two ranks resume as one whole run.
+    """
+    monkeypatch.setitem(METHOD_CONFIGS, BarlowTwinsConfig.name, BarlowTwinsConfig)
+    (tmp_path / "own_method.py").write_text(METHOD)
+    script, package = tmp_path / "run.py", tmp_path / "package"
+    package.mkdir()
+    for path in (script, package / "run.py"):
+        path.write_text(SCRIPT)
+
+    def run(*arguments: object, program: Sequence[object] = (script,)) -> str:
+        words = [sys.executable, *map(str, (*program, *arguments))]
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-        result = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=600)
+        result = subprocess.run(
+            words, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=600
+        )
         assert result.returncode == 0, result.stderr
         return result.stdout + result.stderr
 
@@ -119,7 +130,8 @@ def test_user_script_trains_and_resumes_on_two_ranks(
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
     run("train", *settings, "--out", whole)
     run("train", *settings, "--out", resumed, "--max-steps", 2)
-    output = run("train", "--resume", resumed, "--max-steps", 0)
+    module = ["-m", "package.run"]
+    output = run("train", "--resume", resumed, "--max-steps", 0, program=module)
     config = load_pretrained(whole).config
     assert config is not None and config.optim.lr == 0.2  # the recipe's
     assert "Barlow Twins" in output and "resuming after step 2" in output
