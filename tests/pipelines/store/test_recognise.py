@@ -148,6 +148,7 @@ def test_folders_beside_tars_or_tables_cause_warning(
     folder = tmp_path / below
     put(folder / "cats" / "0.jpg")
     put(folder / "texts" / "0.txt")
+    put(tmp_path / "val" / "0.jpg")  # its images are used for validation
     if kind == "tar":
         tar(folder / "dogs-train.tar", [("a/0.jpg", jpeg(0))])
     else:
