@@ -292,7 +292,9 @@ def parse(path: Path, state: Any) -> Checkpoint:
     Raises:
         CheckpointError: it is corrupt, not a fastsiam checkpoint, or one of another version.
     """
-    if not is_intact(path):
+    with read_errors(path), path.open("rb") as file:
+        is_zip = file.read(2) == b"PK"  # torch can also read other files, without checksums
+    if is_zip and not is_intact(path):
         raise DamagedError(
             f"cannot read {path}: it is corrupt (its content does not match its checksum)"
             f"{previous_hint(path)}"

@@ -49,8 +49,12 @@ def test_missing_and_foreign_files_are_rejected(tmp_path: Path) -> None:
     checkpoints.save(
         checkpoints.previous(tmp_path), make_checkpoint(1)
     )  # must not be used as a fallback
-    for foreign in ({"state_dict": 1}, {"format": 99}):
-        torch.save(foreign, checkpoints.last(tmp_path))
+    for foreign, is_zip in (
+        ({"state_dict": 1}, True),
+        ({"state_dict": 1}, False),
+        ({"format": 99}, True),
+    ):
+        torch.save(foreign, checkpoints.last(tmp_path), _use_new_zipfile_serialization=is_zip)
         with pytest.raises(CheckpointError, match="not a checkpoint of this version"):
             checkpoints.load_newest(tmp_path)
     exported = tmp_path / "exported.pt"
