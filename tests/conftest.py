@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import shutil
 import signal
@@ -99,6 +100,13 @@ def _reset_sigchld_handler() -> Iterator[None]:
     """Reset SIGCHLD after each test: torch's DataLoader sets a handler that can raise later."""
     yield
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+
+@pytest.fixture(autouse=True)
+def _reset_log_level() -> Iterator[None]:
+    """Reset the log level after each test: a command in this process sets it."""
+    yield
+    logging.getLogger("fastsiam").setLevel(logging.NOTSET)
 
 
 @pytest.fixture
