@@ -205,25 +205,6 @@ def collect(study: Study, scale: Scale, runs: Sequence[Run], config: StudyConfig
             precisions.add(settings.config.numerics.precision)
             if settings.environment not in environments:
                 environments.append(settings.environment)
-    record = study_record(
-        study,
-        scale,
-        results,
-        environments=tuple(environments),
-        precisions=tuple(sorted(precisions)),
-        pixels=_pixels(runs),
-    )
-    command = run_command(study.name, config)
-    seeds = 1 + max(record.seeds, default=-1)
-    command += f" --seeds {seeds}" if seeds not in (0, scale.seeds) else ""
-    command += " --linear" if record.has_linear else ""
-    return replace(record, command=command)
-
-
-def study_record(
-    study: Study, scale: Scale, results: Mapping[str, Sequence[Result]], **facts: Any
-) -> StudyRecord:
-    """Build a study's record from results by variant; ``facts`` are other fields of the record."""
     rows = tuple(
         RowRecord(
             **vars(row),
@@ -232,16 +213,24 @@ def study_record(
         )
         for row in study.rows
     )
-    return StudyRecord(
-        **vars(study) | facts | {"rows": rows},
+    record = StudyRecord(
+        **vars(study) | {"rows": rows},
         scale=scale.name,
         network=scale.title,
         measure=scale.measure,
         chance=scale.chance,
         epochs=scale.base.optim.epochs,
         date=time.strftime("%Y-%m-%d"),
+        environments=tuple(environments),
+        precisions=tuple(sorted(precisions)),
         cached=scale.cached,
+        pixels=_pixels(runs),
     )
+    command = run_command(study.name, config)
+    seeds = 1 + max(record.seeds, default=-1)
+    command += f" --seeds {seeds}" if seeds not in (0, scale.seeds) else ""
+    command += " --linear" if record.has_linear else ""
+    return replace(record, command=command)
 
 
 def setting(scale: Scale, variant: str) -> str:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from fastsiam.config.study import StudyConfig
 from fastsiam.environment import environment
 from fastsiam.study.catalogue import STUDIES
-from fastsiam.study.record import Result, StudyRecord, study_record
+from fastsiam.study.record import Result, StudyRecord, collect
 from fastsiam.study.scales import scale
 
 
@@ -51,11 +52,14 @@ def row(*top1: float) -> tuple[Result, ...]:
 
 def record(name: str = "predictor", rows: Sequence[Sequence[Result]] = ()) -> StudyRecord:
     """Build a study's record at demo scale; rows that are not given get three default results."""
-    names = [one.variant for one in STUDIES[name].rows]
-    of_rows = [*rows, *[row(38, 32, 43)] * (len(names) - len(rows))]
-    base = study_record(STUDIES[name], scale("demo"), dict(zip(names, of_rows, strict=True)))
+    empty = collect(STUDIES[name], scale("demo"), [], StudyConfig())
+    of_rows = [*rows, *[row(38, 32, 43)] * (len(empty.rows) - len(rows))]
     return replace(
-        base,
+        empty,
+        rows=tuple(
+            replace(one, results=tuple(results))
+            for one, results in zip(empty.rows, of_rows, strict=True)
+        ),
         command=f"fastsiam study run {name} --scale demo",
         date="2026-01-31",
         environments=(environment(),),
