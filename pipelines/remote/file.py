@@ -60,34 +60,19 @@ class RemoteFile:
                 data = self._cache.read(parts, start, stop)
             if data is not None:
                 return data
-        with _lock:
-            prefetched = _ahead.pop((self._version, start, stop), None)
-        if prefetched is not None:
+        if (prefetched := _ahead.take(self.path, self.facts, (start, stop))) is not None:
             return storage.result(prefetched)
         return storage.read(self.path, self.facts, start, stop)
 
     def prefetch(self, ranges: Sequence[Range]) -> None:
-        """Start to fetch ranges that will be read soon; drop the oldest beyond ``MOST_AHEAD``."""
+        """Start to fetch ranges that will be read soon."""
         if self._cache is not None:
             chunks_of = {span: chunks(self._version, len(self), *span) for span in ranges}
             self._begin(self._cache, dict.fromkeys(itertools.chain(*chunks_of.values())))
             if self._cache.keeps:
                 return
             ranges = [span for span in ranges if not all(map(self._cache.has, chunks_of[span]))]
-        with _lock:
-            for start, stop in ranges:
-                key = self._version, start, stop
-                old = _ahead.get(key)
-                if old and old.done() and (old.cancelled() or old.exception()):
-                    del _ahead[key]
-                if start < stop and key not in _ahead:
-                    get = partial(storage.get, self.path, self.facts, start, stop)
-                    _ahead[key] = storage.submit(get)
-            excess = sum(stop - start for _, start, stop in _ahead) - MOST_AHEAD
-            while excess > 0 and len(_ahead) > 1:
-                _, start, stop = oldest = next(iter(_ahead))
-                _ahead.pop(oldest).cancel()
-                excess -= stop - start
+        _ahead.begin(self.path, self.facts, ranges)
 
     def check(self) -> None:
         """Do nothing: every request checks that the object has not changed."""
@@ -106,7 +91,7 @@ class RemoteFile:
         requests = []
         for chunk in parts:
             if cache.keeps and not cache.has(chunk):
-                with _lock:
+                with _fetching_lock:
                     if (request := _fetching.get(chunk.name)) is None:
                         get = partial(storage.get, self.path, self.facts, chunk.start, chunk.stop)
                         request = storage.submit(partial(cache.fetch, chunk, get))
@@ -116,9 +101,45 @@ class RemoteFile:
         return requests
 
 
-_ahead: dict[tuple[str, int, int], Future[memoryview]] = {}
-"""Prefetched ranges until they are read, by the object's version, start and stop; oldest first."""
+_Key = tuple[RemotePath, Facts, Range]
+"""A range of one version of an object."""
+
+
+class _Ahead:
+    """Prefetched ranges, until they are read."""
+
+    def __init__(self) -> None:
+        self._requests: dict[_Key, Future[memoryview]] = {}
+        self._lock, self.bytes = threading.Lock(), 0
+
+    def begin(self, path: RemotePath, facts: Facts, ranges: Sequence[Range]) -> None:
+        """Request the ranges that are missing or failed; drop the oldest beyond ``MOST_AHEAD``."""
+        with self._lock:
+            for start, stop in ranges:
+                key = path, facts, (start, stop)
+                old = self._requests.get(key)
+                if old and old.done() and (old.cancelled() or old.exception()):
+                    self._drop(key)
+                if start < stop and key not in self._requests:
+                    get = partial(storage.get, path, facts, start, stop)
+                    self._requests[key] = storage.submit(get)
+                    self.bytes += stop - start
+            while self.bytes > MOST_AHEAD and len(self._requests) > 1:
+                self._drop(next(iter(self._requests))).cancel()
+
+    def take(self, path: RemotePath, facts: Facts, byte_range: Range) -> Future[memoryview] | None:
+        """Remove and return the request for a range; None if there is no such request."""
+        key = path, facts, byte_range
+        with self._lock:
+            return self._drop(key) if key in self._requests else None
+
+    def _drop(self, key: _Key) -> Future[memoryview]:
+        start, stop = key[2]
+        self.bytes -= stop - start
+        return self._requests.pop(key)
+
+
+_ahead = _Ahead()
 _fetching: dict[str, Future[None]] = {}
 """Chunks that this process is fetching, by file name."""
-_lock = threading.Lock()
-"""Held to change one of these."""
+_fetching_lock = threading.Lock()

@@ -422,12 +422,12 @@ def test_failed_prefetch_is_requested_again(server: Server) -> None:
     there.prefetch(ranges)
     with pytest.raises(FileLostError):
         there.read(*ranges[0])
-    failed = file._ahead[there._version, *ranges[1]]
+    failed = file._ahead._requests[path, there.facts, ranges[1]]
     assert failed.exception()  # it stays until it is read
     server.is_down = False
     there.prefetch(ranges)
     check(there, *ranges)
-    assert not file._ahead
+    assert not file._ahead.bytes
 
 
 def test_uncached_prefetched_range_is_fetched_once(tmp_path: Path, server: Server) -> None:
@@ -440,7 +440,7 @@ def test_uncached_prefetched_range_is_fetched_once(tmp_path: Path, server: Serve
     there.prefetch(ranges)
     check(there, *ranges)
     check(there, (4 * CHUNK, 4 * CHUNK + 9))
-    assert sorted(server.asked) == ranges and not file._ahead
+    assert sorted(server.asked) == ranges and not file._ahead.bytes
 
 
 def test_prefetched_range_of_older_version_is_not_read(server: Server) -> None:
@@ -448,9 +448,9 @@ def test_prefetched_range_of_older_version_is_not_read(server: Server) -> None:
     older, newer = (RemoteFile(RemotePath("s3", "bucket", "a"), Facts(SIZE, 0, x)) for x in "xy")
     older.prefetch([(0, 9)])
     check(newer, (0, 9))
-    assert [*file._ahead] == [(older._version, 0, 9)]
+    assert file._ahead.bytes == 9
     check(older, (0, 9))
-    assert not file._ahead
+    assert not file._ahead.bytes
     assert server.asked == [(0, 9)] * 2
 
 
