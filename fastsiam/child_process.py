@@ -18,7 +18,8 @@ from fastsiam.errors import NOT_FINITE, SIGNALLED, FastSiamError
 from fastsiam.files import os_errors_as
 from fastsiam.signals import signal_name
 
-FASTSIAM = sys.executable, "-m", "fastsiam"
+_FASTSIAM = ["-m", "fastsiam"]
+FASTSIAM = sys.executable, *_FASTSIAM
 LAUNCHER = "FASTSIAM_LAUNCHER"
 """Environment variable with the process ID of fastsiam's launcher, for its ranks."""
 _RANKS_LINES = 20
@@ -34,9 +35,20 @@ def add_package_to_path() -> None:
     that is named like a module.
     """
     os.environ["PYTHONSAFEPATH"] = "1"
-    home, python_path = str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")
-    if home not in (python_path or "").split(os.pathsep):
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [home, python_path]))
+    _add_to_path(str(Path(__file__).parents[1]))
+
+
+def add_program_to_path() -> None:
+    """Add the folder from which a user's own program imports, which PYTHONSAFEPATH leaves out."""
+    first, *_ = program = own_program()
+    if program != _FASTSIAM:
+        _add_to_path(os.getcwd() if first == "-m" else os.path.dirname(os.path.realpath(first)))
+
+
+def _add_to_path(folder: str) -> None:
+    python_path = os.environ.get("PYTHONPATH")
+    if folder not in (python_path or "").split(os.pathsep):
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [folder, python_path]))
 
 
 def own_program() -> list[str]:
@@ -47,17 +59,10 @@ def own_program() -> list[str]:
     """
     script, spec = Path(sys.argv[0]), sys.modules["__main__"].__spec__
     if script.suffix != ".py" or script.name == "__main__.py":
-        return [*FASTSIAM[1:]]
+        return _FASTSIAM
     if spec and spec.origin == str(script):  # python -m
         return ["-m", spec.name]
     return [str(script.absolute())]
-
-
-def add_program_to_path() -> None:
-    """Let ranks import what a user's program imports from its folder, despite PYTHONSAFEPATH."""
-    if own_program() != [*FASTSIAM[1:]]:
-        path = sys.path[0], os.environ.get("PYTHONPATH")
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, path))
 
 
 class Child:
