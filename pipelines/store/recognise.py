@@ -298,8 +298,8 @@ def _beside_folders(store: Store, folder: Place) -> Store:
     if not isinstance(folder, Path):  # another request for each folder
         return store
     paths = [path for path in _folders(folder) if isinstance(path, Path)]
-    paths = [path for path in paths if path.name.lower() not in SPLIT_NAMES["val"]]
-    if names := [path.name for path in paths if _has_image(path) and not _tables(path)]:
+    others = (path for path in paths if path.name.lower() not in SPLIT_NAMES["val"])
+    if names := [path.name for path in others if _has_image(path) and not _tables(path)]:
         warn_once(
             f"{folder} is read from its tars or parquet files, so the images in "
             f"{format_count(len(names), 'folder')}, such as {names[0]}/, are not used; to use "
